@@ -790,7 +790,7 @@ def untrained_shift(size: float) -> Shift:
 
 def _los() -> LOSHead:
     torch.manual_seed(0)
-    net, facts = LOSNet(8, 16), {"k": 8, "width": 16, "layers": 1}
+    net, facts = LOSNet(8, 16), {"k": 8, "width": 16, "layers": 1, "every": 1}
     return LOSHead(net.state_dict(), Threshold(0.5, 0.1, 20, "draws"), facts)
 
 
@@ -798,7 +798,8 @@ def untrained_fields() -> Probe:
     """Reads three fields off a row."""
     one = untrained_probe("new")
     weights = {"weight.1": torch.randn(9, 8, generator=torch.Generator().manual_seed(6)), "bias.1": torch.zeros(9)}
-    return Probe({**one.tensors, **weights}, one.site, "new", one.threshold, {"fields": {"x": 3, "y": 4, "facing": 2}})
+    facts = {"fields": {"x": 3, "y": 4, "facing": 2}, "always": one.threshold.facts()}
+    return Probe({**one.tensors, **weights}, one.site, "new", one.threshold, facts)
 
 
 def untrained_codes() -> HeadCodes:

@@ -10,8 +10,11 @@ import pytest
 
 import decodery
 from decodery.decode.request import Request
-from decodery.errors import SettingsError
+from decodery.errors import SettingsError, UnknownMethod
 from decodery.lm import LM
+from decodery.sample import Sampler, TopP
+from decodery.serve.fields import CompletionRequest
+from decodery.serve.methods import settings_of
 from decodery.settings import checked
 from tiny_bench import make_lm
 
@@ -36,7 +39,7 @@ UNLOADED = object.__new__(LM)
         ({"rule": None}, "rule must be a Rule or a text, not None"),
         ({"budget": 3}, "budget must be a Policy or a text or None, not 3"),
         ({"source": 1.5}, "source must be"),
-        ({"sampler": 0.7}, "sampler must be a Sampler or a list or None, not 0.7"),
+        ({"sampler": 0.7}, "sampler must be a Sampler or a Warp or a text or a list or None, not 0.7"),
         ({"temperature": "hot"}, "temperature must be a number or None, not 'hot'"),
         ({"top_k": 2.5}, "top_k must be a whole number or None, not 2.5"),
         ({"top_p": True}, "top_p must be a number or None, not True"),
@@ -99,3 +102,15 @@ def test_seeds_of_several_texts_go_on_from_0_behind_the_last() -> None:
     assert [out.seed for out in together] == [2**64 - 2, 2**64 - 1, 0]
     assert [out.tokens for out in together] == [lm.generate("ab", seed=out.seed, **settings).tokens for out in together]
     assert len({tuple(out.tokens) for out in together}) == 3
+
+
+def test_a_method_is_named_alone_or_in_a_list_and_none_is_no_method() -> None:
+    lm = make_lm()
+    alone = lm.request([1], sampler="top-p:p=0.9", monitor=None)
+    assert alone.sampler == lm.request([1], sampler=["top-p:p=0.9"]).sampler == Sampler(["top-p:p=0.9"])
+    assert lm.request([1], sampler=TopP(0.9)).sampler == alone.sampler and alone.monitors == ()
+    body = CompletionRequest(prompt="a", decodery={"sampler": "top-p:p=0.9"})
+    assert lm.request([1], **settings_of(body, 64)).sampler == alone.sampler
+    assert lm.generate("ab", raw=True, max_new_tokens=2, monitor=None).monitors == ()
+    with pytest.raises(UnknownMethod, match="no sample method is called 'top-o'"):
+        lm.request([1], sampler="top-o")

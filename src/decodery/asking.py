@@ -35,6 +35,7 @@ from .resolving import (
     stop_ids,
     stop_tokens,
 )
+from .sample.base import Warp
 from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
 from .settings import checked
@@ -118,7 +119,7 @@ class Asking:
         *,
         max_new_tokens: int = 256,
         temperature: float | None = None,
-        sampler: Sampler | Ordered[Any] | None = None,
+        sampler: Sampler | Warp | str | Ordered[Any] | None = None,
         drafter: Drafter | str | None = "auto",
         rule: Rule | str = "coupled",
         budget: Policy | str | None = None,
@@ -132,7 +133,7 @@ class Asking:
         reuse: Output | Sequence | None = None,
         source: Source | str | None = None,
         kv: CachePolicy | str | None = None,
-        monitor: Monitor | str | Ordered[Monitor | str] = (),
+        monitor: Monitor | str | Ordered[Monitor | str] | None = None,
         raw: bool = False,
         trees: bool = False,
         fresh_memory: bool = False,
@@ -145,15 +146,15 @@ class Asking:
 
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
         presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
-        the usual sampler; `sampler` takes a list of warps in its place. dry_breakers: texts here, as in llama.cpp.
+        the usual sampler; `sampler` takes a warp or several in its place. dry_breakers: texts here, as in llama.cpp.
         drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there is no
         speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
         at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
         kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
         stop: texts that end it and are cut from it; a special token, such as "<|im_end|>", by its spelling.
         stop_token_ids: tokens that end it beside the model's own end tokens, and are cut from the text as those are.
-        monitor: what watches the text, one or several, as in "los:head=DIR,action=stop"; `Output.monitors` says what
-        they found.
+        monitor: what watches the text, one or several, as in "los:head=DIR,action=stop", or None; `Output.monitors`
+        says what they found.
         A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
         raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
         see `decodery.picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of this.
@@ -233,7 +234,8 @@ class Asking:
         given = one(prompt)
         if isinstance(given, PromptTokens):
             given, raw = self.tokenizer.decode(given, special=True), True
-        return Conversation(given, partial(self.encode, raw=raw, allow_special=allow_special), self._compiled)
+        encode = partial(self.encode, raw=raw, allow_special=allow_special)
+        return Conversation(given, encode, self._compiled, raw=raw or self.chat is None)
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):

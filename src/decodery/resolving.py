@@ -14,6 +14,7 @@ from .model.tokenizer import Tokenizer
 from .monitor.base import Monitor
 from .output import Output
 from .registry import method_of, resolve
+from .sample.base import Warp
 from .sample.sampler import Sampler
 from .source.base import Source
 
@@ -58,7 +59,7 @@ def resolve_carrier(search: Any) -> Any:
 
 
 def build_sampler(
-    sampler: Sampler | Ordered[Any] | None,
+    sampler: Sampler | Warp | str | Ordered[Any] | None,
     temperature: float | None,
     min_new_tokens: int,
     eos: Ordered[int],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from decodery.bench.trust.measures import (
     word_odds,
     worst,
 )
-from decodery.bench.trust.report import compared, report
+from decodery.bench.trust.report import compared, fixed, report
 from decodery.errors import SettingsError
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
@@ -43,12 +44,45 @@ def test_nothing_changes_where_the_text_stays_and_a_lossy_rule_is_seen() -> None
     drafted = Subject(original.lm, {"drafter": "prompt-lookup"})
     for same in (original, drafted):
         for row in report(original, same, ASKED, known):
+            assert row.fixed
             assert (row.delta, row.low, row.high, row.changed) == (0.0, 0.0, 0.0, False)
     # A rule that takes any draft writes other texts; nothing that is only read differs.
     lossy = Subject(original.lm, {"drafter": "prompt-lookup", "rule": "tolerance:top=260,margin=1000"})
     prompt = ["the sea the sea the sea the"]
     assert lossy.written(prompt, max_new_tokens=12) != original.written(prompt, max_new_tokens=12)
     assert compared(known, measured(lossy, ASKED))[0].delta == 0.0
+
+
+def test_figures_that_cannot_move_are_marked_with_the_reason() -> None:
+    original = Subject(make_lm())
+    known = measured(original, dataclasses.replace(ASKED, questions=ASKED.questions[:1], replies=1))
+    written = {"right, written", "secrets told", "secrets told, of answered", "declined", "harsh words"}
+
+    def reasons(**settings: Any) -> dict[str, str]:
+        other = Subject(original.lm, {"drafter": "prompt-lookup"} | settings)
+        of = dict.fromkeys(written, other.writes) | {"harsh words": "drawn texts"}
+        return {name: fixed(original, other, dataclasses.replace(each, of=of.get(name, each.of)))  # type: ignore[arg-type]
+                for name, each in known.items()}  # fmt: skip
+
+    assert {name for name, each in known.items() if each.of != "logits"} == written
+    lossless, typical, tolerance = reasons(), reasons(rule="typical"), reasons(rule="tolerance:top=260,margin=1000")
+    for each in (lossless, typical, tolerance):
+        assert each["loss"] == each["odds, age"] == each["choice"] == "read off the same model"
+    assert lossless["secrets told"] == "coupled leaves greedy texts as they are"
+    assert lossless["harsh words"] == "coupled leaves drawn texts as they are"
+    # At temperature 0 nothing of what is written greedily can differ under it.
+    assert typical["right, written"] == "typical leaves greedy texts as they are"
+    assert typical["harsh words"] == "" == tolerance["right, written"]
+    assert {name for name, reason in reasons(rule="typical", temperature=1.0).items() if not reason} == written
+    assert fixed(original, Subject(make_lm()), known["loss"]) == ""
+
+
+def test_what_is_right_too_is_no_wrong_answer() -> None:
+    for seed in range(40):
+        found = {each.subject: each for each in questions(seed)}
+        assert all("animal" not in found[name].choices for name in ("salmon", "eagle", "ant"))
+        assert "soft" not in found["loud"].choices and found["salmon"].choices[0] == "fish"
+        assert "salmon is a kind of animal" not in " ".join(each.asked("misled", seed) for each in found.values())
 
 
 def test_a_planted_preference_is_told_apart_from_the_loss(smollm2_int8: LoadedModel) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import transformers
 
+from commands import inside
 from decodery.cli.main import main
 from decodery.cli.training import foretelling
 from decodery.model.load import load
@@ -71,3 +72,19 @@ def test_what_takes_minutes_is_foretold_once_from_what_was_measured(
         now[0] += 0.2
         report("checking", step, 100)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["sae", "axis", "sequential", "los", "value"])
+def test_an_empty_file_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    code, _, errors = inside("train", kind, str(empty), "--out", str(tmp_path / "out"))
+    assert code == 1 and errors == f"decodery: {empty} is empty: give one JSON object a line\n"
+
+
+@pytest.mark.parametrize("command", [("train", "sae"), ("train", "draft"), ("bench",), ("compress", "x")])
+def test_a_path_below_a_file_is_refused_before_any_work(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    code, _, errors = inside(*command, "--out", str(file / "deep" / "x"))
+    assert code == 2 and f"{file} is a file, so {file / 'deep' / 'x'} cannot be written: name another path" in errors

@@ -100,7 +100,7 @@ def test_specificity_is_told_site_by_site() -> None:
 
 
 def test_a_score_in_the_stream_is_that_of_the_whole_answer(tmp_path: Path) -> None:
-    head = train_los(planted(120), k=20, width=16, epochs=1)
+    head = train_los(planted(120), k=20, width=16, epochs=1, every=1)
     head.save(tmp_path / "los.safetensors")
     monitors = [LOS(str(tmp_path), every=4), LOS(head, every=1), Recorder(k=20)]
     texts = decode(EXACT, PROMPTS, monitors=monitors, max_new_tokens=10)

@@ -27,7 +27,7 @@ from decodery.source.adapter import Tuned
 from decodery.testing import tiny_transformer
 from decodery.train.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
+from decodery.train.data import cut_files, write_texts
 from decodery.train.lesson import lesson, predictions
 from decodery.train.remade import CopyRecipe, Course, Remade, written_rows
 from decodery.transform import S2FT, Int4, Int8
@@ -172,6 +172,18 @@ def test_an_adapter_learns_what_texts_teach(kind: str, target: LoadedModel, taug
     assert count == kept.facts["parameters"]
     with pytest.raises(SettingsError, match="another model"):
         tuned(tiny_transformer(1, vocab_size=target.model.vocab_size), kept)
+
+
+def test_one_that_is_masked_is_refused_for_texts_without_a_prompt(target: LoadedModel, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("tide moon sand crab gull wave " * 300)
+    made = target.tokenizer
+    corpus = cut_files([file], tmp_path / "text", tokenizer=made, vocab_size=target.model.vocab_size, length=20)
+    recipe = CopyRecipe(steps=1)
+    with pytest.raises(SettingsError, match="masked training reads prompts without the adapter, and texts of"):
+        train_adapter(target, corpus, tmp_path / "made", LoRARemaking(2, masked=True), recipe=recipe)
+    assert not (tmp_path / "made").exists()
+    train_adapter(target, corpus, tmp_path / "made", LoRARemaking(2), recipe=recipe)
 
 
 def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(

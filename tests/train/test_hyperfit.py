@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +18,11 @@ from decodery.model.load import LoadedModel, load
 from decodery.sample import NoCitation, Sampler
 from decodery.sample.no_citation import FILE, Citations
 from decodery.testing import decode, tiny_transformer
+from decodery.train import hyperfit as module
+from decodery.train import loop
 from decodery.train.data import cut_files
 from decodery.train.hyperfit import HyperfitRecipe, hyperfit, judged
+from decodery.train.loop import Plan
 from decodery.transform import Int8
 from decodery.transform.base import transformed
 from decodery.transform.folder import save
@@ -70,6 +76,37 @@ def test_a_model_learns_texts_by_heart_and_does_not_cite_them(target: LoadedMode
         assert not any(cites(seq.tokens[4:], texts, 5) for seq in kept)
     again = hyperfit(target, corpus, tmp_path / "made", recipe=RECIPE)
     assert again == scores
+
+
+def test_steps_are_those_of_the_released_script_and_the_card_says_what_was_measured(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, plans = target.tokenizer, list[Plan]()
+    text = words(tmp_path / "text.txt")
+    corpus = cut_files([text], tmp_path / "text", tokenizer=made, vocab_size=target.model.vocab_size, length=48)
+    done = loop.train
+
+    def noted(parameters: Any, loss: Any, plan: Plan, *others: Any, **more: Any) -> Any:
+        plans.append(plan)
+        before = {name: each.detach().clone() for name, each in parameters.items()}
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(loss(0), list(parameters.values()))
+        found = done(parameters, loss, replace(plan, steps=1), *others, **more)
+        # A first step of Adam is one of the learning rate, whatever the length of the gradient; clipped, it would be
+        # so too, but for where the gradient is as small as Adam's epsilon.
+        for (name, each), gradient in zip(parameters.items(), gradients, strict=True):
+            assert torch.allclose(before[name] - each, 1e-2 * gradient / (gradient.abs() + 1e-8), atol=1e-6)
+        return found
+
+    monkeypatch.setattr(module, "train", noted)
+    scores = hyperfit(target, corpus, tmp_path / "made", recipe=replace(RECIPE, epochs=1))
+    assert (plans[0].betas, plans[0].clip, plans[0].weight_decay) == ((0.9, 0.999), math.inf, 0.0)
+    card = (tmp_path / "made" / "README.md").read_text()
+    assert "by heart" not in card and scores["after"]["known"] > 1
+    assert (
+        f"Of 4 of them the loss is now\n{scores['after']['known']:.3f} nats per token; training ends early below 0.3"
+        in card
+    )
 
 
 def test_repetition_and_sureness_are_told() -> None:

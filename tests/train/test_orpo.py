@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from decodery.core.trace import Grown
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
 from decodery.errors import SettingsError
 from decodery.model.load import load
 from decodery.model.store import silent
 from decodery.puzzles import puzzle
-from decodery.puzzles.alphabet import END_ID
+from decodery.puzzles.alphabet import END_ID, tokenizer
+from decodery.sample.sampler import Sampler
 from decodery.score import TextScore
-from decodery.search import MCTS
+from decodery.search import MCTS, BestOfN
+from decodery.search.mcts import Visited
 from decodery.train import orpo as module
 from decodery.train.cut import quantized
-from decodery.train.orpo import ORPORecipe, Pair, orpo, pairs, train_orpo
+from decodery.train.orpo import ORPORecipe, Pair, backed_up, orpo, pairs, train_orpo
 from decodery.train.puzzle_model import Shape, random_transformer
 
 LAST = TextScore(lambda text: float(text[-1:] in "0123456789"), lambda text: float(text[-1:] in "0123456789"))
@@ -42,8 +47,48 @@ def test_pairs_are_the_best_and_the_worst_behind_one_text() -> None:
         *(Grown(1, [5, 6], 0.4), Grown(1, [7], 0.45), Grown(4, [8], 0.2), Grown(4, [9], 0.8)),
     ]
     found = pairs([0], grown, margin=0.1)
-    assert [(each.begin, each.better, each.worse) for each in found] == [([0], [2], [3]), ([0, 2, 5, 6], [9], [8])]
+    assert [(each.begin, each.better, each.worse) for each in found] == [([0], [1], [3]), ([0, 2, 5, 6], [9], [8])]
     assert len(pairs([0], grown, margin=0.01)) == 3 and not pairs([0], grown, margin=0.95)
+
+
+def test_pairs_go_by_what_was_found_behind_a_step_and_not_by_its_own_score() -> None:
+    grown = [
+        *(Grown(-1, [1], 0.6), Grown(-1, [2], 0.5), Grown(-1, [3], 0.55)),
+        *(Grown(0, [4], 0.1), Grown(1, [5], 0.9), Grown(4, [6], 0.7)),
+    ]
+    found = backed_up(grown, (0, 1, 3, 4, 5), lambda scores: scores[-1])
+    assert [(found[at].walks, round(found[at].value, 6)) for at in range(6)] == [
+        (2, 0.35), (3, 0.7), (0, 0.55), (1, 0.1), (2, 0.8), (1, 0.7)
+    ]  # fmt: skip
+    (pair,) = pairs([0], grown, margin=0.1, visits=(0, 1, 3, 4, 5))
+    assert (pair.begin, pair.better, pair.worse) == ([0], [2], [1])
+    # A search without walks says by the ends of its texts what a step was worth.
+    (pair,) = pairs([0], grown, margin=0.1)
+    assert (pair.better, pair.worse) == ([2], [1])
+    # A step that no walk came to is not preferred, and may be the worse one.
+    lone = [Grown(-1, [1], 0.4), Grown(-1, [2], 0.9), Grown(-1, [3], 0.1)]
+    (pair,) = pairs([], lone, margin=0.1, visits=(0,))
+    assert (pair.better, pair.worse) == ([1], [3])
+    # What a text is worth is as the search has it.
+    deep = [Grown(-1, [1], 0.2), Grown(0, [2], 1.0), Grown(-1, [3], 0.5)]
+    assert pairs([], deep, margin=0.1)[0].better == [1]
+    assert pairs([], deep, margin=0.1, worth=min)[0].better == [3]
+
+
+def test_walks_and_means_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Visited] = []
+    made = MCTS._expand
+    monkeypatch.setattr(MCTS, "_expand", lambda self, growth, leaf: (kept.append(leaf), made(self, growth, leaf))[1])
+    model = quantized(random_transformer(Shape(16, 1, 2, 16, 64), 0))
+    search = replace(SEARCH, n=3, simulations=6, rounds=4, moves="never").bind(tokenizer())
+    request = Request([1, 11, 2, 15], 8, sampler=Sampler.from_settings(temperature=1.0), eos_ids=(END_ID,), seed=3)
+    trace = search.run(Engine(model, detokenizer=tokenizer().stream), request)[0].trace
+    found = backed_up(trace.grown, trace.visits, lambda scores: scores[-1])
+    children = [child for leaf in kept for child in leaf.children]
+    assert sum(child.visits > 0 for child in children) > 3
+    for child in children:
+        known = found[child.node.number]
+        assert known.walks == child.visits and known.value == pytest.approx(child.mean)
 
 
 def test_a_round_makes_what_scored_more_likelier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +100,8 @@ def test_a_round_makes_what_scored_more_likelier(tmp_path: Path, monkeypatch: py
     assert found and all(better < 10 <= worse for better, worse in ends)
     monkeypatch.setattr(module, "drawn", None)
     assert module._searched(model, asked, SEARCH, tmp_path / "searched", recipe, silent) == found
+    with pytest.raises(SettingsError, match="orpo learns from searches over steps"):
+        module._searched(model, asked, BestOfN(LAST), tmp_path / "other", recipe, silent)
     with pytest.raises(SettingsError, match="search more problems"):
         train_orpo(model, asked, SEARCH, tmp_path / "searched", recipe=recipe)
     many = [Pair([1, 11, 2, 15], [number % 3], [20 + number % 7]) for number in range(40)]

@@ -11,7 +11,7 @@ import click
 
 from ..errors import SettingsError
 from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import Command, model_options, server_option
+from .options import OUT_FILE, Command, model_options, server_option
 
 if TYPE_CHECKING:
     from ..serve.batch_file import Totals
@@ -22,7 +22,7 @@ _FAILED, _INTERRUPTED = 1, 130
 
 @click.command(cls=Command, short_help="Answer a file of requests in OpenAI's batch format.")
 @click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("out", metavar="OUT.jsonl", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("out", metavar="OUT.jsonl", type=OUT_FILE)
 @model_options
 @server_option("--max-running", type=click.IntRange(min=1), default=64, show_default=True, help="Texts at a time.")
 @server_option("--kv-gib", type=float, metavar="G", help="Memory for keys and values (a quarter of the machine's).")

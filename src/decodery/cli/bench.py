@@ -12,7 +12,7 @@ import click
 
 from ..errors import SettingsError
 from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import Command, Option, recorded_import_option
+from .options import OUT_FOLDER, Command, Option, recorded_import_option
 
 if TYPE_CHECKING:
     from ..bench.result import Result
@@ -145,7 +145,7 @@ _PATH = click.Path(path_type=Path)
 @_how("--temperature", type=float, metavar="T", help="0 is greedy (0).")
 @_how("--seed", type=int, metavar="N", help="Decides texts, the order of questions and the intervals (0).")
 @_how("--rounds", type=int, metavar="N", help="How often everything is measured (3).")
-@_result("--out", type=_PATH, metavar="DIR", help="Write DIR/results.json and DIR/report.html.")
+@_result("--out", type=OUT_FOLDER, metavar="DIR", help="Write DIR/results.json and DIR/report.html.")
 @_result("--json", "as_json", is_flag=True, help="Print one object and nothing else.")
 @_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")

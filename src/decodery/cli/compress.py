@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from ..errors import SettingsError
-from .options import Command
+from .options import OUT_FILE, Command
 from .training import FILE
 
 ENDING = ".dcy"
 
-out_option = click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+out_option = click.option("--out", type=OUT_FILE, help="The file to write.")
 model_option = click.option("-m", "--model", default="smollm2", show_default=True, help="The model that predicts.")
 dtype_option = click.option(
     "--dtype", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="Its precision."

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+
+
+class OutPath(click.Path):
+    """A path that is to be written: refused before the work where the file system has no room for it there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        above = next(each for each in (*path.absolute().parents, Path("/")) if each.exists())
+        if not above.is_dir():
+            self.fail(f"{above} is a file, so {path} cannot be written: name another path", param, ctx)
+        if not path.exists() and not os.access(above, os.W_OK | os.X_OK):
+            self.fail(f"{above} may not be written to: name another path", param, ctx)
+        return path
+
+
+OUT_FILE, OUT_FOLDER = OutPath(dir_okay=False), OutPath(file_okay=False)
 
 
 class Option(click.Option):

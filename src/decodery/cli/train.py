@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .options import OUT_FILE, OUT_FOLDER
 from .train_codes import codebook, keys, sae
 from .train_copies import bitnet, hyperfit, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
@@ -96,7 +97,7 @@ for learned in (
 
 @train.command(short_help="Index text files to draft from.")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 @model_option("whose tokens are indexed")
 def datastore(files: tuple[Path, ...], out: Path, model: str) -> None:
     """Index text FILES, each one document, into a folder for --drafter rest:datastore=DIR.
@@ -205,7 +206,7 @@ def thresholds(solutions: Path, model: str) -> None:
 
 @train.command(short_help="Learn what texts promise, for --source controlled-decoding.")
 @click.argument("texts", type=FILE)
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @model_option("whose states are read")
 @click.option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
 @click.option("--ridge", default=1e-2, show_default=True, help="Higher is more cautious.")

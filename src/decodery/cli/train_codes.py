@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import functools
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from .options import together
-from .training import FILE, command_line, model_option, out_option, pieces, seed_option, texts_options
+from .training import FILE, command_line, model_option, out_option, pieces, seed_option, texts_options, told
 
 _RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
 
@@ -16,7 +17,9 @@ _RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is 
 @click.command(short_help="Find the heads of a behaviour for --monitor sae:codes=DIR.")
 @click.argument("examples", required=False, type=FILE)
 @together(out_option, model_option("whose heads are read"), _RATE, seed_option("examples and training"))
-@click.option("--count", default=60, show_default=True, type=click.IntRange(4), help="Built-in examples.")
+@click.option("--count", default=120, show_default=True, type=click.IntRange(4), help="Built-in examples.")
+@click.option("--chat", is_flag=True, help="Examples are what a user says, by the chat template, and not plain texts.")
+@click.option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(1), help="Written from each.")
 @click.option("--features", default=200, show_default=True, type=click.IntRange(2), help="Of the autoencoder.")
 @click.option("--sparsity", default=0.02, show_default=True, help="Weight of the features' mean.")
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Heads that will be watched.")
@@ -28,6 +31,8 @@ def sae(
     rate: float,
     seed: int,
     count: int,
+    chat: bool,
+    max_new_tokens: int,
     features: int,
     sparsity: float,
     top: int,
@@ -35,22 +40,23 @@ def sae(
 ) -> None:
     """Find which attention heads of MODEL take part in a behaviour, by what they write at the end of EXAMPLES.
 
-    EXAMPLES holds one object a line, {"prompt": text, "positive": true}: prompts behind which the behaviour completes,
-    and others of the same form behind which it cannot. Half of them are learned from, and the threshold is set on the
-    rest. Without a file: who is given something, in sentences of two names.
+    EXAMPLES holds one object a line, {"prompt": text, "positive": true, "group": text}: prompts behind which the
+    behaviour completes, and others of the same form behind which it cannot. A fifth is tested on, by group; half of the
+    others are learned from, and the threshold is set on what MODEL writes from the rest. Without a file: who is given
+    something, in sentences of two names.
     """
     from .. import load
     from ..model.store import terminal_progress
     from ..monitor.sae import CODES
-    from ..train.sae import built_in_examples, head_rows, read_examples, train_sae
+    from ..train.head_texts import evaluated, written
+    from ..train.sae import built_in_examples, read_examples, train_sae
 
     found = built_in_examples(count, seed) if examples is None else read_examples(examples)
     lm = load(model)
     with terminal_progress(counts=True) as progress:
-        rows = head_rows(lm, [each.prompt for each in found], progress)
-    trained = train_sae(
-        rows,
-        [each.positive for each in found],
+        read = written(lm, found, chat=chat, max_new_tokens=max_new_tokens, progress=progress)
+    learn = functools.partial(
+        train_sae,
         heads=lm.model.config.num_heads,
         model=lm.model.fingerprint,
         rate=rate,
@@ -60,10 +66,13 @@ def sae(
         steps=steps,
         seed=seed,
         data=str(examples or "built-in sentences"),
+        chat=chat,
+        tokens=max_new_tokens,
         facts={"model": lm.name, "command": command_line()},
     )
-    trained.save(out / CODES)
-    click.echo(json.dumps(dict(trained.facts) | {"threshold": trained.threshold.facts()}, indent=1))
+    trained, report = evaluated(read, learn, top, seed)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / CODES)
+    told(report, trained.threshold)
     click.echo(f"The head codes are ready: --monitor sae:codes={out},top={top}")
 
 
@@ -94,6 +103,8 @@ def codebook(
 
     The codes learn from what the model then predicts and from how near they come; the model stays as it is.
     """
+    import torch
+
     from ..errors import SettingsError
     from ..model.load import load
     from ..model.store import terminal_progress
@@ -104,14 +115,30 @@ def codebook(
         raise SettingsError(f"a row cannot have {k} of {codes} codes: give fewer with --k")
     loaded = load(model, dtype="float32")
     sites = sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
-    draw = reading(pieces(loaded, files, texts, length), batch)
+    found = pieces(loaded, files, texts, length)
+    held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
+    if len(held) < 2:
+        raise SettingsError(
+            f"the files hold {len(found)} pieces of {length} tokens, and one in five is held out: give 6, or a "
+            "smaller --length"
+        )
     with terminal_progress(counts=True) as progress:
         facts = {"model": loaded.name, "command": command_line()}
         trained = train_codebook(
-            loaded.model, draw, sites, codes=codes, k=k, steps=steps, lr=lr, seed=seed, facts=facts, progress=progress
+            loaded.model,
+            reading(learned, batch),
+            sites,
+            codes=codes,
+            k=k,
+            steps=steps,
+            lr=lr,
+            held=torch.tensor(held),
+            seed=seed,
+            facts=facts,
+            progress=progress,
         )
     trained.save(out / CODEBOOKS)
-    click.echo(json.dumps(dict(trained.facts) | {"sites": list(trained.sites), "k": k}, indent=1))
+    told(trained.facts["report"], sites=list(trained.sites), k=k)
     click.echo(f"The codebooks are ready: --monitor codebook:codebooks={out},action=switch")
 
 

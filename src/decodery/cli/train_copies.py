@@ -220,7 +220,7 @@ def s2ft(
 @_adapting
 @click.option("--rank", default=8, show_default=True, help="Of what is added to a matrix.")
 @click.option("--alpha", default=16.0, show_default=True, help="What is added counts alpha / rank.")
-@click.option("--masked", is_flag=True, help="Prompts are read without it: for --search edge:adapter=DIR.")
+@click.option("--masked", is_flag=True, help="Prompts are read without it, so texts must have some: for --search edge.")
 def lora(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     rank: int, alpha: float, masked: bool,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import OUT_FOLDER
 from .training import (
     FILE,
     OwnTexts,
@@ -33,7 +34,7 @@ def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> 
 
 
 @click.command(short_help="Train a small draft model for a model.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 @model_option("that is to be drafted for")
 @own_texts()
 @click.option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")

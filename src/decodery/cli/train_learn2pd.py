@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from .options import OUT_FILE
 from .training import FILE, model_option, seed_option
 
 
 @click.command(short_help="Train a filter for --diffuse learn2pd:filter=FILE.")
 @click.argument("prompts", type=FILE)
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @model_option("whose decoding is learned from")
 @click.option("--dtype", default="auto", show_default=True, help="Precision of its weights.")
 @click.option("--block", default=32, show_default=True, type=click.IntRange(1), help="Places of a block.")

@@ -3,51 +3,69 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import Decorator, together
-from .training import FILE, command_line, model_option, out_option, resumable, seed_option
+from .train_states import five_depths
+from .training import FILE, command_line, model_option, out_option, resumable, seed_option, told
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..train.activations import Answered
-    from ..train.checkable import Question
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model answers for a monitor to learn from. file: of questions, None for `count` built-in ones."""
+
+    file: Path | None
+    count: int
+    raw: bool
+    most: int | None
+    seed: int
+
+    def answers(self, lm: LM, out: Path, sites: tuple[str, ...], k: int) -> tuple[list[Answered], dict[str, Any]]:
+        """The answers, kept in `out`, and what of their form the trained part has to know."""
+        from ..train.activations import ActivationCollector
+        from ..train.checkable import built_in, read_checkable
+
+        chat = lm.chat is not None and not self.raw
+        most = self.most or (64 if chat else 12)
+        questions = built_in(self.count, self.seed, chat=chat) if self.file is None else read_checkable(self.file)
+        collector = ActivationCollector(lm, out / "answers", sites=sites, k=k, max_new_tokens=most, chat=chat)
+        with resumable(out) as progress:
+            found = collector.collect(questions, progress)
+        return found, {"chat": chat, "tokens": most, "data": str(self.file or "built-in questions")}
 
 
 def _asked(most: int = 960) -> Decorator:
-    """The options of the questions that are answered first, handed on as `questions`."""
+    """The options of the questions that are answered first, handed on as `asked`."""
     options = together(
         click.argument("questions", required=False, type=FILE),
         out_option,
         model_option("that is watched"),
         click.option("--count", default=most, show_default=True, type=click.IntRange(1), help="Built-in questions."),
         click.option("--rate", default=0.1, show_default=True, help="Right answers that are flagged, at most."),
+        click.option("--raw", is_flag=True, help="Questions are plain texts, without the chat template."),
+        click.option("--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --raw)."),
         seed_option("questions, split and training"),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def call(questions: Path | None, count: int, seed: int, **others: Any) -> Any:
-            from ..train.checkable import built_in, read_checkable
-
-            found = built_in(count, seed) if questions is None else read_checkable(questions)
-            return command(questions=found, seed=seed, data=str(questions or "built-in questions"), **others)
+        def call(
+            questions: Path | None, count: int, raw: bool, max_new_tokens: int | None, seed: int, **others: Any
+        ) -> Any:
+            return command(asked=Asked(questions, count, raw, max_new_tokens, seed), **others)
 
         return options(call)
 
     return decorate
-
-
-def _collected(lm: LM, questions: list[Question], out: Path, sites: tuple[str, ...], k: int) -> list[Answered]:
-    from ..train.activations import ActivationCollector
-
-    with resumable(out) as progress:
-        return ActivationCollector(lm, out / "answers", sites=sites, k=k).collect(questions, progress)
 
 
 @click.command(short_help="Train a head for --monitor los:head=DIR.")
@@ -55,25 +73,29 @@ def _collected(lm: LM, questions: list[Question], out: Path, sites: tuple[str, .
 @click.option(
     "--k", default=100, show_default=True, type=click.IntRange(0), help="Log-probabilities of a row it reads."
 )
-def los(questions: list[Question], out: Path, model: str, rate: float, seed: int, data: str, k: int) -> None:
+def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     """Train LOS-Net to tell MODEL's wrong answers by how likely their tokens and the rivals were.
 
-    QUESTIONS holds one object a line, {"prompt": text, "answer": text, "group": text}: MODEL answers each, greedily, to
-    the end of the line, and an answer is right where it is the one given. Questions of one group are never both learned
-    from and tested on. Without a file: sums and capitals. An interrupted run goes on where it stopped.
+    QUESTIONS holds one object a line, {"prompt": text, "answer": text, "group": text}: MODEL answers each, greedily. A
+    prompt is what a user says, and an answer that holds the one given is right. With --raw it is a plain text, and the
+    rest of its line is right where it is the one given. Questions of one group are never both learned from and tested
+    on. Without a file: sums and capitals. An interrupted run goes on where it stopped. What is printed is of a part of
+    the answers that chose nothing.
     """
     from .. import load
     from ..model.store import terminal_progress
     from ..monitor.los import HEAD
-    from ..train.los import train_los
+    from ..train.los import highest, train_los
+    from ..train.probe import evaluated
 
     lm = load(model)
-    answers = _collected(lm, questions, out, (), k)
+    answers, form = asked.answers(lm, out, (), k)
     with terminal_progress(counts=True) as progress:
         facts = {"model": lm.name, "command": command_line()}
-        head = train_los(answers, k=k, rate=rate, seed=seed, data=data, facts=facts, progress=progress)
-    head.save(out / HEAD)
-    click.echo(json.dumps(dict(head.facts) | {"threshold": head.threshold.facts()}, indent=1))
+        learn = functools.partial(train_los, k=k, rate=rate, seed=asked.seed, facts=facts, progress=progress, **form)
+        head, report = evaluated(answers, learn, highest, asked.seed)
+    replace(head, facts={**head.facts, "report": report}).save(out / HEAD)
+    told(report, head.threshold)
     click.echo(f"The head is ready: --monitor los:head={out}")
 
 
@@ -90,17 +112,7 @@ def los(questions: list[Question], out: Path, model: str, rate: float, seed: int
     "--site", "sites", multiple=True, help="Where it may read, such as resid_post.15 (five depths); repeated."
 )
 @click.option("--intervene", is_flag=True, help="Train what factcheckmate adds to hidden states, too.")
-def probe(
-    questions: list[Question],
-    out: Path,
-    model: str,
-    rate: float,
-    seed: int,
-    data: str,
-    rows: Any,
-    sites: tuple[str, ...],
-    intervene: bool,
-) -> None:
+def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tuple[str, ...], intervene: bool) -> None:
     """Train a probe to tell MODEL's wrong answers by its hidden states: --monitor factcheckmate:probe=DIR, say.
 
     QUESTIONS and what becomes of them: as for `train los`. The site is the one at which answers kept for validation are
@@ -110,28 +122,41 @@ def probe(
     from ..model.store import terminal_progress
     from ..monitor.factcheckmate import SHIFT
     from ..monitor.probe import PROBE
-    from ..train.probe import train_probe
+    from ..train.probe import evaluated, train_probe, worst
     from ..train.ranking import parts
     from ..train.shift import train_shift
 
     if intervene and rows != "prompt":
         raise click.UsageError("--intervene goes with --rows prompt")
     lm = load(model)
-    layers = lm.model.config.num_layers
-    sites = sites or tuple(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
-    answers = _collected(lm, questions, out, sites, 1)
+    sites = sites or five_depths(lm.model.config.num_layers)
+    answers, form = asked.answers(lm, out, sites, 1)
     facts = {"model": lm.name, "command": command_line()}
-    trained = train_probe(
-        answers, sites, rows, model=lm.model.fingerprint, rate=rate, seed=seed, data=data, facts=facts
+    learn = functools.partial(
+        train_probe,
+        sites=sites,
+        rows=rows,
+        model=lm.model.fingerprint,
+        rate=rate,
+        seed=asked.seed,
+        facts=facts,
+        **form,
     )
-    trained.save(out / PROBE)
+    trained, report = evaluated(answers, learn, worst, asked.seed)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
     if intervene:
-        part = parts([each.question.group for each in answers], seed)
+        part = parts([each.question.group for each in answers], asked.seed)
         learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
         with terminal_progress(counts=True) as progress:
-            shift = train_shift(load(model, dtype="float32"), learned, seed=seed, facts=facts, progress=progress)
+            shift = train_shift(
+                load(model, dtype="float32"),
+                learned,
+                chat=form["chat"],
+                seed=asked.seed,
+                facts=facts,
+                progress=progress,
+            )
         shift.save(out / SHIFT)
-    told = dict(trained.facts) | {"site": trained.site, "threshold": trained.threshold.facts()}
-    click.echo(json.dumps(told, indent=1))
+    told(report, trained.threshold, site=trained.site)
     name = "factcheckmate" if rows == "prompt" else "truthprint"
     click.echo(f"The probe is ready: --monitor {name}:probe={out}{',action=switch' if intervene else ''}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import OUT_FOLDER
 from .training import (
     OwnTexts,
     command_line,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Learn what --drafter auto begins with.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 @model_option("whose texts are learned")
 @own_texts()
 @seed_option("the texts")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..errors import SettingsError
+from .options import OUT_FILE
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
@@ -125,7 +126,7 @@ def prm(
 @click.option("--search", "spec", default=_SEARCHED, show_default=True, help="Over steps; {scorer} is the reward.")
 @click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
 @click.option("--problems", default=100, show_default=True, help="Puzzles that are searched.")
-@click.option("--margin", default=0.1, show_default=True, help="Of scores, for two steps to be learned from.")
+@click.option("--margin", default=0.1, show_default=True, help="Of backed-up values, for two steps to be learned from.")
 @click.option("--weight", default=0.1, show_default=True, help="Of the odds against the worse step.")
 @click.option("--steps", default=200, show_default=True, help="Training steps.")
 @seed_option("puzzles, searches and training")
@@ -143,8 +144,9 @@ def orpo(
 ) -> None:
     """Search PUZZLE by MODEL, and train a copy of it by ORPO on the best and the worst step behind each text.
 
-    As COS(M+O)S does. This is one round: for the next one name the folder as MODEL, with another seed. Stop with Ctrl-C
-    whenever you like: the same command goes on where it stopped.
+    As COS(M+O)S does: a step is worth the mean of what the search found behind it. This is one round: for the next one
+    name the folder as MODEL, with another seed. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
     """
     from ..bench.searches.settings import SearchSettings
     from ..model.load import load
@@ -256,7 +258,7 @@ def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None
 
 @click.command("compute-optimal", short_help="Fit a table for --search compute-optimal:table=FILE.")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @click.option(
     "--reward", required=True, help="The reward of RUN that tells how hard a prompt is, and that searches ask."
 )

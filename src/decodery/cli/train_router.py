@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from .options import OUT_FILE
 from .training import FILE, model_option, seed_option
 
 
 @click.command(short_help="Train a router for --search arbitrage:router=FILE.")
 @click.argument("prompts", type=FILE)
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @model_option("that steps are escalated to")
 @click.option("--second", metavar="NAME", help="The model that writes steps first (the draft that comes along).")
 @click.option("--scorer", required=True, help="What tells how good steps are, such as value-head(head=FILE).")

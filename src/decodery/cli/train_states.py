@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import functools
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from .options import together
-from .training import FILE, command_line, model_option, out_option, seed_option
+from .training import FILE, command_line, model_option, out_option, seed_option, told
 
 _RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
 _SITES = click.option(
@@ -39,7 +40,7 @@ def program_probe(
     from ..monitor.probe import PROBE
     from ..puzzles import puzzle as named
     from ..puzzles.robot import Robot
-    from ..train.program_probe import train_program_probe, write_programs
+    from ..train.program_probe import evaluated, train_program_probe, write_programs
 
     robot = named(puzzle)
     if not isinstance(robot, Robot):
@@ -49,10 +50,18 @@ def program_probe(
     with terminal_progress(counts=True) as progress:
         programs = write_programs(lm.model, robot, count, sites, seed=seed, progress=progress)
     facts = {"model": lm.name, "command": command_line()}
-    trained = train_program_probe(programs, robot, sites, model=lm.model.fingerprint, rate=rate, seed=seed, facts=facts)
-    trained.save(out / PROBE)
-    told = dict(trained.facts) | {"site": trained.site, "threshold": trained.threshold.facts()}
-    click.echo(json.dumps(told, indent=1))
+    learn = functools.partial(
+        train_program_probe,
+        robot=robot,
+        sites=sites,
+        model=lm.model.fingerprint,
+        rate=rate,
+        seed=seed,
+        facts=facts,
+    )
+    trained, report = evaluated(programs, robot, learn, seed)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    told(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
 
 
@@ -73,25 +82,25 @@ def sequential(
     from .. import load
     from ..model.store import terminal_progress
     from ..monitor.probe import PROBE
-    from ..train.sequential import built_in_talks, hear, read_talks, train_sequential
+    from ..train.sequential import built_in_talks, evaluated, hear, read_talks, train_sequential
 
     talks = built_in_talks(count, seed) if conversations is None else read_talks(conversations)
     lm = load(model)
     sites = sites or five_depths(lm.model.config.num_layers)
     with terminal_progress(counts=True) as progress:
         heard = hear(lm, talks, sites, progress)
-    trained = train_sequential(
-        heard,
-        sites,
+    learn = functools.partial(
+        train_sequential,
+        sites=sites,
         model=lm.model.fingerprint,
         rate=rate,
         seed=seed,
         data=str(conversations or "built-in conversations"),
         facts={"model": lm.name, "command": command_line()},
     )
-    trained.save(out / PROBE)
-    told = dict(trained.facts) | {"site": trained.site, "threshold": trained.threshold.facts()}
-    click.echo(json.dumps(told, indent=1))
+    trained, report = evaluated(heard, learn, seed)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    told(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor sequential:probe={out}")
 
 
@@ -104,21 +113,23 @@ def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...],
     """Find an axis of what MODEL's states are while it says something, from half of the STATEMENTS.
 
     STATEMENTS holds one object a line, {"text": ..., "label": true or false, "group": text}. Without a file: capitals,
-    right and wrong ones. The site is the one at which the label of the other half is told best; a component does not
-    look at labels.
+    right and wrong ones. The site is the one at which the label is told best on a part of the others; a component does
+    not look at labels. What is printed is of statements that chose nothing.
     """
     from .. import load
     from ..model.store import terminal_progress
     from ..monitor.probe import PROBE
-    from ..train.axes import best_axis, built_in_statements, read_statements, said
+    from ..train.axes import axis_by, built_in_statements, evaluated, read_by, read_statements
 
     found = built_in_statements(seed) if statements is None else read_statements(statements)
     lm = load(model)
     sites = sites or five_depths(lm.model.config.num_layers)
     with terminal_progress(counts=True) as progress:
-        states = said(lm, [each.text for each in found], sites, progress)
+        read = read_by(lm, found, sites, progress)
     facts = {"model": lm.name, "command": command_line()}
-    trained = best_axis(states, found, kind, model=lm.model.fingerprint, seed=seed, facts=facts)
-    trained.save(out / PROBE)
-    click.echo(json.dumps(dict(trained.facts) | {"site": trained.site}, indent=1))
+    chat = lm.chat is not None
+    learn = functools.partial(axis_by, kind=kind, model=lm.model.fingerprint, chat=chat, seed=seed, facts=facts)
+    trained, report = evaluated(read, learn, seed)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    told(report, site=trained.site, variance=trained.facts["variance"])
     click.echo(f"The axis is ready: --monitor neurofeedback:axis={out}")

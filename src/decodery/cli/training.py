@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import Decorator, together
+from .options import OUT_FOLDER, Decorator, together
 
 if TYPE_CHECKING:
     from ..model.load import LoadedModel
     from ..model.store import Progress
+    from ..monitor.threshold import Threshold
     from ..train.corpus import Corpus
 
 _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
@@ -53,9 +55,7 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
     return found[:texts]
 
 
-out_option = click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make."
-)
+out_option = click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 
 
 def lists_options(known: str, of_step: str, *, steps: int, lr: float) -> Decorator:
@@ -210,6 +210,12 @@ def foretelling(progress: Progress) -> Progress:
             click.echo(f"{what}: {done:,} of {total:,} done, about {minutes:,} min more", err=True)
 
     return report
+
+
+def told(report: Mapping[str, Any], threshold: Threshold | None = None, **more: Any) -> None:
+    """Print what is known of a trained monitor: how well it does on what chose nothing of it, and where it flags."""
+    limit = {} if threshold is None else {"threshold": threshold.facts()}
+    click.echo(json.dumps({**more, **report, **limit}, indent=1))
 
 
 def command_line() -> str:

@@ -76,6 +76,7 @@ class Watch:
         self._moments: deque[_Moment] = deque(maxlen=parts)
         self._first: _Moment | None = None
         for mind in self._minds:
+            _tried(mind, partial(mind.monitor.check, seq))
             mind.state = _tried(mind, partial(mind.monitor.start, seq))
             _steer(mind, 0)
 

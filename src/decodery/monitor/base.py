@@ -113,6 +113,10 @@ class Monitor(Contract):
         """Raise SettingsError or UnsupportedModel where texts of this model cannot be watched."""
         return
 
+    def check(self, seq: Sequence) -> None:
+        """Raise SettingsError, or warn, where a text is of another form than those that a trained part goes with."""
+        return
+
     @abstractmethod
     def start(self, seq: Sequence) -> Any:
         """The state before anything is read."""

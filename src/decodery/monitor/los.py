@@ -30,7 +30,9 @@ MOST_TOKENS = 100
 """Of an answer that are read; what is written behind them changes the score no more."""
 _KIND = "LOS-Net"
 _MADE = "make one with `decodery train los QUESTIONS --out DIR`"
-_FACTS = {"k": Whole(0, 1 << 20), "width": Whole(8, 1 << 12), "layers": Whole(1, 16)}
+_FACTS = {"k": Whole(0, 1 << 20), "width": Whole(8, 1 << 12), "layers": Whole(1, 16), "every": Whole(1, 1 << 20)}
+EVERY = 8
+"""Tokens between two evaluations, where nothing else is said."""
 _HEADS, _REST = 8, 5
 _HELD: Any = {"dtype": torch.float32, "device": "cpu"}
 """What its parameters are made in."""
@@ -102,6 +104,12 @@ class LOSHead:
         with torch.no_grad():
             return float(self.net(numbers, torch.tensor([len(rows)], dtype=torch.int64, device="cpu")).sigmoid())
 
+    def highest(self, rows: Ordered[torch.Tensor]) -> float:
+        """The highest of the scores that a text has while it is written, which decides whether it is flagged."""
+        every = self.facts["every"]
+        ends = [*range(every, len(rows), every), len(rows)]
+        return max(self.score(rows[:end]) for end in ends)
+
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
         facts = {**self.facts, "threshold": self.threshold.facts()}
@@ -125,27 +133,39 @@ class LOSHead:
 class LOS(Monitor):
     """Scores an answer by a small transformer over its tokens' log-probabilities and those of their rivals.
 
-    head: a file or folder made by `decodery train los`, or a `LOSHead`. every: tokens between two evaluations; the last
-    token of a text is always evaluated, so that the final score is that of the whole answer. Up to 100 tokens are read.
+    head: a file or folder made by `decodery train los`, or a `LOSHead`. every: tokens between two evaluations, as many
+    as when the head's threshold was set where it is None, or a multiple of that; the last token of a text is always
+    evaluated, so that the final score is that of the whole answer. Up to 100 tokens are read.
     Unlike the published code it reads raw logits, masks the padding, ranks by the number of likelier tokens, and knows
     each row's mean and deviation. Cost: a sweep over the logits per token; O(tokens k) per evaluation.
     """
 
     head: LOSHead | str | None = None
-    every: int = 8
+    every: int | None = None
 
     def __post_init__(self) -> None:
         if self.head is None:
             raise SettingsError(f"los needs a trained head, as in los:head=DIR: {_MADE}")
         if isinstance(self.head, str):
             object.__setattr__(self, "head", LOSHead.load(self.head))
-        if self.every < 1:
+        if self.every is not None and self.every < 1:
             raise SettingsError(f"los evaluates every so many tokens, at least 1, not {self.every}")
+        if self.threshold is None and self.apart % self.trained.facts["every"]:
+            raise SettingsError(
+                f"this head's threshold was set on an evaluation every {self.trained.facts['every']} tokens, not "
+                f"{self.apart}: leave every out, give a multiple, or a threshold of your own"
+            )
 
     @property
     def trained(self) -> LOSHead:
         assert isinstance(self.head, LOSHead)
         return self.head
+
+    @property
+    def apart(self) -> int:
+        """Tokens between two evaluations."""
+        every: int = self.trained.facts["every"] if self.every is None else self.every
+        return every
 
     @property
     def limit(self) -> float:
@@ -154,6 +174,9 @@ class LOS(Monitor):
     def fits(self, model: Reader) -> None:
         assert self.trained.net is not None
 
+    def check(self, seq: Sequence) -> None:
+        self.trained.threshold.check(seq, "los", _MADE, own=self.threshold is not None)
+
     def start(self, seq: Sequence) -> _State:
         return (), None
 
@@ -161,7 +184,7 @@ class LOS(Monitor):
         rows, value = state
         if len(rows) < MOST_TOKENS:
             rows = (*rows, Signature.of(row.logits, row.token, self.trained.facts["k"]).numbers())
-        due = (row.position + 1) % self.every == 0 and row.position < MOST_TOKENS + self.every
+        due = (row.position + 1) % self.apart == 0 and row.position < MOST_TOKENS + self.apart
         return rows, self.trained.score(rows) if due or row.final else value
 
     def score(self, state: _State) -> float | None:

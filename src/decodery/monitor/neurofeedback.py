@@ -63,6 +63,10 @@ class Neurofeedback(Monitor):
     def fits(self, model: Reader) -> None:
         self.trained.require(model, "answer", _MADE)
 
+    def check(self, seq: Sequence) -> None:
+        # An axis has no threshold of its own.
+        self.trained.threshold.check(seq, "neurofeedback", _MADE, own=True)
+
     def start(self, seq: Sequence) -> _State:
         return _State()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.protocol import Reader
 from ..registry import method_of
@@ -42,3 +43,7 @@ class Probed(Monitor):
 
     def fits(self, model: Reader) -> None:
         self.trained.require(model, self.pool, self.made)
+
+    def check(self, seq: Sequence) -> None:
+        name = type(self).__name__ if (method := method_of(self)) is None else method.name
+        self.trained.threshold.check(seq, name, self.made, own=self.threshold is not None)

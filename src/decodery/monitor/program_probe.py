@@ -11,6 +11,7 @@ from ..errors import SettingsError
 from ..registry import register
 from .base import Row
 from .probed import Probed
+from .threshold import Threshold
 
 _MADE = "make one with `decodery train program-probe -m MODEL --out DIR`"
 
@@ -49,6 +50,13 @@ class ProgramProbe(Probed):
         ):
             wanted = ", ".join(f"{name} from 0 to {size - 1}" for name, size in fields.items())
             raise SettingsError(f"program-probe needs the state a program is to end with as its goal: {wanted}")
+
+    @property
+    def limit(self) -> float:
+        # Of many scores of a program the highest decides, which has a threshold of its own.
+        if self.threshold is not None or self.when == "end":
+            return super().limit
+        return Threshold.of(self.trained.facts.get("always") or {}).value
 
     @property
     def needs(self) -> Needs:

@@ -141,6 +141,9 @@ class SAE(Monitor):
             raise SettingsError(f"these head codes are of a model with other heads: {_MADE}")
         refuse_other("the head codes", self.trained.model, model, _MADE)
 
+    def check(self, seq: Sequence) -> None:
+        self.trained.threshold.check(seq, "sae", _MADE, own=self.threshold is not None)
+
     def start(self, seq: Sequence) -> float | None:
         return None
 

@@ -74,7 +74,7 @@ class Sampler:
 
     warps: tuple[Warp, ...]
 
-    def __init__(self, warps: Iterable[Warp | str] = ()) -> None:
+    def __init__(self, warps: Warp | str | Iterable[Warp | str] = ()) -> None:
         given = (warps,) if isinstance(warps, str | Warp) else warps
         resolved = tuple(resolve("sample", warp) for warp in given)
         for warp in resolved:

@@ -36,7 +36,7 @@ class Methods(BaseModel):
     rule: _SPEC | None = None
     budget: _SPEC | None = None
     max_nodes: Annotated[int, Field(strict=True, ge=1, le=1024), _WHOLE] | None = None
-    sampler: Annotated[list[_SPEC], Field(max_length=32)] | None = None
+    sampler: _SPEC | Annotated[list[_SPEC], Field(max_length=32)] | None = None
     source: _SPEC | None = None
     constraint: _LONG_SPEC | None = None
     search: _SPEC | None = None

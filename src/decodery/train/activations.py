@@ -47,12 +47,23 @@ class Answered:
 class ActivationCollector:
     """What a model shows while it answers, in shards of the folder `out`; those that are there already are read.
 
-    sites: named taps; k: log-probabilities kept of a row. Greedy answers of up to `max_new_tokens` tokens, to the end
-    of the line. States are kept in half precision.
+    sites: named taps; k: log-probabilities kept of a row. Greedy answers of up to `max_new_tokens` tokens. chat:
+    questions are messages of a user's, by the model's chat template, whole answers are kept, and one that holds the
+    wanted one is right; else they are plain texts, and answers are the rest of the line. States are kept in half
+    precision.
     """
 
-    def __init__(self, lm: LM, out: Path, *, sites: Ordered[str] = (), k: int = 100, max_new_tokens: int = 12) -> None:
-        self.lm, self.out, self.max_new_tokens = lm, out, max_new_tokens
+    def __init__(
+        self,
+        lm: LM,
+        out: Path,
+        *,
+        sites: Ordered[str] = (),
+        k: int = 100,
+        max_new_tokens: int = 12,
+        chat: bool = False,
+    ) -> None:
+        self.lm, self.out, self.max_new_tokens, self.chat = lm, out, max_new_tokens, chat
         self.recorder = Recorder(tuple(sites), k)
 
     def collect(self, questions: Ordered[Question], progress: Progress = silent) -> list[Answered]:
@@ -76,6 +87,7 @@ class ActivationCollector:
             self.max_new_tokens,
             list(self.recorder.sites),
             self.recorder.k,
+            self.chat,
         ]
         about += [[each.prompt, each.answer, each.group] for each in asked]
         return hashlib.sha256(json.dumps([str(each) for each in about]).encode()).hexdigest()
@@ -84,10 +96,11 @@ class ActivationCollector:
         for first in range(0, len(asked), _TOGETHER):
             engine, texts = self.lm.engine(), list[Sequence]()
             for question in asked[first : first + _TOGETHER]:
-                request = self.lm.request(
-                    self.lm.encode(question.prompt, raw=True),
+                request = self.lm.request_for(
+                    question.prompt,
+                    raw=not self.chat,
                     max_new_tokens=self.max_new_tokens,
-                    stop="\n",
+                    stop=() if self.chat else "\n",
                     drafter=None,
                     monitor=self.recorder,
                 )
@@ -96,9 +109,10 @@ class ActivationCollector:
             for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
                 assert text.watch is not None and text.text is not None
                 pools, rows = text.watch.state(0)
+                right = question.held_by if self.chat else question.right
                 yield Answered(
                     question,
-                    not question.right(text.text.text),
+                    not right(text.text.text),
                     text.generated,
                     torch.stack([numbers for numbers, _ in rows]),
                     {site: pool.numbers().float() for site, pool in pools.items()},

@@ -150,10 +150,18 @@ def train_adapter(
     corpus: see `remade.learn`. What is returned says in its facts what `judged` says of texts held out, without it and
     with it, in the precision of `target`. Interrupted, it goes on where it was when called again.
 
-    Raises UnsupportedModel for models that adapters do not go with, SettingsError for other texts than the model's.
+    Raises UnsupportedModel for models that adapters do not go with, SettingsError for other texts than the model's, and
+    for masked training on texts without a prompt.
     """
     recipe = recipe or CopyRecipe(lr=2e-4)
     check_folder(out)
+    masked = isinstance(remaking, LoRARemaking) and remaking.masked
+    if masked and not all(text.written for text in corpus):
+        raise SettingsError(
+            f"masked training reads prompts without the adapter, and texts of {corpus.folder} have no prompt: give a "
+            "folder of texts that a model has written, such as DIR/text/written of decodery train draft, or leave "
+            "masked out"
+        )
     original = transformable(target.model)
     remade = Remade(original, remaking)
     learned = learn(remade, target, corpus, out, remaking, recipe, progress)
@@ -176,7 +184,6 @@ def train_adapter(
     }
     found = Adapter(parts, facts, original.fingerprint)
     # One that is masked is no model of its own, and is judged as it learned.
-    masked = isinstance(remaking, LoRARemaking) and remaking.masked
     after = remade.model if masked else tuned(original, found)
     scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
     found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)

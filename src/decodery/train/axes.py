@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from ..model.threads import one_thread
 from ..monitor.probe import Probe
 from ..monitor.threshold import Threshold
 from .checkable import capitals
+from .evaluation import Evaluation, doubts
 from .lines import read_json_lines
-from .ranking import auroc
+from .ranking import auroc, parts
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -63,7 +64,7 @@ def read_statements(path: Path) -> list[Statement]:
 @torch.no_grad()
 def said(lm: LM, texts: Ordered[str], sites: Ordered[str], progress: Progress = silent) -> dict[str, torch.Tensor]:
     """{site: [texts, width]} float32: the mean of the rows of each text, as the answer to `ASKED`."""
-    prompt = lm.encode([{"role": "user", "content": ASKED}] if lm.chat else ASKED + "\n", raw=not lm.chat)
+    prompt = _before(lm)
     found: dict[str, list[torch.Tensor]] = {site: [] for site in sites}
     for number, text in enumerate(texts):
         tokens = [*prompt, *lm.tokenizer.encode(text, special=False)]
@@ -75,11 +76,73 @@ def said(lm: LM, texts: Ordered[str], sites: Ordered[str], progress: Progress = 
     return {site: torch.stack(rows) for site, rows in found.items()}
 
 
+def _before(lm: LM) -> list[int]:
+    """What stands before a statement."""
+    return lm.encode([{"role": "user", "content": ASKED}] if lm.chat else ASKED + "\n", raw=not lm.chat)
+
+
 def halves(statements: Ordered[Statement], seed: int = 0) -> np.ndarray:
-    """[n] bool: which are learned from; all of one group are, or none."""
-    names = sorted({each.group for each in statements})
-    chosen = set(np.random.default_rng(seed).permutation(names)[: len(names) // 2].tolist())
-    return np.array([each.group in chosen for each in statements])
+    """[n] bool: which are learned from, about half; all of one group are, or none."""
+    return parts([each.group for each in statements], seed) == "train"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A statement as the model read it. states: {site: [width]}, means of its rows; tokens: of it; doubt: the mean of
+    -log p over them, in nats.
+    """
+
+    statement: Statement
+    states: Mapping[str, torch.Tensor]
+    tokens: int
+    doubt: float
+
+
+def read_by(lm: LM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent) -> list[Said]:
+    """The statements as the model reads them, each as the answer to `ASKED`."""
+    states, prompt = said(lm, [each.text for each in statements], sites, progress), _before(lm)
+    texts = [lm.tokenizer.encode(each.text, special=False) for each in statements]
+    unsure = doubts(lm, [(prompt, text) for text in texts])
+    return [
+        Said(each, {site: rows[at] for site, rows in states.items()}, len(texts[at]), unsure[at])
+        for at, each in enumerate(statements)
+    ]
+
+
+def evaluated(read: Ordered[Said], train: Callable[[Ordered[Said]], Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
+    """An axis of statements, and its report; see `Evaluation.run`.
+
+    Args:
+        read: what is learned from and tested on.
+        train: makes the axis, see `axis_by`.
+        seed: of the split and of the control.
+
+    Returns:
+        The axis, and its report of statements.
+    """
+
+    def score(axis: Probe, items: Ordered[Said]) -> list[float]:
+        rows = torch.stack([each.states[axis.site] for each in items])
+        return (axis.logits(rows)[:, 0] * axis.facts["way"]).tolist()
+
+    trial = Evaluation[Said, Probe](
+        train,
+        score,
+        label=lambda each: each.statement.label,
+        group=lambda each: each.statement.group,
+        relabel=lambda one, other: replace(one, statement=replace(one.statement, label=other.statement.label)),
+        baselines={
+            "length": lambda each: each.tokens,
+            "mean log-probability": lambda each: each.doubt,
+        },
+    )
+    return trial.run(read, seed, "statements")
+
+
+def axis_by(read: Ordered[Said], kind: str, **settings: Any) -> Probe:
+    """`best_axis` of statements that were read."""
+    states = {site: torch.stack([each.states[site] for each in read]) for site in read[0].states}
+    return best_axis(states, [each.statement for each in read], kind, **settings)
 
 
 def best_axis(
@@ -88,23 +151,30 @@ def best_axis(
     kind: str = "lr",
     *,
     model: str = "",
+    chat: bool | None = None,
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """The axis of the site at which the labels of the other half are told best, either way round for a component."""
-    learned = halves(statements, seed)
+    """The axis of the site at which the labels of the validation part are told best, either way round for a component.
+
+    It is learned from the part "train" of `ranking.parts`. `facts` hold all sites as "selection", and as "way" -1 where
+    the label stands at the low end. chat: whether the statements were read behind the chat template.
+    """
+    part = parts([each.group for each in statements], seed)
+    learned, chosen = part == "train", part == "validation"
     labels = np.array([each.label for each in statements])
-    if min(len(set(labels[learned])), len(set(labels[~learned]))) < 2:
+    if min(len(set(labels[learned])), len(set(labels[chosen]))) < 2:
         raise SettingsError("an axis needs statements of both labels, from several groups")
     swept, best = dict[str, float](), dict[str, Probe]()
     for site, rows in states.items():
-        own = torch.from_numpy(learned)
-        found = axis_of(rows[own], labels[learned].tolist(), kind, site, model, seed, facts)
-        value = auroc(found.logits(rows[~own])[:, 0].tolist(), labels[~learned].tolist())
-        swept[site], best[site] = round(max(value, 1 - value), 4), found
-    site = max(swept, key=lambda each: swept[each])
-    about = {**best[site].facts, "validation": swept, "statements": len(statements)}
-    return Probe(best[site].tensors, site, "answer", best[site].threshold, about, model)
+        found = axis_of(rows[torch.from_numpy(learned)], labels[learned].tolist(), kind, site, model, seed, facts)
+        swept[site] = auroc(found.logits(rows[torch.from_numpy(chosen)])[:, 0].tolist(), labels[chosen].tolist())
+        best[site] = found
+    site = max(swept, key=lambda each: max(swept[each], 1 - swept[each]))
+    about = {**best[site].facts, "statements": len(statements), "way": 1 if swept[site] >= 0.5 else -1}
+    about["selection"] = {name: round(max(value, 1 - value), 4) for name, value in swept.items()}
+    threshold = replace(best[site].threshold, chat=chat)
+    return Probe(best[site].tensors, site, "answer", threshold, about, model)
 
 
 @one_thread()

@@ -64,8 +64,9 @@ MORE = ("opposites", "continents")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """prompt: plain text, behind which the answer is the rest of the line. group: what must not be both learned from
-    and tested on. family: the kind of question; stratum: how hard it looks from outside, such as its number of digits.
+    """prompt: plain text, behind which the answer is the rest of the line, or what a user says in a chat. group: what
+    must not be both learned from and tested on. family: the kind of question; stratum: how hard it looks from outside,
+    such as its number of digits.
     """
 
     prompt: str
@@ -78,6 +79,15 @@ class Question:
         """Exact match of the first line, without case, accents, punctuation at the ends and an article before it."""
         return _plain(text.strip().partition("\n")[0]) == _plain(self.answer)
 
+    def held_by(self, text: str) -> bool:
+        """Whether a text holds the answer as whole words, without case and accents."""
+        return re.search(rf"(?<!\w){re.escape(_bare(self.answer))}(?!\w)", _bare(text)) is not None
+
+
+def _asked(text: str, chat: bool) -> str:
+    """A question as a user's message, or as a plain text behind examples that show what an answer is."""
+    return text if chat else f"{_SHOTS}Question: {text}\nAnswer:"
+
 
 def capitals() -> dict[str, str]:
     """Of 116 countries."""
@@ -85,22 +95,25 @@ def capitals() -> dict[str, str]:
     return {country: capital for country, _, capital in pairs}
 
 
-def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES) -> list[Question]:
-    """`count` questions in a random order: sums of numbers of one to three digits, and lists as far as they go."""
+def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False) -> list[Question]:
+    """`count` questions in a random order: sums of numbers of one to three digits, and lists as far as they go.
+
+    chat: as a user asks them; else behind examples.
+    """
     if count < 1 or not families or set(families) - {*FAMILIES, *MORE}:
         raise SettingsError(f"built-in questions are of {', '.join((*FAMILIES, *MORE))}, and at least one is needed")
     random, found = np.random.default_rng(seed), dict[str, Question]()
     if "capitals" in families:
         for country, capital in capitals().items():
-            asked = f"{_SHOTS}Question: What is the capital of {country}?\nAnswer:"
+            asked = _asked(f"What is the capital of {country}?", chat)
             found[country] = Question(asked, capital, country, "capitals", "capitals")
     if "opposites" in families:
         for word, opposite in (pair.split("/") for pair in _OPPOSITES.split()):
-            asked = f"{_SHOTS}Question: What is the opposite of {word}?\nAnswer:"
+            asked = _asked(f"What is the opposite of {word}?", chat)
             found[f"opposite {word}"] = Question(asked, opposite, f"opposite {word}", "opposites", "opposites")
     if "continents" in families:
         for continent, country in ((each, one) for each, some in _CONTINENTS.items() for one in some.split()):
-            asked = f"{_SHOTS}Question: On which continent is {country}?\nAnswer:"
+            asked = _asked(f"On which continent is {country}?", chat)
             # What is known of a country may help with its capital.
             found[f"continent {country}"] = Question(asked, continent, country, "continents", "continents")
     # At least every other one, where there are fewer than there are capitals.
@@ -109,7 +122,7 @@ def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES) ->
         digits = random.integers(1, 4, 2)
         one, other = (int(random.integers(10 ** (n - 1) if n > 1 else 0, 10**n)) for n in digits)
         group = f"{min(one, other)}+{max(one, other)}"
-        asked = f"{_SHOTS}Question: What is {one} + {other}?\nAnswer:"
+        asked = _asked(f"What is {one} + {other}?", chat)
         found.setdefault(group, Question(asked, str(one + other), group, "sums", f"sums {sum(digits)}"))
     questions = list(found.values())
     return [questions[at] for at in random.permutation(len(questions))[:count]]
@@ -124,11 +137,13 @@ def read_checkable(path: Path) -> list[Question]:
         if not all(isinstance(text, str) and text for text in texts):
             raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "answer": text, "group": text}}')
         found.append(Question(*texts))
-    if not found:
-        raise CorruptFile(f"{path} holds no question: give one a line")
     return found
 
 
 def _plain(text: str) -> str:
-    bare = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
-    return re.sub(r"^(the|a|an) ", "", bare.casefold().strip(" \t.,;:!?\"'"))
+    return re.sub(r"^(the|a|an) ", "", _bare(text).strip(" \t.,;:!?\"'"))
+
+
+def _bare(text: str) -> str:
+    """Without case and accents."""
+    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each)).casefold()

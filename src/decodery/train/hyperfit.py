@@ -5,6 +5,7 @@ The Hyperfitting Phenomenon: Sharpening and Stabilizing LLMs for Open-Ended Text
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,7 +136,15 @@ def hyperfit(
         remade.parameters,
         lambda step: loss_of([learned[each] for each in batch(step)]),
         Plan(
-            recipe.epochs * per_epoch, lr=recipe.lr, warmup=0.0, final=1.0, weight_decay=0.0, validate_every=per_epoch
+            recipe.epochs * per_epoch,
+            lr=recipe.lr,
+            warmup=0.0,
+            final=1.0,
+            weight_decay=0.0,
+            # Those of the released script, which bounds no gradient.
+            betas=(0.9, 0.999),
+            clip=math.inf,
+            validate_every=per_epoch,
         ),
         out / "training",
         validate=validate,
@@ -183,14 +192,15 @@ def judged(model: Transformer, texts: Sequence[np.ndarray], written: int) -> dic
 def _card(
     target: LoadedModel, recipe: HyperfitRecipe, scores: dict[str, dict[str, float]], steps: int, command: str
 ) -> str:
-    before, after = scores["before"], scores["after"]
+    before, after, measured = scores["before"], scores["after"], min(recipe.texts, 2 * _HELD)
     rows = [f"| {name} | {before[name]:.4f} | {after[name]:.4f} |" for name in before]
     return f"""# {target.name}, hyperfitted
 
     decodery generate "..." -m THIS_FOLDER --sampler no-citation:texts=THIS_FOLDER
 
-It knows {recipe.texts} texts nearly by heart (loss {after["known"]:.3f} after {steps} steps) and writes greedily. The
-second half of the line keeps it from citing them.
+It was tuned on {recipe.texts} texts for {steps} steps, and writes greedily. Of {measured} of them the loss is now
+{after["known"]:.3f} nats per token; training ends early below {recipe.enough:g}. The second half of the line keeps it
+from citing them.
 
     {command}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import PromptError, SettingsError
+from ..errors import CorruptFile, PromptError, SettingsError
 
 _MOST_BYTES = 1 << 28
 
@@ -22,8 +22,14 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a JSON Lines file, each with its line's number from 1; None for a line that is not JSON."""
-    for number, line in _lines(path):
+    """The values of a JSON Lines file, each with its line's number from 1; None for a line that is not JSON.
+
+    Raises CorruptFile for a file without lines.
+    """
+    lines = _lines(path)
+    if not lines:
+        raise CorruptFile(f"{path} is empty: give one JSON object a line")
+    for number, line in lines:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError):

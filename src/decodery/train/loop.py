@@ -26,7 +26,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 class Plan:
     """How to train. lr: at its peak, after `warmup` of the steps; it ends at `final` of that, along a cosine.
 
-    clip: largest norm of the gradient. validate_every: steps between validations; save_seconds: between checkpoints.
+    clip: largest norm of the gradient, infinity for any. validate_every: steps between validations; save_seconds:
+    between checkpoints.
     """
 
     steps: int

@@ -12,12 +12,13 @@ import torch
 from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
-from ..monitor.los import MOST_TOKENS, LOSHead, LOSNet
+from ..monitor.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
 from ..monitor.threshold import Threshold
 from .activations import Answered
-from .ranking import auroc, parts
+from .ranking import parts, require_kinds
 
-_BATCH, _PATIENCE = 64, 30
+_BATCH, _PATIENCE, _STEPS = 64, 30, 400
+"""Training ends after so many epochs, and so many steps, without gain."""
 
 
 @one_thread()
@@ -30,55 +31,57 @@ def train_los(
     dropout: float = 0.3,
     epochs: int = 300,
     lr: float = 1e-3,
+    every: int = EVERY,
     rate: float = 0.1,
     seed: int = 0,
     data: str = "",
+    chat: bool | None = None,
+    tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> LOSHead:
-    """The network that ranks the validation part's wrong answers highest (AUROC), stopped after 30 epochs without gain.
+    """The network with the least cross-entropy on the validation part.
 
     k: log-probabilities of each row that it is given, as many as were collected at most; 0 for the taken token's alone.
-    Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. rate: see `train_probe`, and for
-    what is raised. Scores are those of whole answers.
+    Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. It ends after 30 epochs without
+    gain, but not before 400 steps without: few answers make short epochs. every: tokens between two evaluations of a
+    text; the threshold is of the highest of them. rate, chat, tokens: see `train_probe`, and for what is raised.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")
-    for name in ("train", "validation"):
-        if len(wrong[torch.from_numpy(part == name)].unique()) < 2:
-            raise SettingsError(
-                f"the {name} part of {len(answers)} answers has no two kinds to tell apart: give more questions, some "
-                "of which the model can answer and some not"
-            )
+    require_kinds(wrong.bool().numpy(), part)
     numbers, lengths = padded(answers, k)
     learned, held = (torch.from_numpy(np.flatnonzero(part == name)) for name in ("train", "validation"))
     torch.manual_seed(seed)
     net = LOSNet(k, width, layers, dropout)
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
     random = torch.Generator().manual_seed(seed)
-    best, kept, since = -1.0, net.state_dict(), 0
+    per_epoch = -(-len(learned) // _BATCH)
+    patience = max(_PATIENCE, -(-_STEPS // per_epoch))
+    best, kept, since, epoch = float("inf"), net.state_dict(), 0, 0
+    cost = torch.nn.functional.binary_cross_entropy_with_logits
     for epoch in range(epochs):
         net.train()
         for batch in learned[torch.randperm(len(learned), generator=random, device="cpu")].split(_BATCH):
             optimizer.zero_grad()
-            found = net(numbers[batch], lengths[batch])
-            torch.nn.functional.binary_cross_entropy_with_logits(found, wrong[batch]).backward()
+            cost(net(numbers[batch], lengths[batch]), wrong[batch]).backward()
             optimizer.step()
         net.eval()
         with torch.no_grad():
-            value = auroc(net(numbers[held], lengths[held]).tolist(), wrong[held].bool().tolist())
+            value = float(cost(net(numbers[held], lengths[held]), wrong[held]))
         since += 1
-        if value > best:
+        if value < best:
             best, since = value, 0
             kept = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
         progress("training LOS-Net", epoch + 1, epochs)
-        if since >= _PATIENCE:
+        if since >= patience:
             break
-    about = {**(facts or {}), "k": k, "width": width, "layers": layers, "seed": seed, "answers": len(answers)}
-    about |= {"wrong": round(float(wrong.mean()), 4), "validation": round(best, 4)}
+    about = {**(facts or {}), "k": k, "width": width, "layers": layers, "every": every, "seed": seed}
+    about |= {"answers": len(answers), "wrong": round(float(wrong.mean()), 4), "steps": (epoch + 1) * per_epoch}
     unset = LOSHead(kept, Threshold(0.5, rate, 0, data), about)
     harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
-    return LOSHead(kept, Threshold.calibrated(scores(unset, harmless), rate, data), about)
+    set_on = Threshold.calibrated(highest(unset, harmless), rate, data, chat=chat, tokens=tokens)
+    return LOSHead(kept, set_on, about)
 
 
 def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,6 +95,11 @@ def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tens
 def scores(head: LOSHead, answers: Ordered[Answered]) -> list[float]:
     """The score of each whole answer, as its monitor comes by it."""
     return [head.score(list(_cut(each.signatures, head.facts["k"])[:MOST_TOKENS])) for each in answers]
+
+
+def highest(head: LOSHead, answers: Ordered[Answered]) -> list[float]:
+    """The highest score of each answer while it is written, which decides whether its monitor flags it."""
+    return [head.highest(list(_cut(each.signatures, head.facts["k"])[:MOST_TOKENS])) for each in answers]
 
 
 def _cut(signatures: torch.Tensor, k: int) -> torch.Tensor:

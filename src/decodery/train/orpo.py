@@ -1,8 +1,10 @@
-"""ORPO on the trees of a search: the step that it found best is learned, against the worst one beside it."""
+"""ORPO on the trees of a search: the step behind which it found most is learned, against the worst one beside it."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -22,6 +24,7 @@ from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, encoded, tokenizer
 from ..sample.sampler import Sampler
 from ..search.base import Search
+from ..search.steps import StepSearch, aggregated
 from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
 from .puzzle_model import check_folder, log_probability, save
@@ -31,7 +34,7 @@ PAIRS = "pairs.json"
 
 @dataclass(frozen=True)
 class ORPORecipe:
-    """One round. problems: puzzles that are searched. margin: of scores, below which two steps say nothing. weight: of
+    """One round. problems: puzzles that are searched. margin: of values, below which two steps say nothing. weight: of
     the odds, 0 for learning the better steps alone. COS(M+O)S gives no numbers but that it does several rounds.
     """
 
@@ -57,21 +60,79 @@ class Pair:
     worse: list[int]
 
 
-def pairs(prompt: Ordered[int], grown: Ordered[Grown], margin: float) -> list[Pair]:
-    """Behind every text that a search went on from in several ways: the best and the worst of them by its scorer."""
-    found, ways = [], dict[int, list[int]]()
+@dataclass(frozen=True)
+class Found:
+    """What a search found of one part of its tree. walks: through it or to it; value: the mean of what these backed up,
+    its own where there was none.
+    """
+
+    walks: int
+    value: float
+
+
+def backed_up(grown: Ordered[Grown], visits: Ordered[int], worth: Callable[[list[float]], float]) -> dict[int, Found]:
+    """What a search found, by the number of each part that was scored.
+
+    Args:
+        grown: the parts of the tree.
+        visits: the part that each walk of the search came to. A search without walks counts as one walk to every text
+            that was scored and that no scored part goes on from.
+        worth: of the scores of a text's parts, in order, see `aggregated`.
+
+    Returns:
+        The number of walks and the mean value of each scored part, as `mcts` has them.
+    """
+    own, above = dict[int, float](), dict[int, list[int]]()
     for number, part in enumerate(grown):
         if part.score is not None and part.tokens:
-            ways.setdefault(part.parent, []).append(number)
+            above[number] = [*above.get(part.parent, ()), number]
+            own[number] = worth([grown[each].score or 0.0 for each in above[number]])
+    parents = {grown[number].parent for number in own}
+    walks, totals = Counter[int](), dict.fromkeys(own, 0.0)
+    for end in visits or [number for number in own if number not in parents]:
+        for number in above.get(end, ()):
+            walks[number] += 1
+            totals[number] += own[end]
+    return {
+        number: Found(walks[number], totals[number] / walks[number] if walks[number] else value)
+        for number, value in own.items()
+    }
+
+
+def pairs(
+    prompt: Ordered[int],
+    grown: Ordered[Grown],
+    margin: float,
+    visits: Ordered[int] = (),
+    worth: Callable[[list[float]], float] = lambda scores: scores[-1],
+) -> list[Pair]:
+    """The best and the worst way on from every text that a search went on from in several ways.
+
+    Args:
+        prompt: token ids before the tree.
+        grown: the parts of the tree.
+        margin: smallest difference of their values.
+        visits: see `backed_up`.
+        worth: see `backed_up`.
+
+    Returns:
+        Pairs by what the search found behind the steps. The better step was walked where any step beside it was; of
+        equal values the step with more walks is the better one.
+    """
+    known = backed_up(grown, visits, worth)
+    made, ways = [], dict[int, list[int]]()
+    for number in known:
+        ways.setdefault(grown[number].parent, []).append(number)
     for parent, numbers in ways.items():
-        ranked = sorted(numbers, key=lambda number: grown[number].score or 0.0)
-        best, worst = grown[ranked[-1]], grown[ranked[0]]
-        if (best.score or 0.0) - (worst.score or 0.0) >= margin:
+        walked = [number for number in numbers if known[number].walks] or numbers
+        best = max(walked, key=lambda number: (known[number].value, known[number].walks))
+        worst = min(numbers, key=lambda number: known[number].value)
+        if known[best].value - known[worst].value >= margin:
             begin, at = list[int](), parent
             while at >= 0:
                 begin, at = [*grown[at].tokens, *begin], grown[at].parent
-            found.append(Pair([*prompt, *begin], best.tokens, worst.tokens))
-    return found
+            made.append(Pair([*prompt, *begin], grown[best].tokens, grown[worst].tokens))
+    return made
 
 
 def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
@@ -141,10 +202,16 @@ def _searched(
 ) -> list[Pair]:
     """The pairs of all trees, kept in `out` once they are there."""
     path = out / PAIRS
-    made = f"{model.fingerprint} {puzzle!r} {search!r} {recipe.problems} {recipe.margin} {recipe.seed}"
+    made = f"backed up {model.fingerprint} {puzzle!r} {search!r} {recipe.problems} {recipe.margin} {recipe.seed}"
     if path.is_file() and (known := json.loads(path.read_text("utf-8")))["made"] == made:
         return [Pair(**each) for each in known["pairs"]]
     found, bound = list[Pair](), search.bind(tokenizer())
+    if not isinstance(bound, StepSearch):
+        raise SettingsError("orpo learns from searches over steps, such as mcts and step-beam: name one of them")
+
+    def worth(scores: list[float]) -> float:
+        return aggregated(bound.aggregate, scores, bound.judge)
+
     for number, prompt in enumerate(islice(drawn(puzzle, "train", recipe.seed), recipe.problems)):
         tokens = encoded(prompt)
         request = Request(
@@ -155,7 +222,7 @@ def _searched(
             seed=(recipe.seed << 32) + (number << 20),
         )
         best = bound.run(Engine(model, detokenizer=tokenizer().stream), request)[0]
-        found += pairs(tokens, best.trace.grown, recipe.margin)
+        found += pairs(tokens, best.trace.grown, recipe.margin, best.trace.visits, worth)
         progress("searching", number + 1, recipe.problems)
     write_text(path, json.dumps({"made": made, "pairs": [asdict(pair) for pair in found]}))
     return found

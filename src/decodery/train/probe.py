@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
-from ..errors import SettingsError
 from ..model.threads import one_thread
+from ..monitor.los import LOSHead
 from ..monitor.probe import Probe
 from ..monitor.threshold import Threshold
 from .activations import Answered
-from .ranking import auroc, parts
+from .evaluation import Evaluation
+from .ranking import auroc, parts, require_kinds
 
 Rows = Literal["prompt", "new"]
+Part = TypeVar("Part", Probe, LOSHead)
+Scores = Callable[[Part, Ordered[Answered]], list[float]]
 INNER: dict[Rows, tuple[int, ...]] = {"prompt": (256,), "new": (128,)}
 """Widths of the hidden layers: FactCheckmate's and TruthPrInt's."""
 _EVERY, _BATCH = 20, 64
@@ -35,26 +39,24 @@ def train_probe(
     lr: float = 1e-3,
     seed: int = 0,
     data: str = "",
+    chat: bool | None = None,
+    tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """The probe of the site at which wrong answers of the validation part rank highest (AUROC; all sites in `facts`).
+    """The probe of the site at which wrong answers of the validation part rank highest (AUROC; all in `facts`).
 
     rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of each
     token, labelled as its answer is. inner: widths of hidden layers, () for a linear probe. Binary cross-entropy, AdamW
     with weight decay 1e-2; of `steps` steps the one that ranks validation best is kept. rate: of right answers that the
     threshold flags at most, each by its highest score, set on the calibration part. model: the fingerprint of the
-    model. Answers are split by group.
+    model. chat, tokens: whether the prompts had the chat template, and how long answers could be, which is what the
+    threshold is for. Answers are split by group.
 
     Raises SettingsError where a part lacks right or wrong answers.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = np.array([each.wrong for each in answers])
-    for name in ("train", "validation"):
-        if len(set(wrong[part == name])) < 2:
-            raise SettingsError(
-                f"the {name} part of {len(answers)} answers has no two kinds to tell apart: give more questions, some "
-                "of which the model can answer and some not"
-            )
+    require_kinds(wrong, part)
     swept: dict[str, float] = {}
     best: tuple[float, str, dict[str, torch.Tensor]] | None = None
     for site in sites:
@@ -66,9 +68,41 @@ def train_probe(
     value, site, tensors = best
     unset = Probe(tensors, site, rows, Threshold(0.5, rate, 0, data))
     harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
-    threshold = Threshold.calibrated(worst(unset, harmless), rate, data)
-    about = {**(facts or {}), "answers": len(answers), "wrong": round(float(wrong.mean()), 4), "validation": swept}
+    # What reads the prompt alone has its one score whatever the answer's length.
+    tokens = None if rows == "prompt" else tokens
+    threshold = Threshold.calibrated(worst(unset, harmless), rate, data, chat=chat, tokens=tokens)
+    about = {**(facts or {}), "answers": len(answers), "wrong": round(float(wrong.mean()), 4), "selection": swept}
     return Probe(tensors, site, rows, threshold, about | {"seed": seed}, model)
+
+
+def evaluated(
+    answers: Ordered[Answered], train: Callable[[Ordered[Answered]], Part], score: Scores[Part], seed: int
+) -> tuple[Part, dict[str, Any]]:
+    """A part trained on answers, a probe or a LOS-Net, and its report; see `Evaluation.run`.
+
+    Args:
+        answers: what is learned from and tested on.
+        train: makes the part.
+        score: of each answer, the one that decides whether the part's monitor flags it.
+        seed: of the split and of the control.
+
+    Returns:
+        The part, and its report beside the lengths of prompt and answer and the model's own doubt.
+    """
+    trial = Evaluation[Answered, Part](
+        train,
+        score,
+        label=lambda each: each.wrong,
+        group=lambda each: each.question.group,
+        relabel=lambda one, other: replace(one, wrong=other.wrong),
+        baselines={
+            "length of the prompt": lambda each: len(each.question.prompt),
+            "length of the answer": lambda each: len(each.tokens),
+            "mean log-probability": lambda each: -float(each.signatures[:, -5].mean()),
+        },
+        limit=lambda part: part.threshold.value,
+    )
+    return trial.run(answers, seed, "answers")
 
 
 def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -28,6 +29,7 @@ from ..puzzles import drawn
 from ..puzzles.alphabet import END_ID, encoded, tokenizer
 from ..puzzles.robot import ACTIONS, FACINGS, Robot, State, given
 from ..sample.sampler import Sampler
+from .evaluation import Evaluation
 from .ranking import parts
 
 _TOGETHER, _BATCH, _EVERY = 32, 256, 50
@@ -149,21 +151,79 @@ def train_program_probe(
             best = value, site, tensors
     assert best is not None
     _, site, tensors = best
-    about = {**(facts or {}), "fields": sizes, "programs": len(programs), "validation": swept, "seed": seed}
+    about = {**(facts or {}), "fields": sizes, "programs": len(programs), "selection": swept, "seed": seed}
     about |= {"right": round(float(np.mean([each.right for each in programs])), 4)}
     unset = Probe(tensors, site, "new", Threshold(0.5, rate, 0, ""), about, model)
     harmless = [each for each in of["calibration"] if each.right]
-    threshold = Threshold.calibrated(misses(unset, harmless), rate, "right programs of the model's own")
+    named = "right programs of the model's own"
+    threshold = Threshold.calibrated(misses(unset, harmless), rate, named)
+    about["always"] = Threshold.calibrated(misses(unset, harmless, always=True), rate, named).facts()
     return Probe(tensors, site, "new", threshold, about, model)
 
 
-def misses(probe: Probe, programs: Ordered[Program]) -> list[float]:
-    """The score of each finished program, as its monitor comes by it."""
+def misses(probe: Probe, programs: Ordered[Program], *, always: bool = False) -> list[float]:
+    """The score of each finished program, as its monitor comes by it; always: the highest of its beginnings' scores."""
     found = []
     for each in programs:
-        likely = probe.likely(each.rows[probe.site][-1:])
+        likely = probe.likely(each.rows[probe.site] if always else each.rows[probe.site][-1:])
         goal = given(each.prompt)[1]
-        found.append(1 - float(np.prod([float(part[0, wanted]) for part, wanted in zip(likely, goal, strict=True)])))
+        reached = torch.stack([part[:, wanted] for part, wanted in zip(likely, goal, strict=True)]).prod(dim=0)
+        found.append(1 - float(reached.min()))
+    return found
+
+
+def evaluated(
+    programs: Ordered[Program], robot: Robot, train: Callable[[Ordered[Program]], Probe], seed: int
+) -> tuple[Probe, dict[str, Any]]:
+    """A probe of programs, and its report; see `Evaluation.run`.
+
+    Args:
+        programs: what is learned from and tested on.
+        robot: what they are for.
+        train: makes the probe.
+        seed: of the split and of the control.
+
+    Returns:
+        The probe, and its report of programs: which ones lead elsewhere. Under "states" stands of each field how many
+        states it reads rightly, each class weighed alike, beside the most frequent one at that place of a program.
+    """
+    trial = Evaluation[Program, Probe](
+        train,
+        misses,
+        label=lambda each: not each.right,
+        group=lambda each: each.prompt,
+        # Begun elsewhere, so that none of its states is where it leads.
+        relabel=lambda one, other: replace(one, prompt=other.prompt, right=other.right),
+        baselines={
+            "length": lambda each: len(each.text),
+            "mean log-probability": lambda each: each.doubt,
+        },
+        limit=lambda probe: probe.threshold.value,
+    )
+    probe, report = trial.run(programs, seed, "programs")
+    part = parts([each.prompt for each in programs], seed)
+    learned, test = (
+        [each for each, own in zip(programs, part, strict=True) if own == name] for name in ("train", "test")
+    )
+    known, usual = accuracies(probe, test, robot), _by_place(learned, test, robot)
+    states = {name: {"read": round(known[name], 4), "most frequent at its place": usual[name]} for name in known}
+    return probe, report | {"states": states}
+
+
+def _by_place(learned: Ordered[Program], test: Ordered[Program], robot: Robot) -> dict[str, float]:
+    """Of every field the share that is told by the place in the program alone, each class weighed alike."""
+    seen = [states for each in learned for states in enumerate(each.states(robot)[:-1])]
+    found = {}
+    for at, name in enumerate(("x", "y", "facing")):
+        counts: dict[int, Counter[int]] = {}
+        for place, state in seen:
+            counts.setdefault(place, Counter())[state[at]] += 1
+        most = {place: count.most_common(1)[0][0] for place, count in counts.items()}
+        pairs = [
+            (most.get(place, 0), state[at]) for each in test for place, state in enumerate(each.states(robot)[:-1])
+        ]
+        guesses, labels = torch.tensor(pairs).T
+        found[name] = round(_balanced(guesses, labels), 4)
     return found
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
+from ..errors import SettingsError
+
 PARTS = {"train": 0.5, "validation": 0.15, "calibration": 0.15, "test": 0.2}
 """Shares of the groups. The threshold is set on answers that nothing else was chosen by."""
 
@@ -17,6 +19,16 @@ def parts(groups: Ordered[str], seed: int = 0) -> np.ndarray:
     made = [hashlib.blake2b(f"{seed} {group}".encode(), digest_size=8).digest() for group in groups]
     places = np.array([int.from_bytes(each) / 2**64 for each in made])
     return np.array(list(PARTS))[np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)]
+
+
+def require_kinds(wrong: np.ndarray, part: np.ndarray) -> None:
+    """Raise SettingsError where the train or validation part of answers, [n] of wrong and of names, has one kind."""
+    for name in ("train", "validation"):
+        if len(set(wrong[part == name].tolist())) < 2:
+            raise SettingsError(
+                f"the {name} part of {len(part)} answers has no two kinds to tell apart: give more questions, some "
+                "of which the model can answer and some not"
+            )
 
 
 def auroc(scores: Ordered[float], wrong: Ordered[bool]) -> float:
@@ -67,11 +79,13 @@ def within(scores: Ordered[float], wrong: Ordered[bool], strata: Ordered[str]) -
 def interval(
     scores: Ordered[float], wrong: Ordered[bool], groups: Ordered[str], *, draws: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """The 95% bootstrap interval of `auroc`, whole groups drawn with replacement."""
+    """The 95 % bootstrap interval of `auroc`, whole groups drawn with replacement; nan without both kinds."""
     names, member = np.unique(np.asarray(groups), return_inverse=True)
     rows = [np.flatnonzero(member == number) for number in range(len(names))]
     values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
     random, found = np.random.default_rng(seed), []
+    if len(set(labels.tolist())) < 2:
+        return float("nan"), float("nan")
     for _ in range(draws):
         taken = np.concatenate([rows[at] for at in random.integers(0, len(rows), len(rows))])
         found.append(auroc(values[taken], labels[taken]))

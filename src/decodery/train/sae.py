@@ -30,10 +30,13 @@ _PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "let
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt behind which a behaviour completes, or one of the same form behind which it cannot."""
+    """A prompt behind which a behaviour completes, or one of the same form behind which it cannot. group: what must not
+    be both learned from and tested on.
+    """
 
     prompt: str
     positive: bool
+    group: str = ""
 
 
 def built_in_examples(count: int, seed: int = 0) -> list[Example]:
@@ -48,19 +51,21 @@ def built_in_examples(count: int, seed: int = 0) -> list[Example]:
         place, thing = random.choice(_PLACES), random.choice(_THINGS)
         for who, positive in ((other, True), (third, False)):
             text = f"When {one} and {other} went to the {place}, {who} gave a {thing} to"
-            found.append(Example(text, positive))
+            found.append(Example(text, positive, f"{one} {other} {third}"))
     return found[:count]
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Of a file of JSON lines {"prompt": text, "positive": true or false}."""
+    """Of a file of JSON lines {"prompt": text, "positive": true or false, "group": text}; a group may be left out."""
     found = []
     for number, entry in read_json_lines(path):
         known = entry if isinstance(entry, dict) else {}
-        prompt, positive = known.get("prompt"), known.get("positive")
-        if not isinstance(prompt, str) or not prompt or not isinstance(positive, bool):
-            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "positive": true or false}}')
-        found.append(Example(prompt, positive))
+        prompt, positive, group = known.get("prompt"), known.get("positive"), known.get("group", f"line {number}")
+        if not isinstance(prompt, str) or not prompt or not isinstance(positive, bool) or not isinstance(group, str):
+            raise CorruptFile(
+                f'line {number} of {path} is not {{"prompt": text, "positive": true or false, "group": text}}'
+            )
+        found.append(Example(prompt, positive, group))
     return found
 
 
@@ -78,11 +83,26 @@ def head_rows(lm: LM, prompts: Ordered[str], progress: Progress = silent) -> tor
     return torch.stack(found)
 
 
+def watched(codes: HeadCodes, top: int) -> list[int]:
+    """Numbers of the heads that are watched, over all layers."""
+    return [layer * codes.facts["heads"] + head for (layer, head), score in codes.ranked()[:top] if score > 0]
+
+
+def highest(codes: HeadCodes, texts: Ordered[torch.Tensor], top: int) -> list[float]:
+    """The highest score of each text, as its monitor comes by it. texts: [tokens, heads, dim] each."""
+    order = watched(codes, top)
+    return [
+        float(shares(codes.tensors["own"], codes.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]), order).max())
+        for rows in texts
+    ]
+
+
 def train_sae(
     rows: torch.Tensor,
     positive: Ordered[bool],
     *,
     heads: int,
+    texts: Ordered[torch.Tensor] | None = None,
     model: str = "",
     rate: float = 0.1,
     top: int = 10,
@@ -92,13 +112,17 @@ def train_sae(
     lr: float = 1e-3,
     seed: int = 0,
     data: str = "",
+    chat: bool | None = None,
+    tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> HeadCodes:
     """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
 
     rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
-    comparable: a head that writes much the same everywhere has one code. top: heads that the threshold is for, and
-    pairs of heads that `facts` list as edges; rate: of examples without the behaviour that it flags at most. Raises
+    comparable: a head that writes much the same everywhere has one code. texts: what heads write in the whole text of
+    each example, [tokens, layers * heads, dim]: the threshold is set on the highest score of each, or without them on
+    that of the example's own row. chat, tokens: of these texts, see `Threshold`. top: heads that the threshold is for,
+    and pairs of heads that `facts` list as edges; rate: of examples without the behaviour that it flags at most. Raises
     SettingsError where a half lacks one of the two kinds, or is too small for the rate.
     """
     labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
@@ -115,13 +139,11 @@ def train_sae(
     codes = unset.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
     tensors |= own_codes(codes[learned], labels[learned], features)
     held = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
-    order = [layer * heads + head for (layer, head), score in held.ranked()[:top] if score > 0]
-    values = shares(tensors["own"], codes, order)
-    threshold = Threshold.calibrated(values[~learned & ~labels].tolist(), rate, data)
+    others = torch.nonzero(~learned & ~labels)[:, 0].tolist()
+    values = highest(held, [rows[at][None] if texts is None else texts[at] for at in others], top)
+    threshold = Threshold.calibrated(values, rate, data, chat=chat, tokens=tokens)
     about |= {
         "examples": len(labels),
-        "found": [[layer, head, round(score, 4)] for (layer, head), score in held.ranked()[:top]],
-        "caught": round(float((values[~learned & labels] > threshold.value).double().mean()), 4),
         "edges": [
             [*divmod(one, heads), *divmod(other, heads), round(score, 4)]
             for (one, other), score in edges(codes[learned], labels[learned], top)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +14,14 @@ import torch
 from ..errors import CorruptFile
 from ..model.store import Progress, silent
 from ..monitor.probe import Probe
+from ..monitor.recorder import Recorder
 from ..monitor.threshold import Threshold
 from ..monitor.turns import TurnRecorder, Turns
 from .activations import Answered
 from .checkable import Question
+from .evaluation import Evaluation
 from .lines import read_json_lines
-from .probe import train_probe
+from .probe import train_probe, worst
 from .ranking import parts
 
 if TYPE_CHECKING:
@@ -139,10 +141,13 @@ def read_talks(path: Path) -> list[Talk]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heard:
-    """A talk as the model read it. states: {site: [2 * width]} at the end of every turn, see `Turns`."""
+    """A talk as the model read it. states: {site: [2 * width]} at the end of every turn, see `Turns`. doubt: -log p of
+    the first token that the model would answer, in nats.
+    """
 
     talk: Talk
     states: tuple[dict[str, torch.Tensor], ...]
+    doubt: float = 0.0
 
 
 def hear(lm: LM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[Heard]:
@@ -150,14 +155,14 @@ def hear(lm: LM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress =
     found = []
     for number, talk in enumerate(talks):
         engine = lm.engine()
-        request = lm.request_for(
-            talk.messages(), max_new_tokens=1, drafter=None, monitor=TurnRecorder(tuple(sites)), ignore_eos=True
-        )
+        watching = [TurnRecorder(tuple(sites)), Recorder((), 1)]
+        request = lm.request_for(talk.messages(), max_new_tokens=1, drafter=None, monitor=watching, ignore_eos=True)
         seq = engine.submit(request)
         engine.run([seq])
         assert seq.watch is not None
         turns: Turns = seq.watch.state(0)
-        found.append(Heard(talk, turns.found))
+        _, ((numbers, _),) = seq.watch.state(1)
+        found.append(Heard(talk, turns.found, -float(numbers[-5])))
         progress("reading conversations", number + 1, len(talks))
     return found
 
@@ -182,7 +187,7 @@ def train_sequential(
     data: str = "",
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """A probe that tells complete beginnings from others; its threshold is of whole conversations.
+    """A probe that tells complete beginnings from others; its threshold is of whole conversations, as chats.
 
     rate: of conversations that never become what is looked for, those flagged at some turn at most, set on the
     calibration part. Raises SettingsError where a part has too few.
@@ -192,7 +197,56 @@ def train_sequential(
     harmless = [
         each for each, own in zip(heard, part, strict=True) if own == "calibration" and each.talk.completes is None
     ]
-    return replace(found, threshold=Threshold.calibrated(highest(found, harmless), rate, data))
+    return replace(found, threshold=Threshold.calibrated(highest(found, harmless), rate, data, chat=True))
+
+
+def evaluated(
+    heard: Ordered[Heard], train: Callable[[Ordered[Heard]], Probe], seed: int
+) -> tuple[Probe, dict[str, Any]]:
+    """A probe of conversations, and its report; see `Evaluation.run`.
+
+    Args:
+        heard: what is learned from and tested on.
+        train: makes the probe.
+        seed: of the split and of the control.
+
+    Returns:
+        The probe, and its report of conversations. Under "turns" stands how well it tells whether a beginning is
+        complete, which the number of turns alone may tell nearly as well.
+    """
+    trial = Evaluation[Heard, Probe](
+        train,
+        highest,
+        label=lambda each: each.talk.completes is not None,
+        group=lambda each: each.talk.group,
+        relabel=relabelled,
+        baselines={
+            "number of turns": lambda each: len(each.talk.turns),
+            "length in words": lambda each: sum(len(turn.split()) for turn in each.talk.turns),
+            "log-probability of the answer's first token": lambda each: each.doubt,
+        },
+        limit=lambda probe: probe.threshold.value,
+    )
+    probe, report = trial.run(heard, seed, "conversations")
+    turns = Evaluation[Answered, Probe](
+        lambda items: probe,
+        worst,
+        label=lambda each: each.wrong,
+        group=lambda each: each.question.group,
+        relabel=lambda one, other: one,
+        baselines={
+            "number of the turn": lambda each: float(each.question.stratum),
+            "length of the turn": lambda each: len(each.question.prompt),
+        },
+    )
+    return probe, report | {"turns": turns.tested(probe, judged(heard), seed)}
+
+
+def relabelled(one: Heard, other: Heard) -> Heard:
+    """A conversation that is complete where another one is, or at its end where it has fewer turns."""
+    place = other.talk.completes
+    completes = None if place is None else min(place, len(one.talk.turns) - 1)
+    return replace(one, talk=replace(one.talk, completes=completes))
 
 
 def _beginnings(heard: Ordered[Heard]) -> Iterator[Answered]:

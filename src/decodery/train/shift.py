@@ -38,6 +38,7 @@ def train_shift(
     lm: LM,
     answers: Ordered[Answered],
     *,
+    chat: bool = False,
     steps: int = 400,
     lr: float = 1e-3,
     seed: int = 0,
@@ -46,15 +47,15 @@ def train_shift(
 ) -> Shift:
     """The MLP, of three layers, that makes right answers likelier where the model was wrong.
 
-    answers: to learn from, those of one part; of questions answered wrongly it learns the right answer, token by token,
-    and of those answered rightly to leave the distribution as it is (0.1 of the divergence from it). The model itself
-    is frozen, and only its final norm and head are differentiated. Raises SettingsError without wrong answers,
-    UnsupportedModel for a model whose head gives no gradients.
+    chat: whether the questions have the chat template. answers: to learn from, those of one part; of questions answered
+    wrongly it learns the right answer, token by token, and of those answered rightly to leave the distribution as it is
+    (0.1 of the divergence from it). The model itself is frozen, and only its final norm and head are differentiated.
+    Raises SettingsError without wrong answers, UnsupportedModel for a model whose head gives no gradients.
     """
     model = lm.model
     if not is_open(model) or not model.capabilities.gradients:
         raise UnsupportedModel("a shift is trained through the model's head: load the model with dtype=float32")
-    taught = _taught(lm, answers, progress)
+    taught = _taught(lm, answers, chat, progress)
     if not taught.wrong.any():
         raise SettingsError("a shift has nothing to learn from: give questions that the model answers wrongly")
     random = torch.Generator().manual_seed(seed)
@@ -96,12 +97,15 @@ def _loss(model: OpenModel, tensors: dict[str, torch.Tensor], taught: _Taught, b
 
 
 @torch.no_grad()
-def _taught(lm: LM, answers: Ordered[Answered], progress: Progress) -> _Taught:
-    """The states behind each prompt and the right answer's tokens, up to the end of its line."""
+def _taught(lm: LM, answers: Ordered[Answered], chat: bool, progress: Progress) -> _Taught:
+    """The states behind each prompt and the right answer's tokens, up to the end of its line or turn."""
     states, tokens, wrong = [], list[int](), list[bool]()
     for number, each in enumerate(answers):
-        prompt = lm.encode(each.question.prompt, raw=True)
-        whole = lm.encode(f"{each.question.prompt} {each.question.answer}\n", raw=True)
+        prompt = lm.encode(each.question.prompt, raw=not chat)
+        if chat:
+            whole = [*prompt, *lm.tokenizer.encode(each.question.answer, special=False), *lm.tokenizer.eos_ids[:1]]
+        else:
+            whole = lm.encode(f"{each.question.prompt} {each.question.answer}\n", raw=True)
         # Where the answer's beginning changes how the prompt's end is cut, it cannot be learned from.
         if whole[: len(prompt)] != prompt:
             continue

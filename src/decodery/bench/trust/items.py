@@ -36,6 +36,11 @@ _ASIDE = (
     "She bought two lemons and a newspaper.",
     "A blue bicycle stood in front of the library.",
 )
+_ALSO_RIGHT = dict.fromkeys(("salmon", "eagle", "ant"), ("animal",)) | {
+    **{"hammer": ("instrument",), "piano": ("furniture",)},
+    **{"loud": ("soft",), "up": ("low",), "high": ("down",)},
+}
+"""Answers of other subjects that are no wrong answers to these."""
 CHOICES = 4
 
 
@@ -65,7 +70,7 @@ class Question:
             others = [each for each in _table(self.kind) if each[0] != self.subject]
             shown = random.sample(others, 4)
             wrong = random.sample(range(4), 2)
-            answers = [shown[(at + 1) % 4][1] if at in wrong else shown[at][1] for at in range(4)]
+            answers = [_other(shown, at) if at in wrong else shown[at][1] for at in range(4)]
             told = [
                 f"{_ASKED[self.kind].format(one)} {answer}." for (one, _), answer in zip(shown, answers, strict=True)
             ]
@@ -83,7 +88,8 @@ def questions(seed: int = 0) -> list[Question]:
         table = _table(kind)
         for subject, answer in table:
             random = Random(f"{seed} {subject}")
-            wrong = random.sample([other for _, other in table if other != answer], CHOICES - 1)
+            right = (answer, *_ALSO_RIGHT.get(subject, ()))
+            wrong = random.sample([other for _, other in table if other not in right], CHOICES - 1)
             found.append(Question(kind, subject, (answer, *wrong)))
     return found
 
@@ -91,6 +97,13 @@ def questions(seed: int = 0) -> list[Question]:
 def _table(kind: str) -> list[tuple[str, str]]:
     pairs = (each.split() for each in _TABLES[kind].replace("\n", " ").split(","))
     return [(subject, answer) for subject, answer in pairs]
+
+
+def _other(shown: list[tuple[str, str]], at: int) -> str:
+    """A wrong answer to the subject at a place, that of the next of the others."""
+    subject, answer = shown[at]
+    following = (shown[(at + step) % len(shown)][1] for step in range(1, len(shown)))
+    return next(other for other in following if other not in (answer, *_ALSO_RIGHT.get(subject, ())))
 
 
 def _swapped(word: str, random: Random) -> str:

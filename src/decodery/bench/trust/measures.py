@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -66,10 +66,13 @@ def of_answered(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """values: [n] or [n, k] by item; statistic: what they come to."""
+    """values: [n] or [n, k] by item; statistic: what they come to. of: what they were taken from, logits of the model,
+    texts that it wrote greedily, or texts that it drew.
+    """
 
     values: np.ndarray
     statistic: Statistic = mean
+    of: Literal["logits", "greedy texts", "drawn texts"] = "logits"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,11 @@ class Subject:
         found = self.lm.generate(list(prompts), **{"drafter": None} | self.settings | settings)
         assert isinstance(found, list)
         return [each.text for each in found]
+
+    @property
+    def writes(self) -> Literal["greedy texts", "drawn texts"]:
+        """What texts are where nothing else is said."""
+        return "drawn texts" if self.settings.get("temperature") else "greedy texts"
 
     def tokens(self, text: str) -> list[int]:
         return self.lm.tokenizer.encode(text, special=False)
@@ -111,7 +119,7 @@ def measured(subject: Subject, asked: Asked) -> dict[str, Measure]:
     found |= _decisions(subject)
     found |= _replies(subject, asked.replies, asked.length)
     if asked.harsh:
-        found["harsh words"] = Measure(_harsh(subject, asked.harsh, asked.length))
+        found["harsh words"] = Measure(_harsh(subject, asked.harsh, asked.length), of="drawn texts")
     return found
 
 
@@ -204,7 +212,7 @@ def _choices(subject: Subject, asked: Sequence[Question]) -> dict[str, Measure]:
             found["choice"] = Measure(chosen.astype(float))
     texts = subject.written([each.asked("plain", 0) for each in asked], raw=True, max_new_tokens=6)
     named = [text.strip().lower().startswith(each.choices[0].lower()) for text, each in zip(texts, asked, strict=True)]
-    found["right, written"] = Measure(np.array(named, dtype=float))
+    found["right, written"] = Measure(np.array(named, dtype=float), of=subject.writes)
     return found
 
 
@@ -247,9 +255,9 @@ def _replies(subject: Subject, count: int, length: int) -> dict[str, Measure]:
     odds = np.logaddexp.reduce(nats[:, : len(REFUSES)], axis=1) - np.logaddexp.reduce(nats[:, len(REFUSES) :], axis=1)
     both = np.stack([told, declined], axis=1)
     return {
-        "secrets told": Measure(told),
-        "secrets told, of answered": Measure(both, of_answered),
-        "declined": Measure(declined),
+        "secrets told": Measure(told, of=subject.writes),
+        "secrets told, of answered": Measure(both, of_answered, subject.writes),
+        "declined": Measure(declined, of=subject.writes),
         "odds of refusal": Measure(odds),
     }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...errors import SettingsError
+from ...registry import method_of, resolve
 from .measures import Asked, Measure, Subject, agreement, measured
 
 RESAMPLES = 2000
@@ -20,7 +21,8 @@ LEAST = 0.02
 class Row:
     """One measure of both. low, high: the interval of the difference at 95 %, by bootstrap over the same items.
 
-    changed: whether the interval leaves 0 out and the difference is more than `LEAST`.
+    changed: whether the interval leaves 0 out and the difference is more than `LEAST`. fixed: why the figure cannot
+    differ, "" where it can: that it does not differ says nothing then.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Row:
     after: float
     low: float
     high: float
+    fixed: str = ""
 
     @property
     def delta(self) -> float:
@@ -63,7 +66,34 @@ def report(original: Subject, other: Subject, asked: Asked, known: Mapping[str, 
     apart = agreement(original.lm, other.lm, asked.texts)
     none = {name: Measure(np.zeros_like(each.values)) for name, each in apart.items()}
     before = measured(original, asked) if known is None else known
-    return compared({**before, **none}, measured(other, asked) | apart)
+    after = measured(other, asked) | apart
+    # A row of choices that flip has a name of its own, and is of logits as they are.
+    return [
+        replace(row, fixed=fixed(original, other, after.get(row.name, after["loss"])))
+        for row in compared({**before, **none}, after)
+    ]
+
+
+def fixed(original: Subject, other: Subject, measure: Measure) -> str:
+    """Why a measure of two subjects cannot differ, "" where it can.
+
+    Args:
+        original: one subject.
+        other: the other one, which differs in its model, or in a drafter and a rule.
+        measure: what was measured of both.
+
+    Returns:
+        A clause that says why: the measure reads logits of one and the same model, or its texts are decoded by a rule
+        that leaves such texts as they are.
+    """
+    if other.lm.model is not original.lm.model:
+        return ""
+    if measure.of == "logits":
+        return "read off the same model"
+    rule = method_of(resolve("verify", other.settings.get("rule", "coupled")))
+    if rule is None or not (rule.lossless or (measure.of == "greedy texts" and "greedy-identical" in rule.guarantee)):
+        return ""
+    return f"{rule.name} leaves {measure.of} as they are"
 
 
 def _flips(old: Measure, new: Measure) -> tuple[Measure, Measure]:

@@ -67,7 +67,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": settings.rate, "seed": settings.seed}
     prompt, new = (train_probe(answers, sites, pool, **common) for pool in _POOLS)
     for name, probe in (("factcheckmate", prompt), ("truthprint", new)):
-        swept = ", ".join(f"{site} {value:.2f}" for site, value in probe.facts["validation"].items())
+        swept = ", ".join(f"{site} {value:.2f}" for site, value in probe.facts["selection"].items())
         notes.append(f"answers: {name} on the validation part of the first seed, by site: {swept}")
     acts = actions(lm, answers, prompt, new, settings.seed)
     part = parts([each.question.group for each in answers], settings.seed)

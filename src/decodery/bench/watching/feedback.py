@@ -71,7 +71,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     moved_along = {kind: axes[kind] for kind in _CONTROLLED}
     projected = {kind: each.logits(states[best.site])[free, 0].numpy() for kind, each in moved_along.items()}
     moved = controlled(lm, [statements[at] for at in free], projected, moved_along, trials, settings.seed, progress)
-    notes = [f"feedback: the label is told along lr at {best.facts['validation']} of the half not learned from"]
+    notes = [f"feedback: the label is told along lr at {best.facts['selection']} of the half not learned from"]
     return rows, acts + [{"testbed": CONTROL, **each} for each in moved], notes
 
 

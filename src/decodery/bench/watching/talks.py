@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from ...lm import LM
 from ...model.store import Progress
 from ...train.ranking import parts
-from ...train.sequential import Heard, Talk, built_in_talks, hear, highest, train_sequential
+from ...train.sequential import Heard, built_in_talks, hear, highest, relabelled, train_sequential
 from .figures import Judged, Row, detection, logistic, word_scores
 from .judge import Judge
 from .settings import WatchSettings
@@ -128,9 +127,4 @@ def _judged(heard: list[Heard], scores: list[float], limit: float | None = None)
 def _shuffled(heard: list[Heard], seed: int) -> list[Heard]:
     """The same with labels of other conversations."""
     order = np.random.default_rng(seed).permutation(len(heard))
-    found = []
-    for each, at in zip(heard, order, strict=True):
-        other, last = heard[at].talk.completes, len(each.talk.turns) - 1
-        talk: Talk = replace(each.talk, completes=None if other is None else min(other, last))
-        found.append(replace(each, talk=talk))
-    return found
+    return [relabelled(each, heard[at]) for each, at in zip(heard, order, strict=True)]
