@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 from weakref import ref
 
 from .asking import Asking
@@ -40,6 +40,12 @@ _AHEAD = 8 * MOST_TEXTS
 
 class LM(Asking):
     """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
+
+    @overload
+    def generate(self, prompt: Iterator[Prompt], **settings: Any) -> Iterator[Output]: ...
+
+    @overload
+    def generate(self, prompt: Prompt | list[str] | tuple[str, ...], **settings: Any) -> Output | list[Output]: ...
 
     @checked()
     def generate(

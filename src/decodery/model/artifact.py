@@ -148,6 +148,6 @@ def remembered(read: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[
             known = contents(path)
         except OSError:
             return read(path, *args, **kwargs)
-        return kept(path, known, *args, **kwargs)
+        return kept(path, known, *args, **kwargs)  # type: ignore[arg-type]
 
     return current
