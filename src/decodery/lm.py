@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 from weakref import ref
 
 from .asking import Asking
@@ -47,6 +47,12 @@ _AHEAD = 8 * MOST_TEXTS
 
 class LM(Asking):
     """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
+
+    @overload
+    def generate(self, prompt: Iterator[Prompt], **settings: Any) -> Iterator[Output]: ...
+
+    @overload
+    def generate(self, prompt: Prompt | list[str] | tuple[str, ...], **settings: Any) -> Output | list[Output]: ...
 
     @checked()
     def generate(
