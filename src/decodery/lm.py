@@ -52,7 +52,9 @@ class LM(Asking):
     def generate(self, prompt: Iterator[Prompt], **settings: Any) -> Iterator[Output]: ...
 
     @overload
-    def generate(self, prompt: Prompt | list[str] | tuple[str, ...], **settings: Any) -> Output | list[Output]: ...
+    def generate(
+        self, prompt: Prompt | Ordered[int] | Ordered[Prompt | Ordered[int]], **settings: Any
+    ) -> Output | list[Output]: ...
 
     @checked()
     def generate(

@@ -132,7 +132,7 @@ def codebook(
             k=k,
             steps=steps,
             lr=lr,
-            held=torch.tensor(held),
+            held=torch.tensor(held, dtype=torch.int64, device="cpu"),
             seed=seed,
             facts=facts,
             progress=progress,

@@ -140,7 +140,8 @@ def doubts(lm: LM, texts: Ordered[tuple[Ordered[int], Ordered[int]]]) -> list[fl
         rows = range(first, len(tokens) - 1)
         segment = Segment.chunk(tokens, lm.model.new_cache(), logit_rows=list(rows))
         likely = lm.model.forward(Batch([segment])).logits.double().log_softmax(dim=-1)
-        found.append(-float(likely[torch.arange(len(text)), torch.tensor(list(text))].mean()))
+        written = torch.tensor(list(text), dtype=torch.int64, device=likely.device)
+        found.append(-float(likely.gather(1, written[:, None]).mean()))
     return found
 
 

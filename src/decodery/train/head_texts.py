@@ -107,6 +107,6 @@ def evaluated(
         number = layer * trained.facts["heads"] + head
         codes = trained.of(torch.stack([each.rows[0, number].float() for each in test]))
         own = trained.tensors["own"][number, codes]
-        kinds = torch.tensor([each.example.positive for each in test])
+        kinds = torch.tensor([each.example.positive for each in test], dtype=torch.bool, device="cpu")
         listed.append([layer, head, *(round(float(own[kinds == kind].double().mean()), 4) for kind in (True, False))])
     return trained, report | {"heads": listed}

@@ -222,7 +222,7 @@ def _by_place(learned: Ordered[Program], test: Ordered[Program], robot: Robot) -
         pairs = [
             (most.get(place, 0), state[at]) for each in test for place, state in enumerate(each.states(robot)[:-1])
         ]
-        guesses, labels = torch.tensor(pairs).T
+        guesses, labels = torch.tensor(pairs, dtype=torch.int64, device="cpu").T
         found[name] = round(_balanced(guesses, labels), 4)
     return found
 
