@@ -246,6 +246,12 @@ def doubled(model: Transformer) -> Transformer:
     return Transformer(model.config, replace(model.weights, **whole | exchanged(model.weights, wide)))
 
 
+def without_tokenizer(model: LanguageModel) -> Transformer:
+    """The model as transformers knows it, which draws the padding of a vocabulary like any token."""
+    assert isinstance(model, Transformer)
+    return Transformer(replace(model.config, vocabulary=""), model.weights)
+
+
 def tiny_loaded() -> LoadedModel:
     """A tiny model with a tokenizer that knows itself to be its own."""
     tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
