@@ -177,6 +177,13 @@ def make_tokenizer() -> tokenizers.Tokenizer:
     return backend
 
 
+def whole_tokenizer() -> tokenizers.Tokenizer:
+    """The same with a token for each id of the models: what texts are drawn from is then the models' own logits."""
+    backend = make_tokenizer()
+    backend.add_special_tokens([f"<unused{id}>" for id in range(backend.get_vocab_size(), VOCAB)])
+    return backend
+
+
 def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> Path:
     """Save a model and the tokenizer of these tests as a Hugging Face folder."""
     model.save_pretrained(folder, **options)
@@ -246,9 +253,15 @@ def doubled(model: Transformer) -> Transformer:
     return Transformer(model.config, replace(model.weights, **whole | exchanged(model.weights, wide)))
 
 
+def without_tokenizer(model: LanguageModel) -> Transformer:
+    """The model as transformers knows it, which draws the padding of a vocabulary like any token."""
+    assert isinstance(model, Transformer)
+    return Transformer(replace(model.config, vocabulary=""), model.weights)
+
+
 def tiny_loaded() -> LoadedModel:
     """A tiny model with a tokenizer that knows itself to be its own."""
-    tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
+    tokenizer = Tokenizer(whole_tokenizer(), bos_id=256, eos_ids=(257,))
     model = tiny_transformer(3, vocab_size=VOCAB, dtype=torch.float32)
     config = replace(model.config, eos_ids=(257,), bos_id=256, vocabulary=tokenizer.fingerprint())
     return LoadedModel(Transformer(config, model.weights), tokenizer, None, "tiny", "float32")

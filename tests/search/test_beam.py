@@ -22,7 +22,7 @@ from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.testing import TableModel, decode, tiny_transformer
-from tiny_models import make_model, random_ids, save
+from tiny_models import make_model, random_ids, save, without_tokenizer
 
 HF = make_model("llama", seed=3)
 PROMPTS = [random_ids(n, seed=n).tolist() for n in (1, 6, 17)]
@@ -30,7 +30,7 @@ PROMPTS = [random_ids(n, seed=n).tolist() for n in (1, 6, 17)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    return load(save(HF, tmp_path_factory.mktemp("model")), dtype="float32").model
+    return without_tokenizer(load(save(HF, tmp_path_factory.mktemp("model")), dtype="float32").model)
 
 
 def run(model: LanguageModel, search: Search, prompt: list[int], **settings) -> list[Sequence]:

@@ -19,7 +19,7 @@ from decodery.sample import Sampler
 from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.source.guidance import Guidance
 from decodery.testing import TableModel, decode, tiny_transformer
-from tiny_models import make_model, random_ids, save
+from tiny_models import make_model, random_ids, save, without_tokenizer
 
 PROMPTS = [random_ids(n, seed=n).tolist() for n in (1, 6, 17)]
 
@@ -53,7 +53,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]
     for family in ("llama", "gemma3_text"):
         theirs = make_model(family, seed=3)
         folder = save(theirs, tmp_path_factory.mktemp(family))
-        found[family] = theirs, load(folder, dtype="float32", device="cpu").model
+        found[family] = theirs, without_tokenizer(load(folder, dtype="float32", device="cpu").model)
     return found
 
 

@@ -28,7 +28,7 @@ from decodery.testing import Garbage, LawBroken, check_identical, decode, tiny_t
 from decodery.train.switching import calibrate, large_share
 from methods import SOURCES
 from sourced import OTHER, PROMPTS, TARGET, logits_after, text
-from tiny_models import make_model, save
+from tiny_models import make_model, save, without_tokenizer
 
 
 def test_guidance_is_the_formula_over_two_contexts_read_anew() -> None:
@@ -244,7 +244,7 @@ def dola_by_hand(theirs: torch.nn.Module, tokens: list[int], layers: list[int], 
 @pytest.mark.parametrize(("case", "published"), [("llama", True), ("llama", False), ("qwen3, tied", True)])
 def test_dola_agrees_with_transformers(case: str, published: bool, tmp_path: Path) -> None:
     theirs, prompt = make_model(case), [20, 31, 7, 112, 5]
-    ours = load(str(save(theirs, tmp_path / "model")), dtype="float32").model
+    ours = without_tokenizer(load(str(save(theirs, tmp_path / "model")), dtype="float32").model)
     layers = [0, 1, 2] if case == "llama" else [1, 2]
     source = DoLa(layers=tuple(layers), published=published)
     tokens, scorer = list(prompt), source.over(ours, prompt)

@@ -22,7 +22,7 @@ from decodery.train.corpus import Corpus
 from decodery.train.data import cut_files, write_texts
 from decodery.train.exits import Checks, fit_agreement
 from decodery.train.sec import SECRecipe, labels, train_sec
-from tiny_models import VOCAB, make_tokenizer
+from tiny_models import VOCAB, whole_tokenizer
 
 RECIPE = SECRecipe(every=1, rank=16, epochs=10.0, lr=1e-2)
 
@@ -30,7 +30,7 @@ RECIPE = SECRecipe(every=1, rank=16, epochs=10.0, lr=1e-2)
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
     model = tiny_transformer(3, vocab_size=VOCAB, num_layers=3, dtype=torch.float32)
-    return LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
+    return LoadedModel(model, Tokenizer(whole_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
 
 
 @pytest.fixture(scope="module")

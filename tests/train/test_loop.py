@@ -21,7 +21,7 @@ from decodery.train import data
 from decodery.train.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
 from decodery.train.loop import CHECKPOINT, Plan, batches, train
 from decodery.train.thresholds import read_solutions
-from tiny_models import VOCAB, make_tokenizer
+from tiny_models import VOCAB, whole_tokenizer
 
 PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]
 
@@ -29,7 +29,7 @@ PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
     model = tiny_transformer(3, vocab_size=VOCAB, dtype=torch.float32)
-    return LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
+    return LoadedModel(model, Tokenizer(whole_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
 
 
 def write(target: LoadedModel, out: Path, **settings: object) -> Corpus:

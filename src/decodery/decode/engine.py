@@ -97,8 +97,8 @@ class Engine:
             or _held(like) != _held(seq)
         ):
             raise SettingsError(
-                "a sequence can share the prefill of another one only if their prompts are the same, and their models, "
-                "sources, cache policies and embeddings"
+                "a sequence can share the prefill of another one only if their prompts are the same, and their "
+                "sources, models, cache policies and embeddings"
             )
         seq.like = None if seq.watch is not None and seq.watch.private else like
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.salt))

@@ -36,10 +36,10 @@ class Limits:
 
     texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of tasks in
     progress and of those that are kept for later ones, None for no bound. What is kept goes first; then a task that no
-    longer fits gives its memory back and is read again later. seconds: that a pass is to take while somebody writes, by
-    what earlier ones took; prompts are read in smaller chunks for it, down to 16 rows, and searches get fewer rows of a
-    pass that others wait for. None for no bound. branches: texts that one task may have written at a time, by which
-    methods are held that open texts of their own.
+    longer fits gives its memory back and is read again later; while a text's memory grows, what it had is there as
+    well. seconds: that a pass is to take while somebody writes, by what earlier ones took; prompts are read in smaller
+    chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no bound.
+    branches: texts that one task may have written at a time, by which methods are held that open texts of their own.
     """
 
     rows: int = 1024
