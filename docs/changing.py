@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,10 +151,13 @@ def trust() -> str:
     found = load("trust")
     rows = []
     for name, each in found["rows"].items():
-        changed = [row for row in each.values() if row["changed"]]
+        free = [row for row in each.values() if not row["fixed"]]
+        changed = [row for row in free if row["changed"]]
         told = [f"{row['name']} {row['before']:.2f} to {row['after']:.2f}" for row in changed]
-        rows.append([name, f"{len(changed)} of {len(each)}", "; ".join(told) or "nothing"])
-    lines = [f"- {name}: {count} changed. {which[0].upper()}{which[1:]}." for name, count, which in rows]
+        why = Counter(row["fixed"] for row in each.values() if row["fixed"])
+        left = "".join(f"; {count} cannot change: {reason}" for reason, count in why.items())
+        rows.append([name, f"{len(changed)} of {len(free)} changed{left}" if free else left[2:], "; ".join(told)])
+    lines = [f"- {name}: {count}.{which and f' {which[0].upper()}{which[1:]}.'}" for name, count, which in rows]
     about = f"`python benchmarks/trust.py` ({found['texts']} texts, {found['questions']} questions)"
     return f"{about}\n\n" + "\n".join(lines)
 
