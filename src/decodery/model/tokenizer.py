@@ -215,9 +215,10 @@ class Tokenizer:
         Returns:
             [n] int64 ascending.
         """
-        last = None if size < 1 else self.backend.id_to_token(size - 1)
-        if self.backend.get_vocab_size(with_added_tokens=True) == size and last not in (None, f"[PAD{size - 1}]"):
-            # A vocabulary has an id for each of its tokens: there are as many.
+        last, behind = (self.backend.id_to_token(id) if id >= 0 else None for id in (size - 1, size))
+        whole = self.backend.get_vocab_size(with_added_tokens=True) == size and behind is None
+        if whole and last not in (None, f"[PAD{size - 1}]"):
+            # As many tokens as ids, and none behind them: each id is one.
             return np.empty(0, dtype=np.int64)
         missing = np.ones(size, dtype=np.bool_)
         # As converters to GGUF spell what they pad a vocabulary with.
