@@ -65,16 +65,26 @@ def checked(
 
 
 def plain(value: Any, kind: Any = Any) -> Any:
-    """A setting without numpy's types: its scalars become Python's, and arrays lists, where a list is one of `kind`."""
+    """A setting without numpy's types: its scalars become Python's, and arrays lists, where a list is one of `kind`.
+
+    Raises SettingsError for one that is nested too deeply to be looked through.
+    """
+    try:
+        return _plain(value, kind)
+    except RecursionError:
+        raise SettingsError("a setting is nested too deeply: make it flatter") from None
+
+
+def _plain(value: Any, kind: Any) -> Any:
     # By name: most that need settings need no numpy, which takes a while to import.
     if type(value).__module__ == "numpy":
         if not getattr(value, "shape", True):
             return value.item()
         return value.tolist() if kind is not Any and hasattr(value, "tolist") else value
     if type(value) in (list, tuple):
-        return type(value)(plain(item) for item in value)
+        return type(value)(_plain(item, Any) for item in value)
     if type(value) is dict:
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {_plain(key, Any): _plain(item, Any) for key, item in value.items()}
     return value
 
 

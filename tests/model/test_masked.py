@@ -111,7 +111,7 @@ def test_gguf_files_of_llada_and_dream_give_the_same(
 
     monkeypatch.setattr(tiny_gguf, "_add_tokenizer", masked)
     real = tiny_gguf.gguf.GGUFWriter
-    monkeypatch.setattr(tiny_gguf.gguf, "GGUFWriter", lambda path, _: real(path, name))
+    monkeypatch.setattr(tiny_gguf.gguf, "GGUFWriter", lambda path, _, **options: real(path, name, **options))
     tiny_gguf.write_gguf(path, theirs, Kind.F32)
     loaded = load(path, dtype="float32", device="cpu")
     config, ids = loaded.model.config, random_ids(8)

@@ -146,11 +146,12 @@ class Turn:
     def resume(self) -> None:
         """Go on with the answers to the next asks, or to the end of the turn; an error ends the task, never others."""
         assert self.asking is not None
-        answers, self.asks, self.answers = self.answers, [], []
+        answers, passes = self.answers, sum(not isinstance(each, Blocking) for each in self.asks)
+        self.asks, self.answers = [], []
         if answers:
             if self.waiting is None:
                 self.restored = False
-            self.depth += 1
+            self.depth += passes > 0
             self.ledger.depth = max(self.ledger.depth, self.depth)
         try:
             error = next((each for each in answers if isinstance(each, Exception)), None)

@@ -155,8 +155,8 @@ def _load(path: Path) -> Adapter:
 
 
 @remembered
-def _load_lora(config: Path) -> Adapter:
-    read = peft.read_lora(config.parent)
+def _load_lora(folder: Path) -> Adapter:
+    read = peft.read_lora(folder)
     if read.exchanged:
         return Adapter({name: Exchanged(*pair, read.exchanged, read.scale) for name, pair in read.pairs.items()})
     return Adapter({name: Thin(*pair) for name, pair in read.pairs.items()})
