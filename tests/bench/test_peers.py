@@ -31,7 +31,10 @@ from decodery.lm import LM
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama as a Hugging Face folder."""
     place = tmp_path_factory.mktemp("model") / "tiny"
-    return tiny_models.save(tiny_models.make_model("llama"), place)
+    tiny_models.save(tiny_models.make_model("llama"), place)
+    # Peers draw ids that are no token, too.
+    tiny_models.whole_tokenizer().save(str(place / "tokenizer.json"))
+    return place
 
 
 @pytest.fixture(scope="module")

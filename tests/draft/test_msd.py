@@ -228,7 +228,7 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     assert shown.corpus[1].tokens.tolist()[: len(found[1][0])] == found[1][0]
     recipe = HeadRecipe(outputs=0, epochs=0.5, batch=4, length=16)
     train_head(loaded, MSDHead, corpus, tmp_path / "both", recipe=recipe, shown=shown)
-    head = MSD(str(tmp_path / "both"), length=2)
+    head = MSD(str(tmp_path / "both"), length=2, growth=None)
     # Of each step, how many texts were shown pictures: none in the first half, more and more in the second.
     taken: list[int] = []
 
