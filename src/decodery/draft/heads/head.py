@@ -136,18 +136,16 @@ class BoundHead(ABC):
                 f"a head for {self.kind} needs a target whose embeddings and vocabulary projection can be called "
                 "apart, which this model does not offer: use one that this package runs itself"
             )
-        if model.device.type != "cpu":
-            raise UnsupportedModel(
-                f"a head for {self.kind} drafts on the processor, and this model is on {model.device}: load the model "
-                "with device='cpu', or use another drafter"
-            )
         refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
         self.model: OpenModel = model
         self.trained = trained
         self.taps = self.reads(trained)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
         self.parts = Parts(
-            {name: each.to(self.dtype) if each.is_floating_point() else each for name, each in trained.tensors.items()}
+            {
+                name: each.to(model.device, self.dtype if each.is_floating_point() else None)
+                for name, each in trained.tensors.items()
+            }
         )
         if (ids := trained.tensors.get("vocabulary")) is not None and not (
             ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
