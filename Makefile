@@ -21,7 +21,7 @@ SEED ?= 0
 SCHEMAS ?= 20000
 WORK ?= runs/searches
 
-.PHONY: demo test test-all fuzz lint bench searches docs wheel clean
+.PHONY: demo test test-all fuzz lint bench gpu searches docs wheel clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
@@ -48,6 +48,11 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed
 	$(BIN)/decodery bench --out $(OUT) $(if $(wildcard $(DATA)),--data $(DATA))
+
+# What the GPU path computes and how fast, in ten minutes: with .venv where it is there, else with PYTHON, so that it
+# runs on a bare machine without a network (docs/gpu.md). ARGS: its options, such as --device cpu --size tiny.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) benchmarks/gpu/run.py $(ARGS)
 
 # All tables of searches on puzzles, into benchmarks/results. What they have to train first is kept in WORK, so that the
 # same command goes on where it stopped: hours.

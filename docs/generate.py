@@ -30,6 +30,7 @@ import building
 import changing
 import drafting
 import filling
+import gpus
 import heading
 import hearing
 import limits
@@ -170,6 +171,7 @@ MADE: dict[str, Callable[[], str]] = {
     **searching.SECTIONS,
     **seeking.SECTIONS,
     **filling.SECTIONS,
+    **gpus.SECTIONS,
     **limits.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,

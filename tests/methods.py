@@ -307,7 +307,7 @@ def _hidden(other: LanguageModel) -> HMM:
     """States that each say one token, and follow one another as the model says of a token alone."""
     own = other.model if isinstance(other, Counted) else other
     tokens = range(other.vocab_size)
-    alone = own.forward(Batch([Segment.chunk([token], own.new_cache()) for token in tokens])).logits
+    alone = own.forward(Batch([Segment.chunk([token], own.new_cache()) for token in tokens])).logits.cpu()
     said = torch.eye(len(tokens), len(tokens) + 1, dtype=torch.float64)
     even = torch.full((len(tokens),), 1 / len(tokens), dtype=torch.float64)
     return HMM(even, alone.double().softmax(dim=1), said, torch.arange(len(tokens)), 0 * even)

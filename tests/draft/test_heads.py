@@ -19,7 +19,7 @@ from decodery.decode.request import Request
 from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter, Expander
 from decodery.draft.eagle_3 import EAGLE3
-from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, head_kind
+from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, bound, head_kind
 from decodery.draft.heads.head import DraftHead, Heard, TrainedHead
 from decodery.draft.heads.parts import Parts
 from decodery.draft.heads.reading import HeadReading
@@ -188,7 +188,7 @@ def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> No
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(TARGET, "device", torch.device("cuda:0"))
         with pytest.raises(UnsupportedModel, match="drafts on the processor, and this model is on cuda:0"):
-            head_kind("eagle-3")(trained, TARGET)
+            bound(head_kind("eagle-3"), trained, TARGET)
         assert Auto(head="shipped").suited(TARGET).head is None
     path = tmp_path / "head.safetensors"
     TrainedHead("eagle-3", trained.tensors, trained.settings, model="another").save(path)

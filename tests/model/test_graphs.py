@@ -39,7 +39,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "local_rope": Rope(theta=100.0),
     },
 }
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing graphs needs a CUDA device")
+
+
+def needs_cuda(test: Any) -> Any:
+    """Marks what is skipped without a CUDA device, and what `benchmarks/gpu` runs where there is one."""
+    skips = pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing graphs needs a CUDA device")
+    return pytest.mark.cuda(skips(test))
 
 
 def to(value: Any, *args: Any) -> Any:

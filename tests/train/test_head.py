@@ -6,6 +6,7 @@ parts, and one that goes on from its own output.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from decodery.draft.heads.drafter import head_kind
 from decodery.draft.heads.head import TrainedHead
+from decodery.errors import SettingsError
 from decodery.model.load import LoadedModel
 from decodery.testing import tiny_transformer
 from decodery.train.corpus import Corpus
@@ -61,3 +63,41 @@ def test_what_is_held_out_is_of_every_temperature(corpus: Corpus) -> None:
     for temperatures in (2, 4, 5):
         assert len({number % temperatures for number in held}) == temperatures
         assert len({number % temperatures for number in range(19, len(corpus), 20)}) < temperatures
+
+
+def test_a_training_begins_with_an_earlier_head(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    kind, recipe = head_kind("eagle-3"), HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
+    first = train_head(target, kind, corpus, tmp_path / "first", recipe=recipe)
+    start = TrainedHead.load(tmp_path / "first")
+    # At a rate that changes nothing, what comes out is what went in: its int8 layers, read and written once more.
+    still = replace(recipe, epochs=0.1, lr=1e-9)
+    again = train_head(target, kind, corpus, tmp_path / "again", recipe=still, start=start)
+    assert again["agreement.1"] == pytest.approx(first["agreement.1"], abs=0.01)
+    found = TrainedHead.load(tmp_path / "again")
+    for name, tensor in start.tensors.items():
+        assert torch.allclose(
+            found.tensors[name].float(), tensor.float(), atol=1.01 if tensor.dtype == torch.int8 else 1e-4
+        )
+    with pytest.raises(SettingsError, match="the head to begin with is for eagle-3, not for medusa"):
+        train_head(target, head_kind("medusa"), corpus, tmp_path / "other", recipe=still, start=start)
+
+
+def test_a_cut_training_leaves_the_best_head_so_far(
+    target: LoadedModel, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each checkpoint; then the same call goes on and ends as one that was not cut."""
+    clock = itertools.count(step=100)
+    monkeypatch.setattr("decodery.train.loop.monotonic", lambda: float(next(clock)))
+    recipe = HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
+
+    def cut(what: str, done: int, total: int) -> None:
+        if what == "training" and 2 * done > total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_head(target, head_kind("medusa"), corpus, tmp_path / "cut", recipe=recipe, progress=cut)
+    early = TrainedHead.load(tmp_path / "cut")
+    assert early.kind == "medusa" and early.facts["tokens"] > 0 and early.facts["rates"]
+    ended = train_head(target, head_kind("medusa"), corpus, tmp_path / "cut", recipe=recipe)
+    assert ended == train_head(target, head_kind("medusa"), corpus, tmp_path / "whole", recipe=recipe)
+    assert TrainedHead.load(tmp_path / "cut").facts["steps"] >= early.facts["steps"] > 0

@@ -22,6 +22,11 @@ from .corpus import Corpus, Text
 
 SHARD = 32
 """Texts whose features are kept in one file."""
+_PROCESSOR = torch.device("cpu")
+_CACHED = 24
+"""Shards that are kept in the memory of the processor."""
+_TOGETHER = 8
+"""Texts that a device reads in one pass; the processor reads them one by one, which takes less memory and no longer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +47,7 @@ class Features:
 class FeatureStore:
     """The features of a corpus in the folder `out`, made where they are missing; shards are read as needed.
 
+    device: where they are wanted. Of the memory that is free on a GPU at most half is used.
     embeddings: what the prompts of the texts hold beside tokens, in turns; none for texts of tokens alone.
     """
 
@@ -54,6 +60,7 @@ class FeatureStore:
         top: int,
         progress: Progress,
         embeddings: Sequence[Embeddings] = (),
+        device: torch.device = _PROCESSOR,
     ) -> None:
         self.corpus, self.taps, self.embeddings = corpus, tuple(taps), embeddings
         made = f"{corpus.facts} {target.fingerprint} {list(taps)} {top}"
@@ -63,7 +70,9 @@ class FeatureStore:
                 held = [self._embeddings(text) for text in range(number * SHARD, (number + 1) * SHARD)]
                 _write(path, target, list(_texts(corpus, number)), held, self.taps, top, made)
             progress("reading texts", min((number + 1) * SHARD, len(corpus)), len(corpus))
-        self._read = lru_cache(maxsize=24)(lambda number: _read(self._paths[number], corpus, number, self.taps, made))
+        self._read = lru_cache(maxsize=_cached(device, self._paths))(
+            lambda number: _read(self._paths[number], corpus, number, self.taps, made, device)
+        )
 
     def __len__(self) -> int:
         return len(self.corpus)
@@ -74,6 +83,15 @@ class FeatureStore:
 
     def _embeddings(self, number: int) -> Embeddings | None:
         return self.embeddings[number % len(self.embeddings)] if self.embeddings else None
+
+
+def _cached(device: torch.device, paths: Sequence[Path]) -> int:
+    """How many shards are kept in memory: on a GPU as many as fit, for every step would wait for files."""
+    if device.type != "cuda" or not paths:
+        return _CACHED
+    free, _ = torch.cuda.mem_get_info(device)
+    # Token ids and log-probabilities take two times the bytes there that they take in a file.
+    return max(1, free // 2 // (2 * max(path.stat().st_size for path in paths)))
 
 
 def _texts(corpus: Corpus, shard: int) -> Iterator[Text]:
@@ -93,10 +111,14 @@ def _write(
 
     states: dict[Tap, list[torch.Tensor]] = {tap: [] for tap in taps}
     likely, logprobs = [], []
-    for text, held in zip(texts, embeddings, strict=False):
-        segment = chunk(target, text.tokens.astype(np.int64), target.new_cache(), held)
+    segments = [
+        chunk(target, text.tokens.astype(np.int64), target.new_cache(), held)
+        for text, held in zip(texts, embeddings, strict=False)
+    ]
+    together = 1 if target.device.type == "cpu" else _TOGETHER
+    for first in range(0, len(segments), together):
         with torch.no_grad():
-            scores = target.forward(Batch([segment]), taps=taps)
+            scores = target.forward(Batch(segments[first : first + together]), taps=taps)
         ids, values = topk(scores.logits.float(), top)
         likely.append(torch.from_numpy(ids.astype(np.int32)))
         logprobs.append(torch.from_numpy(values - logsumexp(scores.logits.float(), values[:, 0])[:, None]).half())
@@ -108,15 +130,17 @@ def _write(
         save_file(tensors, temporary, metadata={"made": made})
 
 
-def _read(path: Path, corpus: Corpus, shard: int, taps: tuple[Tap, ...], made: str) -> list[Features]:
+def _read(
+    path: Path, corpus: Corpus, shard: int, taps: tuple[Tap, ...], made: str, device: torch.device
+) -> list[Features]:
     texts = list(_texts(corpus, shard))
     sizes = [len(text.tokens) for text in texts]
     try:
         tensors, about = read_tensors(path)
         if about.get("made") != made:
             raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
-        states = [tensors[f"states.{number}"].split(sizes) for number in range(len(taps))]
-        likely, logprobs = tensors["likely"].split(sizes), tensors["logprobs"].split(sizes)
+        states = [tensors[f"states.{number}"].to(device).split(sizes) for number in range(len(taps))]
+        likely, logprobs = (tensors[name].to(device).split(sizes) for name in ("likely", "logprobs"))
     except (CorruptFile, KeyError, RuntimeError) as error:
         raise CorruptFile(f"{path} is damaged: remove it and train again") from error
     return [

@@ -16,27 +16,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.topk import topk
-from ..draft.heads.head import EMBEDDED, HEAD, BoundHead, Guess, TrainedHead
+from ..draft.heads.head import HEAD, BoundHead, TrainedHead
+from ..draft.heads.parts import Parts
 from ..errors import SettingsError
 from ..model.load import LoadedModel
-from ..model.sites import Tap
 from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import floating
 from .card import CARD, refuse_others
-from .corpus import Corpus, Text, check_texts
+from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown
 from .features import Features, FeatureStore
-from .loop import Plan, batches, train
+from .head_lesson import DEPTHS, Taught, distance, judged, rank_rates, taught
+from .loop import History, Plan, batches, train
 
 TOP = 64
 """Likeliest tokens of the target that are learned from at every place."""
-DEPTHS = 5
-"""How many tokens ahead a finished head is judged."""
 _HELD = 48
-_RANKS = 10
 check_folder = partial(refuse_others, made=HEAD, what="is no draft head")
 """Raises SettingsError where training would overwrite something else."""
 
@@ -62,131 +59,6 @@ class HeadRecipe:
             raise SettingsError("a head needs outputs >= 0, epochs > 0, batch and length >= 1 and decay from 0 to 1")
 
 
-@dataclass(frozen=True, eq=False)
-class Taught:
-    """Texts side by side. states: {tap: [b, n, width]}; tokens: [b, n + steps - 1], of which token i follows state i.
-
-    likely, share: [b, n + steps - 1, k], what the target expects behind each of these tokens, as outputs of the head,
-    and with which probability; 0 for tokens the head lacks. weight: [b, n + steps - 1], 0 where nothing is taught.
-    """
-
-    states: dict[Tap, torch.Tensor]
-    tokens: torch.Tensor
-    likely: torch.Tensor
-    share: torch.Tensor
-    weight: torch.Tensor
-
-    @property
-    def places(self) -> int:
-        return next(iter(self.states.values())).shape[1]
-
-    def unrolled(self, head: BoundHead, steps: int) -> list[Guess]:
-        return head.unroll(self.states, self.tokens[:, : self.places + steps - 1], steps)
-
-
-def taught(
-    texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
-) -> Taught:
-    """At most the last `length` places of each text; prompts are read, and what is written is learned.
-
-    place: [vocab] the output of a token, -1 for those without. lead: see `BoundHead`.
-    """
-    texts = [_end(each, length + 1) for each in texts]
-    n = max(len(each.text.tokens) for each in texts) - 1
-    b, top = len(texts), texts[0].likely.shape[1]
-    tokens = torch.zeros(b, n + steps - 1, dtype=torch.int64, device="cpu")
-    likely, share = (
-        torch.zeros(b, n + steps - 1, top, dtype=torch.int64, device="cpu"),
-        torch.zeros(b, n + steps - 1, top, dtype=torch.float32, device="cpu"),
-    )
-    weight = torch.zeros(b, n + steps - 1, dtype=torch.float32, device="cpu")
-    states = {tap: torch.zeros(b, n, rows.shape[1], dtype=dtype, device="cpu") for tap, rows in texts[0].states.items()}
-    for row, each in enumerate(texts):
-        own = len(each.text.tokens) - 1
-        tokens[row, :own] = torch.from_numpy(each.text.tokens[1:].astype(np.int64))
-        for tap, found in each.states.items():
-            states[tap][row, :own] = found[lead : own + lead]
-        outputs = place[each.likely[1:]]
-        known = torch.where(outputs >= 0, each.logprobs[1:].exp(), 0.0)
-        mass = known.sum(dim=1)
-        likely[row, :own], share[row, :own] = outputs.clamp(min=0), known / mass.clamp(min=1e-9)[:, None]
-        # What the target expects behind the last token of its prompt is the first thing it wrote.
-        first = max(each.text.written - 2, 0)
-        weight[row, first:own] = mass[first:]
-        if each.behind is not None:
-            rows = states.setdefault(EMBEDDED, torch.zeros(b, n, each.behind.shape[1], dtype=dtype, device="cpu"))
-            rows[row, :own] = each.behind[lead : own + lead]
-    return Taught(states, tokens, likely, share.to(dtype), weight.to(dtype))
-
-
-def _end(each: Features, most: int) -> Features:
-    """The last `most` tokens of a text and what belongs to them."""
-    first = max(0, len(each.text.tokens) - most)
-    text = Text(each.text.tokens[first:], max(each.text.written - first, 0))
-    states = {tap: rows[first:] for tap, rows in each.states.items()}
-    behind = None if each.behind is None else each.behind[first:]
-    return Features(text, states, each.likely[first:], each.logprobs[first:], behind)
-
-
-def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
-    """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
-    total, weights = torch.zeros((), dtype=torch.float32, device="cpu"), 0.0
-    for step, guess in enumerate(guesses):
-        rows, likely, share, weight = _step(lesson, step)
-        logits = head.project(guess.spoken[rows], step)
-        each = logits.logsumexp(dim=-1) - (share * logits.gather(1, likely)).sum(dim=-1)
-        total = total + decay**step * (each * weight).sum() / weight.sum().clamp(min=1e-9)
-        weights += decay**step
-    return total / weights
-
-
-def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where a step is taught, [b, n] bool, and what, of these places alone."""
-    span = slice(step, step + lesson.places)
-    rows = lesson.weight[:, span] > 0
-    return rows, lesson.likely[:, span][rows], lesson.share[:, span][rows], lesson.weight[:, span][rows]
-
-
-@torch.no_grad()
-def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
-    """What a head is worth on texts held out, unrolled over their own tokens.
-
-    agreement.D: how often its likeliest token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
-    accepted per greedy chain of as many drafts, were the depths independent.
-    """
-    depths = min(DEPTHS, head.reach)
-    right, places, distances = [0.0] * depths, [0] * depths, []
-    for lesson in lessons:
-        guesses = lesson.unrolled(head, depths)
-        distances.append(float(distance(head, guesses, lesson, decay)))
-        for step, guess in enumerate(guesses):
-            rows, likely, share, _ = _step(lesson, step)
-            best = likely.gather(1, share.argmax(dim=1, keepdim=True))[:, 0]
-            # The target's own choice is the first of its likely tokens; one that the head lacks is never right.
-            first = share[:, 0] > 0
-            right[step] += float(((head.project(guess.spoken[rows], step).argmax(dim=-1) == best) & first).sum())
-            places[step] += int(rows.sum())
-    agreement = [hits / max(count, 1) for hits, count in zip(right, places, strict=True)]
-    found = {f"agreement.{step + 1}": value for step, value in enumerate(agreement)}
-    found["tokens"] = float(np.cumprod(agreement).sum())
-    return found | {"cross_entropy": float(np.mean(distances))}
-
-
-@torch.no_grad()
-def rank_rates(head: BoundHead, lessons: Sequence[Taught]) -> list[list[float]]:
-    """How often its guess of each of the first ranks is the target's choice, by depth, judged as in `judged`."""
-    depths = min(DEPTHS, head.reach)
-    hits, places = np.zeros((depths, _RANKS)), np.zeros(depths)
-    for lesson in lessons:
-        for step, guess in enumerate(lesson.unrolled(head, depths)):
-            rows, likely, share, _ = _step(lesson, step)
-            found = torch.from_numpy(topk(head.project(guess.spoken[rows], step), _RANKS)[0])
-            right = ((found == likely[:, :1]) & (share[:, :1] > 0)).sum(dim=0)
-            hits[step, : len(right)] += right.numpy()
-            places[step] += len(found)
-    return (hits / np.maximum(places, 1)[:, None]).round(4).tolist()
-
-
 def train_head(
     target: LoadedModel,
     kind: type[BoundHead],
@@ -197,14 +69,16 @@ def train_head(
     recipe: HeadRecipe | None = None,
     command: str = "",
     shown: Shown | None = None,
+    start: TrainedHead | None = None,
     progress: Progress = silent,
 ) -> dict[str, float]:
     """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
 
     shape: what the kind's `untrained` takes beside the model. shown: texts behind embeddings, from which it learns more
     and more in the second half of its steps, in place of the others, and by which it is then judged. Every twentieth
-    text is held out. Returns what `judged` says of the finished int8 head. Interrupted, it goes on from its last
-    checkpoint in `out` when called again.
+    text is held out. start: an earlier head of this kind that the training begins with. Returns what `judged` says of
+    the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when called again; the best head
+    up to that checkpoint is in `out`, too.
     """
     recipe = recipe or HeadRecipe()
     check_folder(out)
@@ -212,39 +86,67 @@ def train_head(
     if not isinstance(model, Transformer):
         raise SettingsError(f"{target.name} does not run in this package's own transformer: no head is trained for it")
     check_texts(len(corpus))
-    tensors, settings = kind.untrained(model, recipe.seed, **(shape or {}))
     learned, held = corpus.split()
-    if 0 < recipe.outputs < model.vocab_size:
-        texts = (corpus[number] for number in learned)
-        tensors["vocabulary"] = keep_tokens(texts, recipe.outputs, model, model.config.eos_ids).ids.int()
-    trained = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
-    head = kind(trained, model)
-    plain = _Store(FeatureStore(model, corpus, head.taps, out / "features", TOP, progress), learned, held[:_HELD])
+    if start is None:
+        tensors, settings = kind.untrained(model, recipe.seed, **(shape or {}))
+        if 0 < recipe.outputs < model.vocab_size:
+            texts = (corpus[number] for number in learned)
+            tensors["vocabulary"] = keep_tokens(texts, recipe.outputs, model, model.config.eos_ids).ids.int()
+        trained = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
+    else:
+        trained = _begun(start, kind)
+    head, settings = kind(trained, model), dict(trained.settings)
+    store = FeatureStore(model, corpus, head.taps, out / "features", TOP, progress, device=model.device)
+    plain = _Store(store, learned, held[:_HELD])
     seen = None
     if shown is not None:
         check_texts(len(shown.corpus))
         learned_of, held_of = shown.corpus.split()
-        features = FeatureStore(model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings)
+        features = FeatureStore(
+            model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings, model.device
+        )
         seen = _Store(features, learned_of, held_of[:_HELD])
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
     course = _Course(head, plain, seen, recipe, steps)
     plan = Plan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
+    begun = {} if start is None else {"start": dict(start.facts)}
+    made = {"command": command, "target": target.name, **asdict(recipe)}
+
+    def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, float]) -> dict[str, Any]:
+        """Leave the head with these parameters in `out`; what its file says of it."""
+        tensors = Parts(head.parts.tensors | dict(best)).quantized()
+        finished = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
+        bound = kind(finished, model)
+        scores = scores or judged(bound, course.held, recipe.decay)
+        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, course.held)}
+        replace(finished, facts=facts).save(out / HEAD)
+        return facts
+
+    def saved(best: Mapping[str, torch.Tensor], history: History) -> None:
+        if history.step < steps:
+            keep(best, history, history.metrics[str(history.best_step)])
+
     history = train(
         *(course.parameters, course.loss, plan, out / "training"),
         validate=course.validate,
         metric="tokens",
         higher=True,
-        settings={"recipe": asdict(recipe), "kind": kind.kind, "corpus": corpus.facts, "head": settings},
+        settings={"recipe": asdict(recipe), "kind": kind.kind, "corpus": corpus.facts, "head": settings, **begun},
         progress=progress,
+        saved=saved,
     )
-    finished = TrainedHead(kind.kind, head.parts.quantized(), settings, model=model.fingerprint)
-    scores = judged(kind(finished, model), course.held, recipe.decay)
-    facts = {"command": command, "target": target.name, **asdict(recipe), "steps": history.best_step, **scores}
-    facts["rates"] = rank_rates(kind(finished, model), course.held)
-    replace(finished, facts=facts).save(out / HEAD)
+    facts = keep(course.parameters, history, {})
+    scores = {name: facts[name] for name in history.metrics["0"]}
     # Last: without the head beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))
     return scores
+
+
+def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
+    """A head to go on from, in floating point."""
+    if start.kind != kind.kind:
+        raise SettingsError(f"the head to begin with is for {start.kind}, not for {kind.kind}: give one of that kind")
+    return replace(start, tensors=Parts(start.tensors).floating())
 
 
 @dataclass(frozen=True)
@@ -266,9 +168,10 @@ class _Course:
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
         for tensor in self.parameters.values():
             tensor.requires_grad_(True)
-        self._place = torch.full((head.model.vocab_size,), -1, dtype=torch.int64, device="cpu")
-        ids = torch.arange(head.model.vocab_size, device="cpu") if head.vocabulary is None else head.vocabulary
-        self._place[ids] = torch.arange(len(ids), device="cpu")
+        device, words = head.model.device, head.model.vocab_size
+        self._place = torch.full((words,), -1, dtype=torch.int64, device=device)
+        ids = torch.arange(words, device=device) if head.vocabulary is None else head.vocabulary
+        self._place[ids] = torch.arange(len(ids), device=device)
         self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
         self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
         judged, size = shown or plain, recipe.batch

@@ -83,6 +83,7 @@ def train(
     settings: Mapping[str, object] | None = None,
     progress: Progress = silent,
     what: str = "training",
+    saved: Callable[[Mapping[str, torch.Tensor], History], None] = lambda best, history: None,
 ) -> History:
     """Train `parameters` in place, and leave in them the values that were best on validation.
 
@@ -92,7 +93,8 @@ def train(
     that decides, the lowest being best unless `higher`; enough: of these values, whether to end before the last step,
     with the parameters as they are then. shares: of the plan's rate, what parameters of these names learn at in place
     of all of it. out: the folder of the checkpoint. settings: whatever else the run depends on; a checkpoint of other
-    settings is refused. progress: told how many steps of how many are done.
+    settings is refused. progress: told how many steps of how many are done. saved: called after each checkpoint, with
+    the values that are best so far.
 
     Raises NumericalError when the loss is no longer finite.
     """
@@ -102,7 +104,7 @@ def train(
     path, history = out / CHECKPOINT, History()
     if path.is_file():
         history = _restore(path, made, parameters, best, optimizer)
-    saved, total, counted = monotonic(), 0.0, 0
+    written, total, counted = monotonic(), 0.0, 0
 
     def judge() -> bool:
         values = {name: float(value) for name, value in validate().items()}
@@ -135,9 +137,10 @@ def train(
             total, counted = 0.0, 0
             ended = judge()
         # Only where the mean loss starts anew, so that a resumed run reports the same one.
-        if due and (monotonic() - saved > plan.save_seconds or history.step == plan.steps or ended):
+        if due and (monotonic() - written > plan.save_seconds or history.step == plan.steps or ended):
             _save(path, made, history, parameters, best, optimizer)
-            saved = monotonic()
+            saved(best, history)
+            written = monotonic()
         progress(what, history.step, plan.steps)
     with torch.no_grad():
         for name, tensor in parameters.items():

@@ -16,7 +16,7 @@ from ...core.ask import Asking
 from ...core.needs import Needs
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
-from ...errors import SettingsError
+from ...errors import SettingsError, UnsupportedModel
 from ...model.drafts import shipped_head
 from ...model.protocol import Reader
 from ...registry import methods
@@ -124,7 +124,16 @@ class HeadDrafter(TrainedDrafter):
 
 
 def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
-    """A trained head of a kind beside its target, the same one for all texts."""
+    """A trained head of a kind beside its target, the same one for all texts.
+
+    Raises UnsupportedModel where the target is on another device than the processor: heads are trained there, and what
+    they remember of a text while they draft is kept on the processor.
+    """
+    if model.device.type != "cpu":
+        raise UnsupportedModel(
+            f"a head for {kind.kind} drafts on the processor, and this model is on {model.device}: load the model with "
+            "device='cpu', or use another drafter"
+        )
     heads = _bound.setdefault(model, {})
     if id(trained) not in heads:
         heads[id(trained)] = kind(trained, model)

@@ -140,11 +140,6 @@ class BoundHead(ABC):
                 f"a head for {self.kind} needs a target whose embeddings and vocabulary projection can be called "
                 "apart, which this model does not offer: use one that this package runs itself"
             )
-        if model.device.type != "cpu":
-            raise UnsupportedModel(
-                f"a head for {self.kind} drafts on the processor, and this model is on {model.device}: load the model "
-                "with device='cpu', or use another drafter"
-            )
         refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
         self._refuse_own_embedding(trained, model)
         self.model: OpenModel = model
@@ -153,7 +148,7 @@ class BoundHead(ABC):
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
         self.parts = Parts(
             {
-                name: each.to(self.dtype) if each.is_floating_point() else each
+                name: each.to(model.device, self.dtype if each.is_floating_point() else None)
                 for name, each in trained.tensors.items()
                 if name != OWN_EMBEDDING
             }

@@ -26,7 +26,7 @@ def disturbed(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """
     source = torch.Generator().manual_seed(int(tokens.sum()))
     noise = torch.rand(features.shape, generator=source, dtype=features.dtype, device="cpu") - 0.5
-    return features + noise * (_SPREAD * _LENGTH / features.shape[1])
+    return features + noise.to(features.device) * (_SPREAD * _LENGTH / features.shape[1])
 
 
 def mismatch(guesses: list[Guess], features: torch.Tensor, known: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,10 @@ from torch.nn.functional import rms_norm, silu
 from ...model.attention import attend, rotate
 from ...model.int4 import Int4Linear
 from ...model.int8 import Int8Linear
-from ...model.weights import Dense, Linear
+from ...model.weights import QUANTIZED, Dense, Linear
+
+_STEPS = (".scale", ".step", ".least")
+"""How the names end of what the weights of an integer layer are multiplied by."""
 
 
 class Parts:
@@ -58,6 +61,14 @@ class Parts:
                 found |= {name: layer.weight, f"{name.removesuffix('weight')}scale": layer.scale}
             else:
                 found[name] = tensor.detach().float() if tensor.is_floating_point() else tensor
+        return found
+
+    def floating(self) -> dict[str, torch.Tensor]:
+        """The same tensors with linear layers in floating point, as they are while they learn."""
+        found = {name: tensor for name, tensor in self.tensors.items() if not name.endswith(_STEPS)}
+        for name in [name.removesuffix(".weight") for name in found if name.endswith(".weight")]:
+            if isinstance(layer := self.linear(name), QUANTIZED):
+                found[f"{name}.weight"] = layer.dense()
         return found
 
 
@@ -151,16 +162,16 @@ class DecoderLayer:
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the angles at positions [n]: [n, head_dim / 2] float64 each."""
-        angles = positions.double()[:, None] * self._inverse
+        angles = positions.double()[:, None] * self._inverse.to(positions.device)
         return angles.cos(), angles.sin()
 
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [n, heads, head_dim], turned to their positions [n]."""
+        """Queries, keys and values [n, heads, head_dim], turned to their positions [n], which may lie on the host."""
         shape = self.shape
         sizes = shape.heads, shape.kv_heads, shape.kv_heads
         fused = self.parts.linear(f"{self.prefix}qkv")(rows).view(len(rows), -1, shape.head_dim)
         queries, keys, values = fused.split(sizes, dim=1)
-        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions))
+        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device)))
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
 
     def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
@@ -199,7 +210,7 @@ def teacher_attention(
     group = heads // shape.kv_heads
     grouped = queries.view(b, n, shape.kv_heads, group, dim)
     scores = torch.einsum("bqkgd,bskd->bkgqs", grouped, keys[0]) * dim**-0.5
-    places = torch.arange(n, device="cpu")
+    places = torch.arange(n, device=queries.device)
     hidden = places[None, :] > places[:, None]
     if shape.window is not None:
         hidden |= places[None, :] < places[:, None] - shape.window

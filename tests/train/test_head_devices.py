@@ -1,0 +1,64 @@
+"""Heads are trained on the device of their target: nothing mixes two devices, and they learn what they learn here."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decodery.draft.heads.drafter import TrainedDrafter, head_kind
+from decodery.draft.heads.head import TrainedHead
+from decodery.model.load import LoadedModel
+from decodery.model.transformer import Transformer
+from decodery.registry import methods
+from decodery.train.corpus import Corpus
+from decodery.train.data import write_texts
+from decodery.train.head import HeadRecipe, train_head
+from far import Devices, FarTensor
+from tiny_models import tiny_loaded
+
+KINDS = sorted(each.name for each in methods("draft") if issubclass(each.cls, TrainedDrafter))
+RECIPE = HeadRecipe(outputs=80, epochs=0.2, batch=4, length=16)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return tiny_loaded()
+
+
+@pytest.fixture(scope="module")
+def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    prompts = [[256, 65 + number % 26] for number in range(60)]
+    return write_texts(target, prompts, tmp_path_factory.mktemp("text"), max_new_tokens=10, temperatures=(0.7,))
+
+
+def far(value: Any) -> Any:
+    """Weights that lie on another device."""
+    if isinstance(value, torch.Tensor):
+        return FarTensor(value, torch.device("meta:0"))
+    if isinstance(value, list):
+        return [far(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: far(getattr(value, each.name)) for each in fields(value)})
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_learned_on_a_device_is_what_is_learned_here(
+    kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path
+) -> None:
+    here = train_head(target, head_kind(kind), corpus, tmp_path / "here", recipe=RECIPE)
+    model = target.model
+    assert isinstance(model, Transformer)
+    with Devices():
+        there = replace(target, model=Transformer(model.config, far(model.weights)))
+        assert train_head(there, head_kind(kind), corpus, tmp_path / "there", recipe=RECIPE) == pytest.approx(
+            here, abs=1e-4
+        )
+    # The file is that of the processor: it says nothing of the device.
+    made = [TrainedHead.load(tmp_path / where) for where in ("here", "there")]
+    assert made[0].tensors.keys() == made[1].tensors.keys() and made[0].model == made[1].model
+    assert all(each.device.type == "cpu" for each in made[1].tensors.values())
