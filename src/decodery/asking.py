@@ -34,6 +34,7 @@ from .resolving import (
     resolve_source,
     stop_ids,
     stop_tokens,
+    warn_of_idle,
 )
 from .sample.base import Warp
 from .sample.constraint import Constrained, Constraint
@@ -222,6 +223,7 @@ class Asking:
 
         tokens: the prompt's, where they are known already.
         """
+        warn_of_idle(settings)
         tokens = tokens or self.encode(prompt, raw=raw, allow_special=allow_special)
         request = self.request(tokens, **{"raw": raw} | settings)
         request.conversation = self.conversation(prompt, raw=raw, allow_special=allow_special)

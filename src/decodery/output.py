@@ -26,7 +26,11 @@ class TextCheck:
     violation: str | None
 
 
-@dataclass(frozen=True)
+_SHOWN = 200
+"""Characters of a text in its `repr`."""
+
+
+@dataclass(frozen=True, repr=False)
 class Output:
     """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
 
@@ -55,6 +59,11 @@ class Output:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None}
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        figures = f"tokens={len(self.tokens)}, tokens_per_pass={self.trace.tokens_per_pass:.2f}"
+        return f"Output(text={text!r}, finish_reason={self.finish_reason!r}, {figures})"
 
     def to_dict(self) -> dict[str, Any]:
         """What `decodery generate --json` prints."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any
 
@@ -15,7 +16,7 @@ from .monitor.base import Monitor
 from .output import Output
 from .registry import method_of, resolve
 from .sample.base import Warp
-from .sample.sampler import Sampler
+from .sample.sampler import CHANCE, Sampler
 from .source.base import Source
 
 
@@ -101,6 +102,21 @@ def stop_tokens(stop: Ordered[Any], tokenizer: Tokenizer) -> dict[int, str]:
             )
         found[id] = string
     return found
+
+
+def warn_of_idle(settings: Mapping[str, Any]) -> None:
+    """Warn of settings that change nothing because the most likely token is always taken.
+
+    Args:
+        settings: of a request, by name.
+    """
+    idle = [name for name, neutral in CHANCE.items() if settings.get(name) not in (None, neutral)]
+    if idle and not settings.get("temperature") and settings.get("sampler") is None:
+        warnings.warn(
+            f"{', '.join(idle)} changes nothing at temperature 0, which always takes the most likely token: set a "
+            "temperature above 0, such as 0.7, or leave it out",
+            stacklevel=3,
+        )
 
 
 def left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:

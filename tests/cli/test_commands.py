@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from statistics import geometric_mean
 from unittest import mock
@@ -123,9 +124,19 @@ def test_bad_usage() -> None:
     assert "a prompt is missing" in failure("generate", terminal=True, status=2)
 
 
+def test_settings_that_change_nothing_are_warned_of_alike_in_python_and_here(model: Path, smollm2_int8: LM) -> None:
+    said = "top_p changes nothing at temperature 0"
+    assert said in run("generate", PROMPT, "--top-p", "0.5", "--max-new-tokens", "2").stderr
+    with pytest.warns(UserWarning, match=said):
+        smollm2_int8.generate(PROMPT, top_p=0.5, max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = smollm2_int8.generate(PROMPT, top_p=0.5, temperature=0.7, max_new_tokens=2)
+    assert len(repr(out)) < 400 and "finish_reason='length'" in repr(out)
+
+
 def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decodery, "load", None)
-    assert "--top-p would have no effect" in failure("generate", PROMPT, "--top-p", "0.5")
     assert "try prompt-lookup" in failure("generate", PROMPT, "--drafter", "promptlookup")
     assert "its settings are" in failure("generate", PROMPT, "--drafter", "prompt-lookup:lenght=3")
     assert "draft-model: dtype=int5 is not auto, float32, bfloat16, float16, int8 or int4" in failure(

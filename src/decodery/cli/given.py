@@ -11,11 +11,6 @@ import click
 from ..errors import PromptError, SettingsError
 
 _MOST_INPUT = 1 << 24
-_CHANCE = {
-    **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0},
-    **{"top_h": None, "xtc": 0.0, "mirostat": 0},
-}
-"""Settings that only shape chance, and their neutral values."""
 _NOT_WARPING = {
     "max_new_tokens",
     "seed",
@@ -37,7 +32,7 @@ _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
 def given(settings: dict[str, Any]) -> dict[str, Any]:
     """The decoding options that were given, as keyword arguments of `LM.request`, before a model is fetched for them.
 
-    Raises a DecoderyError for names that do not exist, values out of range and options that could have no effect.
+    Raises a DecoderyError for names that do not exist and values out of range.
     """
     from ..budget.base import LARGEST
     from ..decode.request import Request
@@ -50,13 +45,6 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
             names = " and ".join("--" + name.replace("_", "-") for name in constraints)
             raise SettingsError(f"a text has one constraint: {names} contradict each other")
         chosen["constraint"] = _constraint(constraints[0], chosen.pop(constraints[0]))
-    idle = [name for name, neutral in _CHANCE.items() if chosen.get(name, neutral) != neutral]
-    if idle and not chosen.get("temperature") and "sampler" not in chosen:
-        names = " and ".join("--" + name.replace("_", "-") for name in idle)
-        raise SettingsError(
-            f"{names} would have no effect, because temperature 0 always takes the likeliest token: "
-            "add --temperature 0.7, say"
-        )
     if chosen.get("drafter", "auto") != "auto":
         chosen["drafter"] = resolve_drafter(chosen["drafter"])
     if chosen.get("source", "none") != "none":

@@ -44,6 +44,11 @@ _NO_LAW = (
 )
 _PENALTIES = (RepetitionPenalty, FrequencyPenalty, PresencePenalty, DRY)
 
+CHANCE: dict[str, Any] = {
+    **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0},
+    **{"top_h": None, "xtc": 0.0, "mirostat": 0},
+}
+"""Settings that only shape chance, and their neutral values."""
 ORDERS: dict[str, tuple[type[Warp], ...]] = {
     "default": (
         *(NoRepeatNGram, MinNewTokens, LogitBias, *_PENALTIES),
