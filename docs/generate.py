@@ -21,7 +21,9 @@ import click
 from decodery import registry
 from decodery.catalogue import shown
 from decodery.cli.main import COMMANDS, cli
+from decodery.readiness import readiness
 from decodery.registry import Method
+from decodery.testing import tiny_transformer
 
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
@@ -79,12 +81,24 @@ def methods() -> str:
         if found := registry.methods(family):
             # Families in which nobody says so have no column for it.
             tables = [table for table in ("needs", "gives") if any(getattr(method, table) for method in found)]
-            rows = "\n".join(_row(method, tables) for method in found)
             name, question = FAMILIES[family]
             columns = ["name", "what it does", "settings", *tables, "guarantee", "source"]
             head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
-            parts.append(f"## {name.capitalize()}: {question}\n\n{head}\n{rows}")
+            parts.append(f"## {name.capitalize()}: {question}")
+            for title, group in _by_readiness(family, found):
+                rows = "\n".join(_row(method, tables) for method in group)
+                parts.append(f"{title}{head}\n{rows}")
     return "\n\n".join(parts)
+
+
+def _by_readiness(family: str, found: list[Method]) -> list[tuple[str, list[Method]]]:
+    """Methods that run on any model as they are, and those that need something; one group where that is not asked."""
+    missing = readiness(found, tiny_transformer(0))
+    if not any(missing.values()):
+        return [("", found)]
+    ready = [method for method in found if not missing[family, method.name]]
+    needy = [method for method in found if missing[family, method.name]]
+    return [("### Ready on any model\n\n", ready), ("### Needs a trained part, a second model or a setting\n\n", needy)]
 
 
 def _row(method: Method, tables: list[str]) -> str:

@@ -239,5 +239,5 @@ def test_a_policy_can_be_asked_for_everywhere() -> None:
         given({"kv": "h20"})
     body = CompletionRequest(prompt="a", decodery={"kv": "h2o:budget=0.3"})
     assert settings_of(body, 64)["kv"] == "h2o:budget=0.3"
-    names = {each["name"] for each in offered(trust=False) if each["family"] == "kv"}
+    names = {each["name"] for each in offered(trust=False, model=MODEL) if each["family"] == "kv"}
     assert names == set(KVS)

@@ -43,9 +43,12 @@ _CALLS = {
 @click.command(short_help="List the methods, or tell all about one.")
 @click.argument("name", required=False)
 @import_option
+@click.option("-m", "--model", help="Group those that write one text by what they need on this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
-def methods(name: str | None, as_json: bool) -> None:
+def methods(name: str | None, model: str | None, as_json: bool) -> None:
     """List every method, or tell all about the one called NAME.
+
+    With a model: which of the methods that decide how one text is written are ready on it, and what the others need.
 
     Methods of your own are among them where their modules are imported, or named by an installed distribution under
     the entry points decodery.methods.
@@ -53,6 +56,11 @@ def methods(name: str | None, as_json: bool) -> None:
     from .. import registry
 
     described = registry.descriptions()
+    if model is not None:
+        if name is not None:
+            raise click.UsageError("name a method or a model, not both")
+        _print_readiness(model, as_json)
+        return
     if name is None:
         if as_json:
             _print_json([method.as_dict() for method in described])
@@ -70,6 +78,25 @@ def methods(name: str | None, as_json: bool) -> None:
         _print_json([method.as_dict() | {"settings": _settings(method)} for method in found])
     else:
         click.echo("\n\n".join(_page(method) for method in found))
+
+
+def _print_readiness(model: str, as_json: bool) -> None:
+    """By family: methods that are ready on a model, then those that need something, with what."""
+    from .. import load, registry
+    from ..readiness import readiness
+
+    found = [method for family in registry.FAMILIES for method in registry.methods(family)]
+    missing = readiness(found, load(model).model)
+    if as_json:
+        _print_json([{"family": each[0], "name": each[1], "needs": needs or None} for each, needs in missing.items()])
+        return
+    for number, family in enumerate(dict.fromkeys(family for family, _ in missing)):
+        own = {name: needs for (of, name), needs in missing.items() if of == family}
+        click.secho(f"{chr(10) if number else ''}{family}", bold=True)
+        click.echo(f"  ready on this model: {', '.join(name for name, needs in own.items() if not needs) or 'none'}")
+        for name, needs in own.items():
+            if needs:
+                click.echo(f"  {name} needs more: {needs}")
 
 
 def _print_json(objects: list[dict[str, Any]]) -> None:

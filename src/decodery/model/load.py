@@ -21,6 +21,7 @@ import torch
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
 from ..settings import checked
 from . import convert, drafts, embedded, fused, hub, solvers
+from .called import call
 from .chat import ChatTemplate
 from .config import ModelConfig
 from .config_check import check_config
@@ -112,6 +113,7 @@ def load(
     if kv_dtype not in KV_DTYPES:
         raise SettingsError(f"unknown kv_dtype {kv_dtype!r}: choose {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
     loaded = _load(_find(str(name), revision), dtype, _device(device))
+    call(loaded.model, str(name))
     if sys.stderr.isatty() and (said := stretched(loaded.model.config)) is not None:
         print(f"decodery: {loaded.name}: {said}", file=sys.stderr)
     if kv_dtype != "auto":

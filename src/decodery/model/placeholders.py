@@ -11,6 +11,7 @@ import torch
 
 from ..errors import CorruptFile, SettingsError, VocabularyMismatch
 from .artifact import Artifact, remembered
+from .called import option
 from .config import ModelConfig
 from .drafts import given_or_shipped
 from .protocol import Reader
@@ -75,7 +76,7 @@ def found_placeholders(
         path = given_or_shipped(given, file, model.config.vocabulary)
         if path is None:
             raise SettingsError(
-                f"no {command} for this model come along: make some with `decodery train {command} --model MODEL "
+                f"no {command} for this model come along: make some with `decodery train {command}{option(model)} "
                 f"--out DIR` and name them, as in {drafter}:{command}=DIR"
             )
         given = _load(path)

@@ -43,6 +43,7 @@ class Front:
         self.desk = Desk(lm, settings)
         self.keys = Keys(settings.keys)
         self.created = int(time.time())
+        self._offered: list[dict[str, Any]] | None = None
 
     def app(self, more: Sequence[BaseRoute] = ()) -> Starlette:
         """The application. more: further routes."""
@@ -177,8 +178,9 @@ class Front:
 
     async def _methods(self, request: Request) -> Response:
         self._owner(request)
-        found = await self.desk.do(partial(offered, self.settings.trust))
-        return Json({"object": "list", "data": found})
+        if self._offered is None:
+            self._offered = await self.desk.do(partial(offered, self.settings.trust, self.desk.lm.model))
+        return Json({"object": "list", "data": self._offered})
 
     async def _openapi(self, request: Request) -> Response:
         return Json(openapi.document(keys=bool(self.settings.keys)))

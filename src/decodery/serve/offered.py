@@ -6,6 +6,8 @@ import dataclasses
 import typing
 from typing import Any
 
+from ..model.protocol import LanguageModel
+from ..readiness import readiness
 from ..registry import Method, methods
 from ..spec import beyond_text, free_text
 
@@ -13,12 +15,20 @@ FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv", "monitor")
 """Those that decide how one text is written."""
 
 
-def offered(trust: bool) -> list[dict[str, Any]]:
+def offered(trust: bool, model: LanguageModel) -> list[dict[str, Any]]:
     """Name, family, guarantee, first sentence and settings of every method that a request can name.
 
-    Settings are the defaults by name, None for those without one. trust: count those that read files or run programs.
+    Args:
+        trust: count those that read files or run programs.
+        model: what texts are written with.
+
+    Returns:
+        Settings are the defaults by name, None for those without one. `needs` is what a method needs before it runs on
+        this model with its defaults, None where it is ready.
     """
-    return [_told(method) for family in FAMILIES for method in methods(family) if _open(method, trust)]
+    found = [method for family in FAMILIES for method in methods(family) if _open(method, trust)]
+    missing = readiness(found, model)
+    return [_told(method) | {"needs": missing[method.family, method.name] or None} for method in found]
 
 
 def _open(method: Method, trust: bool) -> bool:

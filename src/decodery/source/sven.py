@@ -9,6 +9,7 @@ from pathlib import Path
 from ..core.needs import Gives
 from ..errors import SettingsError, UnsupportedModel
 from ..model.artifact import refuse_other
+from ..model.called import option
 from ..model.prefix import Prefixed, Prefixes
 from ..model.prefixes import WEIGHTS, shipped_for
 from ..model.protocol import LanguageModel, Reader
@@ -41,8 +42,8 @@ class SVEN(Source):
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)
         if found is None:
             raise SettingsError(
-                "no prefixes for this model come along: train some with `decodery train sven --out DIR` and name them, "
-                "as in sven:prefix=DIR"
+                "no prefixes for this model come along: train some with "
+                f"`decodery train sven{option(model)} --out DIR` and name them, as in sven:prefix=DIR"
             )
         if self.control not in found.by_name:
             raise SettingsError(f"sven has no prefix for {self.control!r} here; there is {', '.join(found.by_name)}")

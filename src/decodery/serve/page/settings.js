@@ -53,11 +53,20 @@ export function textField(name, label, attributes) {
   return field(name, label, control, () => control.value.trim() || undefined, { wide: true });
 }
 
+// Methods that are ready on this model first, then those that need something, which their title says.
+function grouped(methods) {
+  const option = (method) => el("option", { value: method.name, title: method.needs ?? "" }, method.lossless ? method.name : `${method.name} (changes the text)`);
+  const ready = methods.filter((method) => !method.needs);
+  const needy = methods.filter((method) => method.needs);
+  if (!needy.length) return ready.map(option);
+  return [el("optgroup", { label: "Ready on this model" }, ready.map(option)), el("optgroup", { label: "Needs more" }, needy.map(option))];
+}
+
 // One of a family's methods, with its settings. first: choices before the methods, {value: label}.
 export function methodField(name, label, methods, first, value = "") {
   const control = el("select", {},
     Object.entries(first).map(([each, text]) => el("option", { value: each }, text)),
-    methods.filter((method) => !(method.name in first)).map((method) => el("option", { value: method.name }, method.lossless ? method.name : `${method.name} (changes the text)`)));
+    grouped(methods.filter((method) => !(method.name in first))));
   control.value = value;
   const own = el("input", { type: "text", class: "code", spellcheck: "false", autocomplete: "off", "aria-label": `Settings of the ${label.toLowerCase()}` });
   const summary = el("p", { class: "hint" });
@@ -67,7 +76,7 @@ export function methodField(name, label, methods, first, value = "") {
     own.hidden = !defaults.length;
     own.placeholder = defaults.filter(([, preset]) => preset !== null).map(([key, preset]) => `${key}=${preset}`).join(",") || defaults.map(([key]) => `${key}=…`).join(",");
     own.title = own.placeholder;
-    summary.textContent = method?.summary ?? "";
+    summary.textContent = [method?.summary, method?.needs && `Needs more here: ${method.needs}`].filter(Boolean).join(" ");
     summary.hidden = !method;
   };
   control.addEventListener("change", () => {

@@ -1,0 +1,55 @@
+"""Methods are said to be ready on a model exactly where a request with their defaults is taken."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import decodery
+from commands import run
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.errors import SettingsError
+from decodery.readiness import readiness
+from decodery.registry import methods
+from decodery.serve.offered import offered
+from decodery.testing import tiny_transformer
+from tiny_models import make_model, save
+
+MODEL = tiny_transformer(0)
+FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv", "monitor")
+
+
+def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
+    found = readiness((each for family in FAMILIES for each in methods(family)), MODEL)
+    assert {family for family, _ in found} == set(FAMILIES)
+    drafters = {name: needs for (family, name), needs in found.items() if family == "draft"}
+    ready = [name for name, needs in drafters.items() if not needs]
+    assert {"auto", "ngram", "prompt-lookup", "suffix-tree"} <= set(ready)
+    engine = Engine(MODEL)
+    for name in ready:
+        # What suits the model is settled when a text begins; nothing that was ready refuses it then.
+        engine.submit(Request([1, 2, 3], max_new_tokens=2, drafter=name))  # type: ignore[arg-type]
+    engine.run([])
+    assert "decodery train head --kind eagle-3 -m MODEL --out DIR" in drafters["eagle-3"]
+    assert drafters["rest"].startswith("give its datastore")
+    assert not found["verify", "cntp"] and not found["kv", "h2o"] and "train kv" in found["kv", "coprocessor"]
+
+
+def test_a_server_says_what_its_methods_need() -> None:
+    needs = {(each["family"], each["name"]): each["needs"] for each in offered(trust=True, model=MODEL)}
+    assert needs["draft", "prompt-lookup"] is None and "train head" in needs["draft", "medusa"]
+
+
+def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:
+    folder = save(make_model("llama"), tmp_path / "own model")
+    lm = decodery.load(str(folder), dtype="float32")
+    with pytest.raises(SettingsError) as refused:
+        lm.generate("Hi", raw=True, drafter="eagle-3")
+    assert f"train head --kind eagle-3 -m {shlex.quote(str(folder))} --out DIR" in str(refused.value)
+    done = run("methods", "-m", str(folder), "--json")
+    listed = {(each["family"], each["name"]): each["needs"] for each in json.loads(done.stdout)}
+    assert listed["draft", "ngram"] is None and str(folder) in listed["draft", "eagle"]
