@@ -110,7 +110,9 @@ def load(
     """
     if not isinstance(name, str | Path):
         instead = "call decodery.hf.generate(model, input_ids, ...)" if is_live(name) else "give its name or its folder"
-        raise SettingsError(f"load takes a model's name or path, not a {type(name).__name__}: {instead}")
+        raise SettingsError(
+            f"load takes a model's name or path, not an object of type {type(name).__name__}: {instead}"
+        )
     if dtype not in (*DTYPES, "auto"):
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     if kv_dtype not in KV_DTYPES:
