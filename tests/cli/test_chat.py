@@ -137,6 +137,12 @@ def test_commands_of_a_chat(tmp_path: Path) -> None:
         assert said in errors
 
 
+@pytest.mark.usefixtures("loaded")
+def test_a_policy_without_an_end_drops_no_turn() -> None:
+    code, _, errors = inside("chat", "--max-new-tokens", "4", "--kv", "streaming-llm", text="Hi\n")
+    assert code == 0 and re.search(r"context \d+\]", errors)
+
+
 def test_a_full_context_drops_the_oldest_turns(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 

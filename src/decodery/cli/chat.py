@@ -116,6 +116,7 @@ def _save(conversation: Conversation, name: str) -> str:
 
 
 def _answer(conversation: Conversation, turn: str) -> None:
+    from ..model.config import POSITIONS
     from .decoding import Screen, figures, note
 
     def tell_dropped(turns: int) -> None:
@@ -125,4 +126,9 @@ def _answer(conversation: Conversation, turn: str) -> None:
     screen = Screen()
     output = conversation.say(turn, screen.write, tell_dropped)
     screen.end()
-    note(f"[{figures(output)}, context {len(output.prompt_tokens) + len(output.tokens)} of {conversation.context}]\n")
+    about, context = figures(output), conversation.context
+    # A server keeps to itself how many tokens its prompts have, and some cache policies have no end.
+    if conversation.lm.model.capabilities.rows:
+        end = f" of {context}" if context < POSITIONS.most else ""
+        about += f", context {len(output.prompt_tokens) + len(output.tokens)}{end}"
+    note(f"[{about}]\n")

@@ -100,7 +100,8 @@ class Conversation:
                 self.lm, [self.lm.fill(tokens, method, settings.pop("max_new_tokens", 256), **settings)], write
             )
         else:
-            request = self.lm.request(tokens, reuse=self.last, **settings)
+            prompt = [*self.system, *messages]
+            request = self.lm.request_for(prompt, tokens=tokens, reuse=self.last, **settings)
             (output,) = decode(self.lm, [request], write, keep_cache=True)
         if output.text:
             self.messages = [*messages, _message("assistant", output.text)]
