@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+)
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 import decodery.hf
+from decodery.draft import DraftModel
 from decodery.errors import SettingsError
 from decodery.testing.statistics import chi_square
 
@@ -45,6 +58,12 @@ class AfterSeven(StoppingCriteria):
         return input_ids[:, -1] % 7 == 0
 
 
+class FromTwelve(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        # The padding counts, as it does in transformers.
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -54,8 +73,10 @@ class AfterSeven(StoppingCriteria):
         {"bad_words_ids": [[3], [5, 9]], "min_new_tokens": 4, "eos_token_id": [11, 17, 23, 5]},
         {"logits_processor": LogitsProcessorList([OddOnly()])},
         {"stopping_criteria": StoppingCriteriaList([AfterSeven()])},
+        {"stopping_criteria": StoppingCriteriaList([FromTwelve()])},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(12), EosTokenCriteria([11, 17])])},
     ],
-    ids=["plain", "ends", "penalties", "bad-words", "own-processor", "own-stop"],
+    ids=["plain", "ends", "penalties", "bad-words", "own-processor", "own-stop", "own-length", "usual-stops"],
 )
 @pytest.mark.parametrize("drafter", ["auto", "prompt-lookup", None])
 def test_greedy_tokens_are_those_of_transformers(model: Any, settings: dict[str, Any], drafter: Any) -> None:
@@ -123,6 +144,19 @@ def test_a_model_that_was_cast_decodes_as_it_is_now() -> None:
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
         ({"guidance_scale": 2.0}, "source guidance"),
         ({"prefix_allowed_tokens_fn": lambda batch, ids: [1, 2]}, "constraint"),
+        ({"custom_generate": "somebody/else"}, "custom_generate"),
+        ({"assistant_tokenizer": object()}, "assistant_tokenizer"),
+        ({"negative_prompt_ids": BATCH[:1]}, "negative_prompt_ids"),
+        ({"num_assistant_tokens": 4}, "assistant_model"),
+        ({"prompt_lookup_num_tokens": 4, "drafter": None}, "prompt_lookup_num_tokens"),
+        ({"stop_strings": ["x"]}, "tokenizer="),
+        ({"token_healing": True}, "token_healing"),
+        ({"dola_layers": "high"}, "dola_layers"),
+        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": False}, "penalty_alpha"),
+        ({"cache_implementation": "paged"}, "paged"),
+        ({"cache_implementation": "quantized"}, "quantized"),
+        ({"position_ids": torch.arange(7)[None] + 3}, "position_ids"),
+        ({"num_return_sequences": 2, "do_sample": True, "streamer": BaseStreamer()}, "streamer"),
     ],
 )
 def test_what_cannot_be_done_is_named(model: Any, settings: dict[str, Any], named: str) -> None:
@@ -131,3 +165,47 @@ def test_what_cannot_be_done_is_named(model: Any, settings: dict[str, Any], name
     with pytest.raises(SettingsError, match="holds tokens"):
         given = model(BATCH[1:2, :3], use_cache=True).past_key_values
         decodery.hf.generate(model, BATCH[1:2], max_new_tokens=4, past_key_values=given)
+
+
+def test_assistants_of_transformers_draft_and_change_no_token(model: Any) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    expected, rows = model.generate(BATCH[1:2], **asked), list[int]()
+    assistant = copy.deepcopy(model)
+    # What a model can do is tried out before its first text.
+    decodery.hf.generate(model, BATCH[1:2], **asked)
+    count = model.model.register_forward_hook(lambda *given: rows.append(given[2].last_hidden_state.shape[1]))
+    for settings in (
+        {"assistant_model": assistant, "num_assistant_tokens": 5},
+        {"drafter": DraftModel(model=assistant, length=5)},
+        {"prompt_lookup_num_tokens": 5},
+    ):
+        rows.clear()
+        assert torch.equal(decodery.hf.generate(model, BATCH[1:2], **asked, **settings), expected)
+        # The prompt, then steps of one pending token and five drafted ones.
+        assert 6 in rows[1:] and max(rows[1:]) == 6
+        if "prompt_lookup_num_tokens" not in settings:
+            assert len(rows) == 5
+    count.remove()
+    with pytest.raises(SettingsError, match="leave out assistant_model or drafter"):
+        decodery.hf.generate(model, BATCH[1:2], **asked, assistant_model=assistant, drafter="prompt-lookup")
+
+
+def test_stop_strings_end_texts_where_transformers_ends_them(model: Any) -> None:
+    characters = Tokenizer(BPE({each: number for number, each in enumerate(ascii_letters[:40])}, []))
+    characters.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters)
+    asked: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "tokenizer": tokenizer}
+    third = tokenizer.decode(model.generate(BATCH[1:2], max_new_tokens=3, do_sample=False)[0, -1:])
+    expected = model.generate(BATCH[1:2], **asked, stop_strings=[third])
+    assert expected.shape[1] <= 10
+    assert torch.equal(decodery.hf.generate(model, BATCH[1:2], **asked, stop_strings=[third]), expected)
+    config = GenerationConfig(max_new_tokens=24, do_sample=False, stop_strings=[third])
+    assert torch.equal(decodery.hf.generate(model, BATCH[1:2], config, tokenizer=tokenizer), expected)
+    assert config.stop_strings == [third]
+
+
+def test_load_names_the_way_for_a_model_that_is_there(model: Any) -> None:
+    with pytest.raises(SettingsError, match=r"of type LlamaForCausalLM: call decodery\.hf\.generate"):
+        decodery.load(model)
+    with pytest.raises(SettingsError, match="of type int: give its name"):
+        decodery.load(3)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def load(name: str = "smollm2", **options: Any) -> LM:
     options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
     `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
     """
-    if str(name).startswith(("http://", "https://")):
+    if isinstance(name, str) and name.startswith(("http://", "https://")):
         from .remote_lm import remote
 
         # A server has chosen all of these itself.

@@ -1,7 +1,7 @@
 """Decoding for models of `transformers` that somebody already holds. Imports transformers where it is used.
 
-`model.generate(..., custom_generate=decodery.hf.decode, drafter="auto")` takes the arguments that it always takes, and
-the loop of this package writes the tokens.
+`decodery.hf.generate(model, prompt, ...)` takes the arguments of `model.generate`, and the loop of this package writes
+the tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .core.sequence import Sequence as Text
 from .decode.engine import Engine
 from .decode.request import Request
 from .errors import SettingsError
+from .hf_arguments import drafted_by, looked_up, refused_arguments, refused_cache, refused_settings, stopped_at
+from .model.live import Held, language_model
 from .sample import (
     Epsilon,
     Eta,
@@ -54,20 +56,39 @@ _REFUSED = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "leave guidance_scale out, and use the source guidance instead",
     "PrefixConstrainedLogitsProcessor": "leave prefix_allowed_tokens_fn out, and use a constraint instead",
 }
-_KNOWN_STOPS = ("MaxLengthCriteria", "EosTokenCriteria")
-_NOT_TOLD = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 _HELD = "_decodery"
 """The attribute under which a model keeps its engine, so that both go together."""
 
 
-def generate(model: PreTrainedModel, inputs: torch.Tensor | None = None, **settings: Any) -> Any:
-    """`model.generate(inputs, **settings)`, decoded by this package; see `decode` for the settings that it adds.
+def generate(
+    model: PreTrainedModel, inputs: torch.Tensor | None = None, generation_config: Any = None, **settings: Any
+) -> Any:
+    """`model.generate(inputs, generation_config, **settings)`, decoded by this package.
 
-    A streamer hears the prompt and then every token, one by one; transformers itself gives `decode` none.
+    Args:
+        model: A causal language model of transformers.
+        inputs: [n, length] int64, the token ids of the prompts; also as `input_ids`.
+        generation_config: As in transformers.
+        settings: Every other argument of generate, and `drafter`, `rule` and `seed` (see `decode`). `assistant_model`
+            drafts `num_assistant_tokens` tokens a step, `prompt_lookup_num_tokens` asks for the drafter prompt-lookup,
+            `stop_strings` need `tokenizer`; a streamer gets the prompt and then every token, one by one. Settings of
+            transformers' own caches and compilation have no effect, but those that would change tokens.
+
+    Returns:
+        What generate returns: [n, length] int64, or an output that holds it as `sequences`.
+
+    Raises:
+        SettingsError: An argument could have no effect, or not the one it has in transformers.
+        UnsupportedModel: As `decodery.load`.
     """
+    refused_arguments(settings)
+    drafted_by(settings)
+    # Before transformers makes such a cache.
+    refused_cache(settings.get("cache_implementation", getattr(generation_config, "cache_implementation", None)))
+    generation_config = stopped_at(model, generation_config, settings)
     decoded = partial(decode, streamer=settings.pop("streamer", None))
-    return cast(Any, model).generate(inputs, custom_generate=decoded, **settings)
+    return cast(Any, model).generate(inputs, generation_config, custom_generate=decoded, **settings)
 
 
 def decode(
@@ -91,11 +112,15 @@ def decode(
     tokens are those of transformers where the model's passes do not depend on how many rows they have.
 
     Logits processors of other kinds than the usual ones are asked about every row on its own, and must depend on
-    nothing but what they are given. Raises SettingsError for beams, encoders, embeddings as inputs, a cache that holds
-    something, and outputs beside the tokens; UnsupportedModel as `decodery.load` does.
+    nothing but what they are given. Raises SettingsError for what would not mean here what it means in generate;
+    UnsupportedModel as `decodery.load` does. transformers gives this function no streamer, assistant or tokenizer that
+    generate was given: call the function `generate` of this module for those.
     """
     assert generation_config is not None
-    _refuse(model, generation_config, given)
+    refused_settings(model, generation_config, input_ids, given)
+    if streamer is not None and len(input_ids) > 1:
+        raise SettingsError(f"a streamer takes one text, not {len(input_ids)}: leave streamer out, or give one prompt")
+    drafter = looked_up(generation_config, drafter)
     processors = list(logits_processor)
     for each in processors:
         if (name := type(each).__name__) in _REFUSED:
@@ -108,24 +133,25 @@ def decode(
         Sampler([*(_warp(each, row[: len(row) - len(prompt)].tolist()) for each in processors), *end])
         for row, prompt in zip(input_ids, prompts, strict=True)
     ]
-    others_stop = [each for each in stopping_criteria if type(each).__name__ not in _KNOWN_STOPS]
+    longest, ends, others_stop = _stops(stopping_criteria, generation_config.max_length)
     engine = _engine(model)
     texts = [
         engine.submit(
             Request(
                 prompt,
-                max_new_tokens=generation_config.max_length - input_ids.shape[1],
+                max_new_tokens=max(longest - input_ids.shape[1], 1),
                 sampler=samplers[number],
                 drafter=drafter,
                 rule=rule,
                 seed=nth_seed(seed, number),
-                eos_ids=_ends(generation_config.eos_token_id),
+                eos_ids=ends,
             )
         )
         for number, prompt in enumerate(prompts)
     ]
-    for text in texts:
-        text.held = _Stop(others_stop, input_ids.device) if others_stop else None
+    for text, row in zip(texts, input_ids, strict=True):
+        padding = row[: len(row) - len(text.tokens)].tolist()
+        text.held = _Stop(others_stop, padding, input_ids.device) if others_stop else None
     if streamer is not None:
         streamer.put(input_ids.cpu())
     training = model.training
@@ -142,40 +168,14 @@ def decode(
     return found
 
 
-def _refuse(model: Any, config: Any, given: dict[str, Any]) -> None:
-    if model.config.is_encoder_decoder or "inputs_embeds" in given:
-        raise SettingsError("only prompts of tokens can be decoded here, by models without an encoder")
-    if config.num_beams > 1:
-        raise SettingsError("generate has no beams here: use decodery.load(...).search(prompt, 'beam:width=4')")
-    # What transformers calls the argument: from 5.24 on the first.
-    for name in ("cache", "past_key_values"):
-        if (cache := given.get(name)) is not None and cache.get_seq_length():
-            raise SettingsError(f"the cache that was given holds tokens already: leave {name} out")
-    if told := [name for name in _NOT_TOLD if getattr(config, name)]:
-        raise SettingsError(f"{told[0]} is not to be had here: leave it out")
-
-
 def _engine(model: Any) -> Engine:
     held = model.__dict__.get(_HELD)
-    known = None if held is None or held.engine is None else held.engine.model
     # Whoever moves or casts the model means the same one.
-    if known is None or (known.device, known.dtype) != (model.device, model.dtype):
-        from .model.adapter import TransformersModel
-
-        training = model.training
-        held = model.__dict__[_HELD] = _Held(Engine(TransformersModel(model)))
-        model.train(training)
-    return held.engine
-
-
-class _Held:
-    """The engine of a model, with what its drafters remember; a copy of the model begins anew."""
-
-    def __init__(self, engine: Engine | None = None) -> None:
-        self.engine = engine
-
-    def __reduce__(self) -> tuple[type[_Held], tuple[()]]:
-        return _Held, ()
+    known = language_model(model)
+    if held is None or held.value is None or held.value.model is not known:
+        held = model.__dict__[_HELD] = Held(Engine(known))
+    engine: Engine = held.value
+    return engine
 
 
 def _prompts(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
@@ -191,6 +191,20 @@ def _ends(ids: int | Sequence[int] | None) -> tuple[int, ...]:
     if ids is None:
         return ()
     return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _stops(criteria: Iterable[Any], longest: int) -> tuple[int, tuple[int, ...], list[Any]]:
+    """The length of a row at most, the tokens that end a text, and the criteria that say something else."""
+    ends, lengths, others = list[int](), list[int](), list[Any]()
+    for each in criteria:
+        # By name and whole: a class of the caller's own that goes on from one of them may say something else.
+        if type(each).__name__ == "MaxLengthCriteria":
+            lengths.append(each.max_length)
+        elif type(each).__name__ == "EosTokenCriteria":
+            ends += each.eos_token_id.tolist()
+        else:
+            others.append(each)
+    return min(lengths, default=longest), tuple(ends), others
 
 
 def _warp(processor: Any, padding: list[int]) -> Warp:
@@ -238,13 +252,14 @@ def _padded(input_ids: torch.Tensor, texts: list[list[int]], config: Any) -> tor
 class _Stop:
     """Whether a text ends for a reason that only `transformers` knows, asked after every token of it."""
 
-    def __init__(self, criteria: list[Any], device: torch.device) -> None:
+    def __init__(self, criteria: list[Any], padding: list[int], device: torch.device) -> None:
         self.met = False
         self._criteria = criteria
+        self._padding = padding
         self._device = device
 
     def __call__(self, seq: Text) -> bool:
-        tokens = torch.tensor([seq.tokens], dtype=torch.int64, device=self._device)
+        tokens = torch.tensor([[*self._padding, *seq.tokens]], dtype=torch.int64, device=self._device)
         self.met = self.met or any(bool(torch.as_tensor(each(tokens, None)).all()) for each in self._criteria)
         return self.met
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import select
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside
-from decodery.cli.chat import Conversation
+from decodery.cli.chat_input import HISTORY, editor
+from decodery.cli.conversation import Conversation
 from decodery.cli.decoding import decode
 from decodery.errors import PromptError
 from decodery.lm import LM, Output
@@ -111,13 +113,94 @@ def test_chat_with_piped_lines() -> None:
     assert ">" not in output and "context" not in output and len(output.splitlines()) >= 3
 
 
+@pytest.mark.usefixtures("loaded")
+def test_piped_lines_that_all_fail_end_with_status_1() -> None:
+    code, output, errors = inside("chat", text="tide " * 9000 + "\n/what\n")
+    assert (code, output) == (1, "")
+    first, second = errors.splitlines()
+    assert re.fullmatch(r"decodery: this turn has 9\d{3} tokens, and the model's context 8192: shorten it", first)
+    assert second.startswith("decodery: there is no /what")
+
+
+@pytest.mark.usefixtures("loaded")
+def test_commands_of_a_chat(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    lines = f"/system Answer in French.\nName a colour.\n/save {path}\n/save {path}\n/save\n/help\n/system\n/reset\n"
+    code, output, errors = inside("chat", "--max-new-tokens", "8", text=lines)
+    assert code == 0
+    assert json.loads(path.read_text()) == [
+        {"role": "system", "content": "Answer in French."},
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": output.removesuffix("\n")},
+    ]
+    for said in ("is set", f"{path} exists already", "as in /save talk.json", "/system TEXT", "no system message now"):
+        assert said in errors
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_policy_without_an_end_drops_no_turn() -> None:
+    code, _, errors = inside("chat", "--max-new-tokens", "4", "--kv", "streaming-llm", text="Hi\n")
+    assert code == 0 and re.search(r"context \d+\]", errors)
+
+
+def test_a_full_context_drops_the_oldest_turns(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(smollm2_int8.model, "config", replace(smollm2_int8.model.config, max_positions=200))
+    conversation, dropped = Conversation(smollm2_int8, {"max_new_tokens": 8}), list[int]()
+    conversation.instruct("Be brief.")
+    for number in range(8):
+        output = conversation.say(f"Say {'tide ' * 20} {number}", lambda piece: None, dropped.append)
+        assert len(output.prompt_tokens) + 8 <= 200
+    assert dropped and all(turns > 1 for turns in dropped) and len(dropped) < 4
+    assert conversation.messages[-2]["content"].endswith("7")
+    rendered = [{"role": "system", "content": "Be brief."}, *conversation.messages[:-1]]
+    assert list(output.prompt_tokens) == list(smollm2_int8.encode(rendered))
+    with pytest.raises(PromptError, match="with the system message, and the model's context 200: shorten it"):
+        conversation.say("tide " * 200, lambda piece: None, dropped.append)
+
+
+@pytest.mark.parametrize(
+    ("keys", "turn"),
+    [
+        ("\x1b[200~one\ntwo\nthree\x1b[201~\r", "one\ntwo\nthree"),
+        ("one\x1b\rtwo\r", "one\ntwo"),
+        ("one\\\rtwo\r", "one\ntwo"),
+    ],
+    ids=["paste", "alt-enter", "backslash"],
+)
+def test_a_turn_of_several_lines(keys: str, turn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path))
+    with create_pipe_input() as pipe:
+        pipe.send_text(keys)
+        assert editor(pipe, DummyOutput()).prompt() == turn
+        # The arrow up brings back the turn before, in the next chat too.
+        pipe.send_text("\x1b[A\r")
+        assert editor(pipe, DummyOutput()).prompt() == turn
+    assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_chat_goes_on_without_a_place_for_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "file" / "home"))
+    with create_pipe_input() as pipe:
+        pipe.send_text("one\r")
+        assert editor(pipe, DummyOutput()).prompt() == "one"
+
+
 _STYLE = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
 
 
 class Terminal:
     """A process at a terminal of 24 rows of 80 columns."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str) -> None:
         import fcntl
         import pty
         import struct
@@ -133,7 +216,7 @@ class Terminal:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-        environment = {**ENVIRONMENT, "TERM": "dumb"}
+        environment = {**ENVIRONMENT, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "DECODERY_HOME": str(home)}
         self.process = subprocess.Popen(
             [*COMMAND, *arguments], **streams, env=environment, preexec_fn=take_terminal, close_fds=True
         )
@@ -169,7 +252,8 @@ class Terminal:
         # Reading fails when the program has closed its terminal.
         with suppress(OSError):
             if select.select([self._file], [], [], seconds)[0]:
-                self.seen += _STYLE.sub("", os.read(self._file, 4096).decode(errors="replace"))
+                # What is read may end within a sequence of control characters.
+                self.seen = _STYLE.sub("", self.seen + os.read(self._file, 4096).decode(errors="replace"))
 
     def close(self) -> None:
         self.process.kill()
@@ -178,11 +262,15 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Callable[..., Terminal]]:
+def terminal(model: Path, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """What starts a command at a terminal; its cache is that of the tests, but for the turns typed before."""
     opened: list[Terminal] = []
+    for kept in model.parent.parent.iterdir():
+        if kept.name != HISTORY:
+            (tmp_path / kept.name).symlink_to(kept)
 
     def start(*arguments: str) -> Terminal:
-        opened.append(Terminal(*arguments))
+        opened.append(Terminal(tmp_path, *arguments))
         return opened[-1]
 
     yield start
@@ -190,27 +278,39 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         each.close()
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_chat(model: Path, terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_stops_an_answer_and_not_the_chat(terminal: Callable[..., Terminal]) -> None:
     chat = terminal("chat", "--max-new-tokens", "4000", "--ignore-eos")
-    chat.wait_for("> ")
+    chat.wait_for(">")
     chat.type("Tell me a long story.\n")
-    chat.wait_for(r"story\.\r\n.*\w+ \w+")
+    chat.wait_for(r"story\.\r+\n.*\w+ \w+")
     chat.type("\x03")
-    assert "tokens/s" in chat.wait_for(r"stopped, context \d+ of 8192\]\s+> ")
+    assert "tokens/s" in chat.wait_for(r"stopped, context \d+ of 8192\]\s+>")
     chat.type("/reset\n")
     chat.wait_for("new conversation")
-    chat.wait_for("> ")
+    chat.wait_for(">")
     chat.type("Go on.\n")
-    chat.wait_for(r"Go on\.\r\n.*\w+ \w+")
+    chat.wait_for(r"Go on\.\r+\n.*\w+ \w+")
     chat.type("\x03")
-    chat.wait_for(r"stopped, .*\]\s+> ")
+    chat.wait_for(r"stopped, .*\]\s+>")
     chat.press("\x03", lambda: "press Ctrl-C again, or type /exit, to leave" in chat.seen)
     chat.press("\x03", lambda: chat.process.poll() is not None)
     assert chat.process.returncode == 130
 
 
-def test_chat_ends_with_the_input(model: Path, terminal: Callable[..., Terminal]) -> None:
+def test_a_pasted_text_is_one_turn_and_a_long_prompt_shows_how_far_it_is_read(
+    terminal: Callable[..., Terminal],
+) -> None:
+    chat = terminal("chat", "--max-new-tokens", "4")
+    chat.wait_for(">")
+    chat.type("\x1b[200~" + "tide tide tide tide tide tide tide\n" * 100 + "Go on.\x1b[201~\r")
+    assert "reading the prompt" in chat.wait_for(r"context \d+ of 8192\]\s+>")
+    chat.type("/exit\r")
+    assert chat.process.wait(20) == 0
+    assert "tokens" not in chat.seen
+
+
+def test_chat_ends_with_the_input(terminal: Callable[..., Terminal]) -> None:
     chat = terminal("chat")
-    chat.wait_for("> ")
+    chat.wait_for(">")
     chat.type("\x04")
     assert chat.process.wait(20) == 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import decodery as dc
+from decodery.cli.conversation import Conversation
 from decodery.constrain import Regex
 from decodery.errors import DecoderyError, ServerError, SettingsError, UnsupportedModel
 from decodery.score import TextScore
@@ -50,6 +51,14 @@ def test_texts_are_those_of_the_model_itself(both: tuple[Any, Any]) -> None:
     stop = here[0].text[2]
     stopped = remote.generate("Is it so?", stop=stop, raw=True, **WRITING)
     assert stopped.text == here[0].text.partition(stop)[0] and stopped.finish_reason == "stop"
+
+
+def test_a_conversation_with_a_server_says_the_same(both: tuple[Any, Any]) -> None:
+    here, there = (Conversation(each, WRITING) for each in both)
+    for turn in ("Is it so?", "Since when?"):
+        for each in (here, there):
+            each.say(turn, lambda piece: None)
+    assert here.messages == there.messages and len(there.messages) == 4
 
 
 @pytest.mark.parametrize("search", ["self-consistency:n=3,answer=whole", "first-finish"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
-from ..errors import DecoderyError
+from ..errors import DecoderyError, SettingsError
+from .conversation import Conversation
 from .given import given
 from .options import (
     Command,
@@ -21,8 +23,13 @@ from .options import (
     model_options,
 )
 
-if TYPE_CHECKING:
-    from ..lm import LM, Output
+_COMMAND = re.compile(r"/[a-zA-Z]+(\s|$)")
+_HELP = """\
+/system TEXT  Put a system message before all turns; without TEXT, remove it.
+/reset        Forget all turns.
+/save FILE    Write the messages to FILE, as JSON.
+/exit         Leave, as Ctrl-D does.
+Alt-Enter, or a backslash at the end of a line, begins another line of the turn. Ctrl-C stops an answer."""
 
 
 @click.command(cls=Command, short_help="Talk with a model.")
@@ -32,13 +39,18 @@ if TYPE_CHECKING:
 @constraint_options
 @diffuse_option
 def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings: Any) -> None:
-    """Talk with a model, line by line.
+    """Talk with a model, turn by turn.
 
-    /reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer. Works with piped lines too.
+    Alt-Enter, or a backslash at the end of a line, begins another line of a turn; a pasted text is part of one turn.
+    Ctrl-C stops an answer, Ctrl-D leaves. /system TEXT sets the system message, /reset forgets the turns, /save FILE
+    writes them as JSON, /help lists all commands. Where the model's context is full, the oldest turns are dropped.
+
+    Standard input that is no terminal has one turn in each line; the exit status is 1 where none was answered.
     """
     settings = given(settings)
     from .. import load
     from ..registry import resolve
+    from .chat_input import reader
     from .decoding import leave_if_terminated, note
 
     if diffuse is not None:
@@ -46,83 +58,77 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
         settings["diffuse"] = resolve("diffuse", diffuse)
     lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
     conversation = Conversation(lm, settings)
+    read = reader()
     if sys.stdin.isatty():
-        note(f"{lm.name}. /reset forgets the conversation, /exit leaves, Ctrl-C stops an answer.")
-    while (line := _read_line()) is not None:
-        line = line.strip()
-        if line == "/exit":
-            break
-        if line == "/reset":
-            conversation = Conversation(lm, settings)
-            note("forgotten; this is a new conversation.")
-        elif line.startswith("/") and line[1:].isalpha():
-            note(f"there is no {line}; there are /reset and /exit.")
-        elif line:
-            _answer(conversation, line)
-            leave_if_terminated()
+        note(f"{lm.name}. /help lists the commands, /exit leaves, Ctrl-C stops an answer.")
+    answered, failed = 0, 0
+    while (turn := read()) is not None and turn.strip() != "/exit":
+        if not turn.strip():
+            continue
+        try:
+            if _COMMAND.match(turn):
+                _command(conversation, turn)
+            else:
+                _answer(conversation, turn.strip())
+                answered += 1
+        except DecoderyError as error:
+            click.echo(f"decodery: {error}", err=True)
+            failed += 1
+        leave_if_terminated()
+    if failed and not answered and not sys.stdin.isatty():
+        raise click.exceptions.Exit(1)
 
 
-class Conversation:
-    """The messages so far, and the last output, whose cache the next turn goes on with."""
-
-    def __init__(self, lm: LM, settings: dict[str, Any]) -> None:
-        self.lm = lm
-        self.settings = settings
-        self.messages: list[dict[str, str]] = []
-        self.last: Output | None = None
-
-    def say(self, text: str, write: Callable[[str], None]) -> Output:
-        """The answer to `text`. A turn that fails, or is stopped before its first word, leaves no trace."""
-        from .decoding import decode, fill
-
-        messages, settings = [*self.messages, {"role": "user", "content": text}], dict(self.settings)
-        tokens = self.lm.encode(messages)
-        if (method := settings.pop("diffuse", None)) is not None:
-            (output,) = fill(
-                self.lm, [self.lm.fill(tokens, method, settings.pop("max_new_tokens", 256), **settings)], write
-            )
-        else:
-            request = self.lm.request(tokens, reuse=self.last, **settings)
-            (output,) = decode(self.lm, [request], write, keep_cache=True)
-        if output.text:
-            self.messages = [*messages, {"role": "assistant", "content": output.text}]
-            self.last = output
-        return output
-
-
-def _answer(conversation: Conversation, line: str) -> None:
-    from .decoding import Screen, figures, note
-
-    screen = Screen()
-    try:
-        output = conversation.say(line, screen.write)
-    except DecoderyError as error:
-        click.echo(f"decodery: {error}", err=True)
-        return
-    screen.end()
-    context = (
-        f"context {len(output.prompt_tokens) + len(output.tokens)} of {conversation.lm.model.config.max_positions}"
-    )
-    note(f"[{figures(output)}, {context}]\n")
-
-
-def _read_line() -> str | None:
-    """The next line, None at the end. Two Ctrl-C in a row leave the program, one does not."""
-    if not sys.stdin.isatty():
-        return sys.stdin.readline() or None
+def _command(conversation: Conversation, turn: str) -> None:
     from .decoding import note
 
-    with suppress(ImportError):
-        import readline  # noqa: F401  (gives `input` its line editing and history)
-    warned = False
-    while True:
-        try:
-            return input("> ")
-        except EOFError:
-            click.echo()
-            return None
-        except KeyboardInterrupt:
-            if warned:
-                raise
-            warned = True
-            note("\npress Ctrl-C again, or type /exit, to leave.")
+    name, *more = turn.strip().split(maxsplit=1)
+    rest = "".join(more)
+    commands: dict[str, Callable[[], str]] = {
+        "/help": lambda: _HELP,
+        "/reset": lambda: _reset(conversation),
+        "/system": lambda: _system(conversation, rest),
+        "/save": lambda: _save(conversation, rest),
+    }
+    if name not in commands:
+        raise SettingsError(
+            f"there is no {name}: there are {', '.join(commands)} and /exit; put a space before a turn that begins so"
+        )
+    note(commands[name]())
+
+
+def _reset(conversation: Conversation) -> str:
+    conversation.reset()
+    return "forgotten; this is a new conversation."
+
+
+def _system(conversation: Conversation, text: str) -> str:
+    conversation.instruct(text)
+    return "the system message is set." if text else "there is no system message now."
+
+
+def _save(conversation: Conversation, name: str) -> str:
+    if not name:
+        raise SettingsError("/save needs the name of a file, as in /save talk.json")
+    path = Path(name).expanduser()
+    conversation.save(path)
+    return f"written to {path}."
+
+
+def _answer(conversation: Conversation, turn: str) -> None:
+    from ..model.config import POSITIONS
+    from .decoding import Screen, figures, note
+
+    def tell_dropped(turns: int) -> None:
+        which = "the oldest turn is" if turns == 1 else f"the {turns} oldest turns are"
+        note(f"the conversation fills the model's context of {conversation.context} tokens: {which} dropped.")
+
+    screen = Screen()
+    output = conversation.say(turn, screen.write, tell_dropped)
+    screen.end()
+    about, context = figures(output), conversation.context
+    # A server keeps to itself how many tokens its prompts have, and some cache policies have no end.
+    if conversation.lm.model.capabilities.rows:
+        end = f" of {context}" if context < POSITIONS.most else ""
+        about += f", context {len(output.prompt_tokens) + len(output.tokens)}{end}"
+    note(f"[{about}]\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,17 +53,29 @@ def decode(
 ) -> list[Output]:
     """Decode requests of one prompt together, to the end or to a Ctrl-C, which keeps the text that is there.
 
-    write: gets the pieces of the first one's text as they come.
+    write: gets the pieces of the first one's text as they come; where a person is watching, a bar shows how much of a
+    long prompt is read until the text begins.
     """
+    from ..decode.text import unread
+    from ..model.store import silent, terminal_progress
+
     engine = lm.engine()
     first = engine.submit(requests[0])
     sequences = [first, *(engine.submit(request, like=first) for request in requests[1:])]
-    with stop_on_interrupt() as stopped:
+    with stop_on_interrupt() as stopped, ExitStack() as showing:
+        reads = write is not None and unread(first) > engine.prefill_chunk
+        progress = showing.enter_context(terminal_progress(counts=True)) if reads else silent
         while not all(seq.finished for seq in sequences):
             engine.step()
             if stopped():
                 for seq in sequences:
                     seq.cancel()
+            if reads:
+                progress("reading the prompt", first.cache.next_position, first.prompt_length)
+                if first.finished or len(first.tokens) > first.prompt_length:
+                    # The text takes the place of the bar.
+                    showing.close()
+                    reads = False
             if write is not None and first.text is not None:
                 write(first.text.release(final=first.finished))
     return [lm.output(seq, keep_cache=keep_cache) for seq in sequences]

@@ -32,6 +32,7 @@ from .folder import FolderCheckpoint, model_files
 from .four_bit import refuse_quantized
 from .gguf_file import parts_of
 from .kernels import vectorised
+from .live import is_live
 from .named import Precision
 from .plain_state import in_plain_state
 from .protocol import LanguageModel
@@ -108,6 +109,11 @@ def load(
     Where a person is watching, a context that RoPE scaling stretches beyond what was trained is announced.
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
     """
+    if not isinstance(name, str | Path):
+        instead = "call decodery.hf.generate(model, input_ids, ...)" if is_live(name) else "give its name or its folder"
+        raise SettingsError(
+            f"load takes a model's name or path, not an object of type {type(name).__name__}: {instead}"
+        )
     if dtype not in (*DTYPES, "auto"):
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     if kv_dtype not in KV_DTYPES:

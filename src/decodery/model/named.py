@@ -6,6 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..errors import SettingsError
+from .live import is_live, language_model
 from .protocol import LanguageModel, Reader
 
 if TYPE_CHECKING:
@@ -25,12 +26,16 @@ _loading = Lock()
 def named(model: R | str, dtype: Precision = "auto") -> R | LanguageModel:
     """The model itself, or the one that `decodery.load` knows by this name, in this precision.
 
+    A model of `transformers` that somebody holds stands for the language model that is made of it.
+
     Raises SettingsError for the precision of a model that has it already.
     """
     if isinstance(model, str):
         return loaded(model, dtype).model
     if dtype != "auto":
         raise SettingsError(f"dtype={dtype} is for a second model given by name: name one, or leave dtype out")
+    if is_live(model):
+        return language_model(model)
     return model
 
 
