@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from .own_caches import bare
@@ -27,5 +28,5 @@ def option(model: Reader) -> str:
     Returns:
         " -m NAME", " -m MODEL" where the name is not known, "" for the model that commands take by default.
     """
-    name = _called.get(bare(model), "MODEL")
+    name = _called.get(cast(LanguageModel, bare(model)), "MODEL")
     return "" if name == DEFAULT else f" -m {shlex.quote(name)}"
