@@ -17,9 +17,11 @@ import decodery as dc
 from decodery.cli.given import given, read_prompt
 from decodery.cli.main import _require_streams, main
 from decodery.constrain import Grammar
+from decodery.core.conversation import PromptTokens
 from decodery.decode.request import Request
 from decodery.errors import ConstraintError, PromptError
 from decodery.lm import LM
+from decodery.prompts import one, single
 from serving import tiny_lm, user
 
 SHORT: dict[str, Any] = {"max_new_tokens": 3}
@@ -108,3 +110,8 @@ def test_closed_streams_are_said_or_stood_in_for() -> None:
     with mock.patch.multiple(sys, stdin=None, stderr=None, stdout=output), pytest.raises(PromptError):
         _require_streams()
         tiny_lm().encode(read_prompt(None))
+
+
+def test_encoded_prompts_keep_the_turns_they_were_made_of() -> None:
+    tokens = PromptTokens([1, 2, 3], [(1, 2)])
+    assert single(tokens) is tokens and one(tokens).user_spans == ((1, 2),)

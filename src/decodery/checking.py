@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from .core.noise import nth_seed
@@ -29,25 +28,25 @@ def checked(output: Output, sampler: Sampler, tries: int = 1) -> Output:
     # A text that was cut is no instance, whatever else is wrong with it.
     whole = output.finish_reason == "stop" and bool(after.unenforced)
     found = after.violation(output.text) if whole else None
-    return replace(output, check=TextCheck(after.unenforced, after.ignored, tries, found))
+    return replace(
+        output, check=TextCheck(after.unenforced, after.ignored, tries, found, (found is None) if whole else None)
+    )
 
 
-def passing(output: Output, sampler: Sampler, again: Callable[[int, Sampler], Output]) -> Output:
-    """A text that passes its check: this one, or one of at most `max_tries` that are written, or else the last of them.
+def another(output: Output, sampler: Sampler) -> tuple[int, Sampler] | None:
+    """What a further try is written with, where a checked text fails and may be written anew.
 
     Args:
         output: a checked text.
         sampler: what it was written with.
-        again: writes a text with another seed and sampler.
+
+    Returns:
+        The seed and the sampler of the next try; None where the text passed, or was the last that is allowed.
     """
     after = _after(sampler)
-    if after is None:
-        return output
-    for tries in range(2, after.max_tries + 1):
-        if output.check is None or output.check.violation is None:
-            break
-        output = checked(again(nth_seed(output.seed, _NEXT_TRY), _drawing(sampler)), sampler, tries)
-    return output
+    if after is None or output.check is None or output.check.violation is None or output.check.tries >= after.max_tries:
+        return None
+    return nth_seed(output.seed, _NEXT_TRY), _drawing(sampler)
 
 
 def _drawing(sampler: Sampler) -> Sampler:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, overload
 from weakref import ref
 
 from .asking import Asking
+from .checking import another
 from .checking import checked as checked_text
-from .checking import passing
 from .core.conversation import Prompt
+from .core.ledger import Ledger
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
 from .core.trace import Trace
@@ -34,7 +35,6 @@ from .prompts import each as each_prompt
 from .prompts import single
 from .registry import resolve
 from .resolving import resolve_carrier
-from .sample.sampler import Sampler
 from .settings import checked
 from .suggest.ngrams import NGrams, ngrams_for
 from .suggest.superposed import Draft, Superposition, superpose
@@ -202,6 +202,8 @@ class LM(Asking):
         """A canvas of `length` tokens behind a prompt, for `begin`; settings: see `diffuse`."""
         found: Diffusion = resolve("diffuse", method)
         hold = None if constraint is None else Hold(self._compiled(constraint), self.vocabulary)
+        if hold is not None and hold.constraint.after is not None and hold.constraint.after.unenforced:
+            raise SettingsError("canvases are not checked when they are full: leave out unenforced=check")
         method = found if hold is None else LAVE.around(found)
         return Fill(list(tokens), length, method, temperature, seed, hold)
 
@@ -282,7 +284,7 @@ class LM(Asking):
         limits = Limits(texts=MOST_TEXTS)
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory, limits=limits)
 
-    def output(self, seq: Sequence, *, keep_cache: bool = False) -> Output:
+    def output(self, seq: Sequence, *, keep_cache: bool = False, tries: int = 1) -> Output:
         """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
         if seq.error is not None:
             raise seq.error
@@ -304,7 +306,7 @@ class LM(Asking):
             monitors=() if seq.watch is None else tuple(seq.watch.told),
             context_full=seq.context_full,
         )
-        return checked_text(output, seq.sampler)
+        return checked_text(output, seq.sampler, tries)
 
     def _continuation(self, prompt: list[int], tokens: list[int]) -> str:
         stream = self.tokenizer.stream()
@@ -324,7 +326,7 @@ class LM(Asking):
                 engine.step()
                 for place, each in enumerate(found):
                     if not isinstance(each, Output) and each.seq.finished and each.seq.error is None:
-                        found[place] = self._passing(engine, each, keep_cache)
+                        found[place] = self._ended(engine, each, keep_cache)
                 while found and not _runs(first := found[0]):
                     del found[0]
                     yield first if isinstance(first, Output) else self.output(first.seq)
@@ -333,17 +335,18 @@ class LM(Asking):
                 # Else what many texts have held stays with the process.
                 trim()
 
-    def _passing(self, engine: Engine, text: _Text, keep_cache: bool) -> Output:
-        """What a finished text becomes, written anew while it fails the check of its constraint."""
-
-        def again(seed: int, sampler: Sampler) -> Output:
-            request = copy(text.request)
-            request.seed, request.sampler = seed, sampler
-            seq = engine.submit(request)
-            engine.run([seq])
-            return self.output(seq, keep_cache=keep_cache)
-
-        return passing(self.output(text.seq, keep_cache=keep_cache), text.seq.sampler, again)
+    def _ended(self, engine: Engine, text: _Text, keep_cache: bool) -> _Text | Output:
+        """What a text that has ended becomes: its output, or another try where the check of its constraint fails."""
+        output = self.output(text.seq, keep_cache=keep_cache, tries=text.tries)
+        if text.failed is not None:
+            output.trace.ledger.add(text.failed)
+            output.trace.ledger.counts["discarded"] = text.tries - 1
+        further = another(output, text.seq.sampler)
+        if further is None:
+            return output
+        request = copy(text.request)
+        request.seed, request.sampler = further
+        return _Text(request, engine.submit(request), text.tries + 1, output.trace.ledger)
 
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[_Text]:
         if n < 1:
@@ -357,10 +360,12 @@ class LM(Asking):
 
 
 class _Text(NamedTuple):
-    """A text in progress, and what was asked for."""
+    """A text in progress, and what was asked for. tries: texts written for it; failed: what earlier ones spent."""
 
     request: Request
     seq: Sequence
+    tries: int = 1
+    failed: Ledger | None = None
 
 
 def _runs(text: _Text | Output) -> bool:

@@ -17,13 +17,15 @@ class TextCheck:
         unenforced: what it was checked for, such as "uniqueItems at #/tags"; empty where nothing was checked.
         ignored: what nothing was done about, such as formats without a grammar.
         tries: texts that were written, this one included.
-        violation: what this text breaks; None where it passed, or where it was cut and could not be checked.
+        violation: what this text breaks; None where it passed or was not checked.
+        passed: whether it was checked and passed; None where it was not checked, as a text that was cut.
     """
 
     unenforced: tuple[str, ...]
     ignored: tuple[str, ...]
     tries: int
     violation: str | None
+    passed: bool | None
 
 
 _SHOWN = 200

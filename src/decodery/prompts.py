@@ -25,7 +25,7 @@ def single(given: Any) -> Any:
         PromptError: this is neither a prompt nor several.
     """
     given = given.tolist() if hasattr(given, "tolist") else given
-    if isinstance(given, str):
+    if isinstance(given, str | PromptTokens):
         return given
     if isinstance(given, Iterator):
         return None

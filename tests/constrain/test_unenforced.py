@@ -109,3 +109,24 @@ def test_classes_stay_what_they_are_where_case_does_not_count() -> None:
         parse("(?i)\\p{Lu}")
     with pytest.raises(ConstraintError, match="flag"):
         parse("(?m)a")
+
+
+def test_every_text_of_a_call_is_checked_and_keeps_its_cache() -> None:
+    lm = dc.load("smollm2")
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3, "uniqueItems": True}
+    constraint = JSONSchema(schema, "compact", unenforced="check", max_tries=3)
+    # Texts end while others are written anew: none of them goes unchecked.
+    given: dict[str, Any] = {"constraint": constraint, "temperature": 1.0, "max_new_tokens": 30, "keep_cache": True}
+    outputs = [*lm.generate("Numbers:", n=3, **given), *lm.generate(iter(["Numbers:", "More:"]), **given)]
+    assert [each.check.tries for each in outputs if each.check is not None] == [3] * 5
+    assert all(each.check is not None and each.check.passed is False and each.kept is not None for each in outputs)
+    # What failed was spent, too.
+    assert all(each.trace.ledger.counts["discarded"] == 2 for each in outputs)
+    assert all(each.trace.ledger.passes["model"] > each.trace.passes for each in outputs)
+    cut = lm.generate("Numbers:", constraint=constraint, max_new_tokens=1)
+    assert cut.check is not None and cut.check.passed is None
+
+
+def test_patterns_that_the_check_could_not_read_are_refused_before_a_text() -> None:
+    with pytest.raises(ConstraintError, match=r"Python's re, which does not read the pattern"):
+        JSONSchema({"type": "string", "pattern": "^(?=a)\\p{L}+$"}, unenforced="check").compile(BYTES)

@@ -17,7 +17,7 @@ from .base import Language, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .schema import prepare
-from .unenforced import Unenforced, violation
+from .unenforced import Unenforced, require_checkable, violation
 
 _SPACE = r"[ \n\r\t]{1,32}"
 _LAYOUTS: dict[str, dict[str, Any]] = {
@@ -44,8 +44,9 @@ class JSONSchema(Language):
     such as \\u0041, and exponents and -0 under a bound. U+007F cannot be written.
 
     unenforced: what happens to keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse": an error.
-    "check": finished texts are checked with the jsonschema package, and written anew where they fail; `Output.check`
-    says how often. unknown_formats: "refuse" formats without a grammar, or "ignore" them; `Output.check` lists them.
+    "check": finished texts are checked with the jsonschema package; `generate` writes them anew where they fail,
+    streams and searches check them once; `Output.check` says how often, and what is violated. unknown_formats:
+    "refuse" formats without a grammar, or "ignore" them; `Output.check` lists them.
     max_tries: texts that are written at most until one passes the check.
     """
 
@@ -87,6 +88,8 @@ class JSONSchema(Language):
             constraint = GrammarConstraint(vocabulary, lark(f"start: %json {text}", self.mode))
         except ConstraintError as error:
             raise ConstraintError(f"the JSON schema cannot be enforced: {_said(str(error))}") from error
+        if left.found:
+            require_checkable(whole)
         if left.found or left.ignored:
             constraint.after = AfterCheck(
                 tuple(left.found), tuple(left.ignored), self.max_tries, partial(violation, whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,31 @@ class Unenforced:
     def _or(self, setting: str) -> str:
         """The setting that would allow it, for a message."""
         return f", or, in Python and on the command line, set {setting} of json-schema" if self.offered else ""
+
+
+def require_checkable(schema: Any) -> None:
+    """Raise ConstraintError for a schema with a pattern that the check of finished texts could not read.
+
+    Args:
+        schema: the whole schema, of whose patterns the check runs all, with Python's `re`.
+    """
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            named = each.get("patternProperties")
+            patterns = [each.get("pattern"), *(named if isinstance(named, Mapping) else ())]
+            for pattern in patterns:
+                try:
+                    re.compile(pattern if isinstance(pattern, str) else "")
+                except re.error as error:
+                    raise ConstraintError(
+                        f"finished texts are checked with Python's re, which does not read the pattern {pattern!r} "
+                        f"({error}): write it without that, or leave out unenforced=check"
+                    ) from error
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
 
 
 def violation(schema: Mapping[str, Any] | bool, text: str) -> str | None:

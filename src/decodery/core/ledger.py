@@ -38,6 +38,19 @@ class Ledger:
         self.rows[model] = self.rows.get(model, 0) + rows
         self.seconds[model] = self.seconds.get(model, 0.0) + seconds
 
+    def add(self, earlier: Ledger) -> None:
+        """Count what an earlier try of the same request spent as well."""
+        for mine, theirs in ((self.passes, earlier.passes), (self.rows, earlier.rows)):
+            for name, value in theirs.items():
+                mine[name] = mine.get(name, 0) + value
+        for figures, others in ((self.seconds, earlier.seconds), (self.counts, earlier.counts)):
+            for name, amount in others.items():
+                figures[name] = figures.get(name, 0.0) + amount
+        self.tokens += earlier.tokens
+        self.scorer_calls += earlier.scorer_calls
+        self.depth += earlier.depth
+        self.bytes = max(self.bytes, earlier.bytes)
+
     def summary(self) -> dict[str, Any]:
         """The figures as plain data."""
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 
-from ..core.ask import Ask, Asking, Blocking, Returned, score_all, together
+from ..core.ask import Ask, Asking, Blocking, score_all, together
 from ..core.sequence import Sequence
 from ..model.batch import Segment
 from ..model.cache import KVCache, resident
@@ -57,7 +57,8 @@ def withdraw(run: Turn) -> bool:
     for ask in passes(run):
         if ask.segment.cache is not None:
             ask.segment.cache.keep([])
-    run.answers = [each if isinstance(each, Returned) else None for each in run.answers]
+    # What ran beside the loop has ended once, with a result or an error; nobody would begin it again.
+    run.answers = [each if isinstance(ask, Blocking) else None for ask, each in zip(run.asks, run.answers, strict=True)]
     return drop(run) and bool(run.lost or run.forgotten)
 
 

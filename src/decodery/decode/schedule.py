@@ -182,7 +182,8 @@ class Schedule:
     def _admit(self) -> None:
         while self._waiting and len(self.runs) < self.limits.texts:
             first = self._waiting[0]
-            if self.runs and (first.starved or not self._fits(_asked(first))):
+            fits = self._fits(_asked(first))
+            if self.runs and (first.starved or not fits):
                 return
             self.runs.append(self._waiting.popleft())
             if isinstance(first.task, Sequence):
@@ -243,7 +244,7 @@ class Schedule:
         most = self.limits.cache_bytes
         if most is None or self.held + more <= most:
             return True
-        if self.prefixes is None or self._holding({}) + more > most:
+        if self.prefixes is None:
             return False
         while self.held + more > most and self.prefixes.evict():
             pass

@@ -62,6 +62,8 @@ def loaded(name: str, dtype: Precision = "auto") -> LoadedModel:
             # The model of other files is let go before there is a second one in memory.
             found = None
             found = load(name, dtype=dtype)
+            # An embedded model that was not here yet is known by its contents from now on.
+            now = now if isinstance(now, tuple) else identity(name)
         _loaded[key] = now, found
         if len(_loaded) > _KEPT:
             del _loaded[next(iter(_loaded))]

@@ -23,7 +23,7 @@ class AfterCheck:
     Args:
         unenforced: what the check sees to, such as "uniqueItems at #/tags".
         ignored: what nothing sees to, such as a format without a grammar.
-        max_tries: texts that are written at most until one passes.
+        max_tries: texts that `LM.generate` writes at most until one passes; streams and searches write one.
         violation: what a finished text breaks; None for nothing.
     """
 

@@ -25,15 +25,27 @@ _SECONDS = 1.0
 _MEMORY = 1 << 30
 _THOUGHT = "</think>"
 _NUMBER = re.compile(r"(?:(?<![\w).])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
-_MARKER = re.compile(r"####|\\boxed\{|\b(?:final answer|answer is|answer:)", re.IGNORECASE)
-_WORD = r"[(\"'*]*[^\W\d_]+(?:['’-][^\W\d_]+)*[)\"'*.,;:!?]*"
-_AMONG_WORDS = re.compile(rf"(?:{_WORD}\s+)*[$€£¥]?({_NUMBER.pattern})%?[.,;:?]*(?:\s+{_WORD})*")
+_MARKER = re.compile(r"####|\\boxed\{|\b(?:final answer(?: is)?|answer is|answer:)", re.IGNORECASE)
+_WRAPPING = re.compile(r"</?[a-zA-Z]+>|[*`$]+|_{2,}|\\[()\[\],;!]|\\\s")
+"""Emphasis, code marks and the delimiters of formulas, which say nothing of what they stand around."""
+_UNIT = r"(?:[°%€£]?\s?(?:[^\W\d_]+[²³]?(?:/[^\W\d_]+[²³]?)*)?)"
+_NUMBER_ALONE = re.compile(rf"(?:^|(?<=[\s(\"'~≈–:]))[$€£¥~≈]?({_NUMBER.pattern}){_UNIT}(?=$|[\s)\"'.,;:?–-])")
+_OPERATORS = re.compile(r"[\\^=+*<>|√π]|\s[-/×·÷]\s")
 _MATHEMATICAL = re.compile(
-    r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|root|plus|minus|times|over|squared|cubed|negative|half|halves|thirds?|"
+    r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|root|minus|squared|cubed|negative|half|halves|thirds?|"
     r"quarters?|hundred|thousand|million|billion|trillion|dozens?)\b",
     re.IGNORECASE,
 )
 """Words that make another number of the one beside them."""
+_LETTERS = frozenset("cfghjklmnsvw")
+"""Letters alone that are a unit, and no variable."""
+_ATTACHED = frozenset(
+    [
+        *("am", "cm", "eur", "ft", "gb", "hr", "hrs", "kg", "km", "kwh", "lb", "lbs", "mb", "mg", "min", "mins", "ml"),
+        *("mm", "mph", "oz", "pm", "sec", "secs", "usd"),
+    ]
+)
+"""Units that may stand at the digits; other letters there are variables."""
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
@@ -66,9 +78,11 @@ class Answers:
             raise SettingsError(f"the pattern {self.pattern!r} is no regular expression: {error}") from error
 
     def of_texts(self, texts: Sequence[Text]) -> Asking[list[str | None]]:
-        """`of` finished sequences; without a tokenizer a text is the ids of its tokens. Patterns run off the loop."""
+        """`of` finished sequences; without a tokenizer a text is the ids of its tokens."""
         shown = [" ".join(map(str, written(seq))) if seq.text is None else seq.text.text for seq in texts]
-        return (yield from off_loop(partial(self.of, shown))) if self.pattern else self.of(shown)
+        # Patterns and formulas take time, which nobody else is to wait for.
+        blocks = bool(self.pattern) or self.kind in ("auto", "marked")
+        return (yield from off_loop(partial(self.of, shown))) if blocks else self.of(shown)
 
     def of(self, texts: Sequence[str]) -> list[str | None]:
         """The answer of each text, None where it has none. Raises SettingsError where a pattern takes too long."""
@@ -97,6 +111,8 @@ class Answers:
         # Of "18 dollars" the number is the answer, of "3 + 4" and "3x" all of it is.
         number = _among_words(plain) if self.kind == "auto" else None
         said = None if number is not None or _NUMBER.fullmatch(plain) else formula(found)
+        if said is not None and _NUMBER.fullmatch(said):
+            return canonical(said), None
         # Letters of a formula may differ in their case alone.
         return canonical(found if number is None else number) if said is None else plain, said
 
@@ -116,17 +132,18 @@ def _plain(answer: str, after: str = _AFTER) -> str:
 
 
 def _among_words(plain: str) -> str | None:
-    """The only number of an answer that consists of it and of words; None of any other."""
-    found = _AMONG_WORDS.fullmatch(plain)
-    if found is None or len(_NUMBER.findall(plain)) != 1:
+    """The only number of an answer that consists of it, a unit and words; None of any other."""
+    bare = " ".join(_WRAPPING.sub(" ", plain).split()).rstrip(_AFTER.replace("!", ""))
+    found = _NUMBER_ALONE.search(bare)
+    if found is None or len(_NUMBER.findall(bare)) != 1 or _OPERATORS.search(bare) or _MATHEMATICAL.search(bare):
         return None
-    words = [word.casefold() for word in re.findall(r"[^\W\d_]+", plain)]
-    # A letter alone is a variable, but for an article among words.
-    longer = [word for word in words if len(word) > 1]
-    alone = {word for word in words if len(word) == 1}
-    if _MATHEMATICAL.search(plain) or (alone and not (longer and alone <= {"a"})):
+    attached = re.match(r"[^\W\d_]+", bare[found.end(1) :])
+    if attached and attached[0].casefold() not in _ATTACHED:
         return None
-    return found[1]
+    # A letter alone is a variable, but for units, and for an article among words.
+    words = {word.casefold() for word in re.findall(r"[^\W\d_]+", bare)}
+    alone = {word for word in words if len(word) == 1} - _LETTERS
+    return found[1] if not alone or (alone == {"a"} and any(len(word) > 1 for word in words)) else None
 
 
 def _same_number(digits: str) -> str:

@@ -15,6 +15,8 @@ _MOST_AROUND = 1000
 """Characters of an answer with the words around it."""
 _SECONDS, _ALL_SECONDS = 1.0, 5.0
 """Of work that it may take to compare one answer with the others, and all of them."""
+_MOST_FAILURES = 2
+"""Formulas that take too long, after which no other one of a search is compared: each costs a new process."""
 _MEMORY = 2 << 30
 _NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _MIXED = re.compile(r"(?<![\w.,/])(\d+)\s+(\d+)/(\d+)(?![\w.,/])")
@@ -61,23 +63,27 @@ def merged(answers: Sequence[str | None], formulas: Sequence[str | None]) -> lis
     """
     known = {answer: answer for answer in answers if answer is not None and re.fullmatch(f"-?(?:{_NUMBER})", answer)}
     found = {said: answer for said, answer in zip(formulas, answers, strict=True) if said is not None}
-    left = _ALL_SECONDS
-    if len(known | found) < 2:
+    left, failed = _ALL_SECONDS, list[Exception]()
+    if not found:
         return list(answers)
     for said, answer in found.items():
-        try:
-            if left <= 0:
-                raise Unanswered(f"the answers before it took {_ALL_SECONDS:g} s")
-            same, seconds = _worker.ask([said, list(known)], min(_SECONDS, left))
-        except (NotStarted, Unanswered) as error:
-            left -= _SECONDS
-            warnings.warn(f"the answer {said[:50]!r} is compared by its spelling alone: {error}", stacklevel=2)
-            continue
-        left -= seconds
+        same = None
+        if left > 0 and len(failed) < _MOST_FAILURES:
+            try:
+                same, seconds = _worker.ask([said, list(known)], min(_SECONDS, left))
+            except (NotStarted, Unanswered) as error:
+                failed.append(error)
+                seconds = _SECONDS
+            left -= seconds
         if same is None:
             known[said] = said if answer is None else answer
         else:
             found[said] = list(known.values())[same]
+    if failed:
+        warnings.warn(
+            f"some answers are compared by their spelling alone, because their formulas take too long: {failed[0]}",
+            stacklevel=2,
+        )
     return [answer if said is None else found[said] for answer, said in zip(answers, formulas, strict=True)]
 
 

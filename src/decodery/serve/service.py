@@ -251,7 +251,12 @@ class Service:
         encode = partial(self.lm.tokenizer.encode, special=False)
         news.end = task.error if task.error is not None else written(job, encode)
         if job.late and not news.end:
-            news.end = overloaded("this request found nothing in all the time it may take", self._patience())
+            # No 429: clients would send the same search again.
+            news.end = invalid(
+                f"the search found nothing within the {self.settings.seconds:g} s of a request: ask for a smaller one",
+                "decodery.search",
+                "time_limit",
+            )
         self._release(job, news.end)
         return news
 

@@ -110,7 +110,8 @@ def train_codebook(
     tensors = {f"codes.{number}": books[tap].detach() for number, tap in enumerate(sites)}
     about = {**(facts or {}), "steps": steps, "seed": seed, "loss": round(kept[0], 4), "lost": round(kept[1], 6)}
     about["whole"] = whole
-    if held is not None:
+    if held is not None and not whole:
+        # A model that learned along is no longer the one to compare with.
         about["report"] = compared(model, held, books, begun, k)
     return Codebooks(tensors, tuple(sites), k, about, model.fingerprint)
 
