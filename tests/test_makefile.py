@@ -84,6 +84,6 @@ def test_otherwise_the_choice_is_pips(tmp_path: Path, index: str, settings: tupl
 def test_the_kit_needs_no_environment_of_its_own(tmp_path: Path) -> None:
     """On a bare machine nothing can be installed."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    command = ["make", "-n", "gpu", "PYTHON=python3.12", "ARGS=--parts A", "TORCH_INDEX="]
+    command = ["make", "--no-print-directory", "-n", "gpu", "PYTHON=python3.12", "ARGS=--parts A", "TORCH_INDEX="]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["python3.12 benchmarks/gpu/run.py --parts A"], done.stderr
