@@ -67,14 +67,16 @@ def merged(answers: Sequence[str | None], formulas: Sequence[str | None]) -> lis
     if not found:
         return list(answers)
     for said, answer in found.items():
-        same = None
-        if left > 0 and len(failed) < _MOST_FAILURES:
-            try:
-                same, seconds = _worker.ask([said, list(known)], min(_SECONDS, left))
-            except (NotStarted, Unanswered) as error:
-                failed.append(error)
-                seconds = _SECONDS
-            left -= seconds
+        if left <= 0 or len(failed) >= _MOST_FAILURES:
+            break
+        try:
+            same, seconds = _worker.ask([said, list(known)], min(_SECONDS, left))
+        except (NotStarted, Unanswered) as error:
+            # No later formula is compared with one that takes too long.
+            failed.append(error)
+            left -= _SECONDS
+            continue
+        left -= seconds
         if same is None:
             known[said] = said if answer is None else answer
         else:
