@@ -67,7 +67,7 @@ class Grown:
     author: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trace:
     """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out.
 
@@ -80,6 +80,10 @@ class Trace:
     ledger: Ledger = field(default_factory=Ledger)
     grown: list[Grown] = field(default_factory=list)
     visits: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        figures = f"{self.tokens_per_pass:.2f} tokens per pass, {self.seconds:.2f} s"
+        return f"Trace({len(self.steps)} steps, {figures})"
 
     @property
     def decoding(self) -> list[Step]:
