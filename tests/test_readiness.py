@@ -34,7 +34,7 @@ def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
         # What suits the model is settled when a text begins; nothing that was ready refuses it then.
         engine.submit(Request([1, 2, 3], max_new_tokens=2, drafter=name))  # type: ignore[arg-type]
     engine.run([])
-    assert "decodery train head --kind eagle-3 -m MODEL --out DIR" in drafters["eagle-3"]
+    assert "decodery train head -m MODEL --kind eagle-3 --out DIR" in drafters["eagle-3"]
     assert drafters["rest"].startswith("give its datastore")
     assert not found["verify", "cntp"] and not found["kv", "h2o"] and "train kv" in found["kv", "coprocessor"]
 
@@ -49,7 +49,7 @@ def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:
     lm = decodery.load(str(folder), dtype="float32")
     with pytest.raises(SettingsError) as refused:
         lm.generate("Hi", raw=True, drafter="eagle-3")
-    assert f"train head --kind eagle-3 -m {shlex.quote(str(folder))} --out DIR" in str(refused.value)
+    assert f"train head -m {shlex.quote(str(folder))} --kind eagle-3 --out DIR" in str(refused.value)
     done = run("methods", "-m", str(folder), "--json")
     listed = {(each["family"], each["name"]): each["needs"] for each in json.loads(done.stdout)}
     assert listed["draft", "ngram"] is None and str(folder) in listed["draft", "eagle"]

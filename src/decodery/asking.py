@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from .budget.base import MOST_NODES, Policy
 from .constrain.json_schema import JSONSchema
@@ -15,7 +16,7 @@ from .core.memory import Memory
 from .core.sequence import Sequence
 from .decode.request import Request
 from .draft.base import Drafter
-from .errors import PromptError, SettingsError
+from .errors import DecoderyError, PromptError, SettingsError
 from .kv.base import CachePolicy
 from .model.chat_prompt import chat_tokens
 from .model.encoder_decoder import EncoderDecoder
@@ -42,6 +43,7 @@ from .sample.sampler import Sampler
 from .settings import checked
 from .source.base import Source
 from .source.reads import Reads
+from .spec import of_stranger
 from .verify.base import Rule
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
@@ -58,11 +60,31 @@ _ELSEWHERE = {
 }
 """What to do with settings of other functions, and of the command line."""
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def naming(method: F) -> F:
+    """Decorates a method of a loaded model: commands that its errors advise name that model.
+
+    Those of requests from a network do not: where a model lies is the server's own business.
+    """
+
+    @functools.wraps(method)
+    def call(self: Asking, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return method(self, *arguments, **settings)
+        except DecoderyError as error:
+            if not of_stranger():
+                error.name_model(self.origin)
+            raise
+
+    return cast(F, call)
+
 
 class Asking:
     """A loaded model with its tokenizer and chat template, and what is asked of it.
 
-    memory: what drafters have learned from its texts.
+    memory: what drafters have learned from its texts. origin: what the model was loaded as.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -70,6 +92,7 @@ class Asking:
         self.tokenizer = loaded.tokenizer
         self.chat = loaded.chat
         self.name = loaded.name
+        self.origin = loaded.origin
         self.dtype = loaded.dtype
         self.memory = Memory()
 
@@ -114,6 +137,7 @@ class Asking:
         return Vocabulary.of(self.tokenizer, self.model.vocab_size)
 
     @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
+    @naming
     def request(
         self,
         tokens: Ordered[int],

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import shlex
+
+_PLACEHOLDER = "-m MODEL"
+"""How commands that messages advise name a model, where whoever raises the error does not know its name."""
+
 
 class DecoderyError(Exception):
     """Base of all errors this package raises on purpose; the command line prints it without a stack trace."""
+
+    def name_model(self, model: str) -> None:
+        """Name the user's own model in the commands that the message advises.
+
+        Args:
+            model: what the model was loaded as; "" leaves the message as it is.
+        """
+        self.args = tuple(naming_model(str(each), model) for each in self.args)
+
+
+def naming_model(message: str, model: str) -> str:
+    """A message whose commands name the user's own model.
+
+    Args:
+        message: what an error, or a method that is not ready, says.
+        model: what the model was loaded as; "" leaves the message as it is.
+
+    Returns:
+        The message.
+    """
+    return message.replace(_PLACEHOLDER, f"-m {shlex.quote(model)}") if model else message
 
 
 class ModelNotFound(DecoderyError):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, overload
 from weakref import ref
 
-from .asking import Asking
+from .asking import Asking, naming
 from .checking import another
 from .checking import checked as checked_text
 from .core.conversation import Prompt
@@ -94,7 +94,8 @@ class LM(Asking):
     ) -> Iterator[Piece]:
         """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`, `generate`."""
         engine = self.engine()
-        ((_, seq),) = self._submit(engine, prompt, 1, raw, settings)
+        (text,) = self._submit(engine, prompt, 1, raw, settings)
+        seq = text.seq
         try:
             while not seq.finished:
                 engine.step()
@@ -106,6 +107,7 @@ class LM(Asking):
         yield Piece("", self.output(seq, keep_cache=keep_cache))
 
     @checked()
+    @naming
     def search(
         self,
         prompt: Prompt,
@@ -128,6 +130,7 @@ class LM(Asking):
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     @checked()
+    @naming
     def diffuse(
         self,
         prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
@@ -189,6 +192,7 @@ class LM(Asking):
             yield replace(heard, text=text, guessed=whole.removeprefix(text))
             chunk = following
 
+    @naming
     def fill(
         self,
         tokens: Ordered[int],
@@ -207,6 +211,7 @@ class LM(Asking):
         method = found if hold is None else LAVE.around(found)
         return Fill(list(tokens), length, method, temperature, seed, hold)
 
+    @naming
     def begin(self, engine: Engine, fill: Fill) -> Filling:
         """Let an engine of this model fill a canvas, beside whatever else it does."""
         return Filling(engine, self.model, fill, self.tokenizer.eos_ids, self._continuation)
@@ -284,6 +289,7 @@ class LM(Asking):
         limits = Limits(texts=MOST_TEXTS)
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory, limits=limits)
 
+    @naming
     def output(self, seq: Sequence, *, keep_cache: bool = False, tries: int = 1) -> Output:
         """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
         if seq.error is not None:
@@ -348,6 +354,7 @@ class LM(Asking):
         request.seed, request.sampler = further
         return _Text(request, engine.submit(request), text.tries + 1, output.trace.ledger)
 
+    @naming
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[_Text]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")

@@ -110,6 +110,22 @@ def from_network() -> Iterator[None]:
         _stranger.reset(token)
 
 
+def of_stranger() -> bool:
+    """Whether what is done on this thread is done for a request from a network."""
+    return _stranger.get()
+
+
+def spelled(method: Any, name: str, **further: str) -> str:
+    """A method as a user names it: what differs from its defaults and can be written, then `further` settings."""
+    own = {
+        each.name: str(value)
+        for each in dataclasses.fields(method)
+        if each.init and isinstance(value := getattr(method, each.name), str | int | float) and value != each.default
+    }
+    settings = ",".join(f"{key}={value}" for key, value in {**own, **further}.items())
+    return name + (f":{settings}" if settings else "")
+
+
 def _check_stranger(method: Method, key: str, kind: Any, value: Any) -> None:
     if free_text(kind) and key not in method.texts and not (value is None or isinstance(value, int | float)):
         raise NotTrusted(

@@ -117,9 +117,9 @@ def test_one_command_trains_it_and_another_uses_it(tmp_path: Path, monkeypatch: 
         fill(denoiser(), f"learn2pd:filter={out}", 8)
     with pytest.raises(SettingsError, match="add block=8"):
         fill(denoiser(), Learn2PD(certain(8, 1.0)), 16)
-    with pytest.raises(SettingsError, match="`decodery train learn2pd`"):
+    with pytest.raises(SettingsError, match="`decodery train learn2pd"):
         fill(denoiser(), "learn2pd", 8)
-    with pytest.raises(ModelNotFound, match="`decodery train learn2pd`"):
+    with pytest.raises(ModelNotFound, match="`decodery train learn2pd"):
         fill(denoiser(), "learn2pd:filter=nowhere", 8)
     (tmp_path / "bad").write_bytes(b"{}")
     with pytest.raises(CorruptFile):

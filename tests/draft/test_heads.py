@@ -198,7 +198,7 @@ def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> No
     with pytest.raises(SettingsError, match="a head for medusa, not for eagle-3: use the drafter medusa"):
         EAGLE3(str(tmp_path))
     path.write_bytes(b"nothing")
-    with pytest.raises(CorruptFile, match="train one with `decodery train head`"):
+    with pytest.raises(CorruptFile, match="train one with `decodery train head -m MODEL`"):
         EAGLE3(str(path))
     with pytest.raises(SettingsError, match="prompt-lookup has no head to train"):
         head_kind("prompt-lookup")

@@ -23,7 +23,7 @@ from .base import Budget, Outlook, Policy
 HEAD = "acceptance.safetensors"
 """A head's file in the folder it was trained in."""
 _SURE = 1e-6
-_MADE = "make one with decodery train acceptance"
+_MADE = "make one with decodery train acceptance -m MODEL"
 _FACTS = {"vocab_size": TOKENS, "trained": Named(Anything(), 1 << 10)}
 
 
@@ -154,7 +154,7 @@ class SpecDecPP(Policy):
         if self.trained.vocab_size != seq.vocab_size:
             raise SettingsError(
                 f"the acceptance head is for {self.trained.vocab_size} tokens and the model has {seq.vocab_size}: "
-                "train one for the draft model in use with decodery train acceptance"
+                "train one for the draft model in use with decodery train acceptance -m MODEL"
             )
         return [1.0]
 
@@ -169,7 +169,7 @@ class SpecDecPP(Policy):
             if len(outlook.hidden) != self.trained.hidden_size:
                 raise SettingsError(
                     f"the acceptance head reads states of {self.trained.hidden_size} numbers and the draft model has "
-                    f"{len(outlook.hidden)}: train one for this draft model with decodery train acceptance"
+                    f"{len(outlook.hidden)}: train one for this draft model with decodery train acceptance -m MODEL"
                 )
             seq.budget_state[0] *= self.trained.acceptance(outlook.hidden)
         return outlook.drawn < self.shortest or 1 - seq.budget_state[0] <= self.threshold

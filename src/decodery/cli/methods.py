@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UnknownMethod
+from ..errors import UnknownMethod, naming_model
 from .options import import_option
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _print_readiness(model: str, as_json: bool) -> None:
     from ..readiness import readiness
 
     found = [method for family in registry.FAMILIES for method in registry.methods(family)]
-    missing = readiness(found, load(model).model)
+    missing = {key: naming_model(needs, model) for key, needs in readiness(found, load(model).model).items()}
     if as_json:
         _print_json([{"family": each[0], "name": each[1], "needs": needs or None} for each, needs in missing.items()])
         return

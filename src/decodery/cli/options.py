@@ -35,7 +35,16 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists the options by heading."""
+    """A command whose help lists the options by heading, and whose errors name the model that was given to it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from ..errors import DecoderyError
+
+        try:
+            return super().invoke(ctx)
+        except DecoderyError as error:
+            error.name_model(ctx.params.get("model") or "")
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

@@ -11,7 +11,7 @@ from ..errors import CorruptFile, SettingsError
 from ..model.artifact import Artifact, refuse_other, remembered
 from ..model.protocol import Reader
 
-MADE = "train one with `decodery train learn2pd`"
+MADE = "train one with `decodery train learn2pd -m MODEL`"
 _KIND = "filter of proposals"
 _NAMES = ("weight", "bias", "out", "out_bias")
 MOST_PLACES = 1 << 12

@@ -160,7 +160,7 @@ class Auto(Drafter):
         if warm.vocab_size != seq.vocab_size or warm.vocabulary != seq.model.config.vocabulary:
             raise SettingsError(
                 f"{self.warm} was made for a model with another vocabulary: make contexts for this one with decodery "
-                "train contexts"
+                "train contexts -m MODEL"
             )
         return warm
 

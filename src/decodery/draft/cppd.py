@@ -59,7 +59,7 @@ class CPPD(Expander):
     def suited(self, model: Reader, source: Source | None = None) -> Self:
         if self.slots is None:
             raise SettingsError(
-                "no slots come along: make some with `decodery train cppd SOURCES --model MODEL --out DIR` and name "
+                "no slots come along: make some with `decodery train cppd SOURCES -m MODEL --out DIR` and name "
                 "them, as in cppd:slots=DIR"
             )
         return replace(self, slots=found_slots(self.slots))

@@ -12,7 +12,6 @@ from ..core.needs import Gives, Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError, UnsupportedModel
-from ..model.called import option
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..model.route import WHOLE
@@ -119,7 +118,7 @@ def _shipped(target: Reader) -> str:
     found = shipped_for(target.config.vocabulary)
     if found is None:
         raise SettingsError(
-            "no draft model comes with this package for this model: train one with "
-            f"`decodery train draft{option(target)} --out DIR`, or name another, as in draft-model:model=NAME"
+            "no draft model comes with this package for this model: train one with `decodery train draft -m MODEL`, or "
+            "name another, as in draft-model:model=NAME"
         )
     return found

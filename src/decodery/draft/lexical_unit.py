@@ -73,7 +73,7 @@ class LexicalUnit(Drafter):
         if len(found.data) < self.span - 1:
             raise SettingsError(
                 f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "
-                f"span, or train more with decodery train units --span {self.span}"
+                f"span, or train more with decodery train units -m MODEL --span {self.span}"
             )
         return _State(found.data[: self.span - 1].to(seq.model.device))
 

@@ -118,7 +118,8 @@ class Swift(OwnLayers):
     def _given(self, model: Reader) -> frozenset[str]:
         found = _load(_file(self.skip)) if isinstance(self.skip, str) else self.skip
         assert found is not None
-        refuse_other("this set of sublayers", found.model, model, "find one for this one with decodery train swift")
+        advice = "find one for this one with decodery train swift -m MODEL"
+        refuse_other("this set of sublayers", found.model, model, advice)
         stops(Route(skip=found.skip), model.config.num_layers)
         return found.skip
 

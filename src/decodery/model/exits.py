@@ -20,8 +20,8 @@ EXITS, HEADS = "exits.safetensors", "exit-heads.safetensors"
 STOP, EXIT, CONTINUE = range(3)
 """The classes of an `ExitHeads`' classifier, in order."""
 
-_EXITS, _MAKE_EXITS = "calibration of early exits", "make one with decodery train calm"
-_HEADS, _MAKE_HEADS = "heads of early exits", "make some with decodery train sec"
+_EXITS, _MAKE_EXITS = "calibration of early exits", "make one with decodery train calm -m MODEL"
+_HEADS, _MAKE_HEADS = "heads of early exits", "make some with decodery train sec -m MODEL"
 _FACTS = {
     "threshold": Number(0.0, 1e3),
     "confidence": Text(32),

@@ -21,7 +21,6 @@ import torch
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
 from ..settings import checked
 from . import convert, drafts, embedded, fused, hub, solvers
-from .called import call
 from .chat import ChatTemplate
 from .config import ModelConfig
 from .config_check import check_config
@@ -75,13 +74,17 @@ _SHIPPED = drafts.SHIPPED | solvers.SHIPPED
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer, its chat template where it has one, and what it was loaded as."""
+    """A model, its tokenizer, its chat template where it has one, and what it is called.
+
+    origin: what it was loaded as, "" where it was made in another way.
+    """
 
     model: LanguageModel
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     name: str
     dtype: str
+    origin: str = ""
 
     def __post_init__(self) -> None:
         speaks(self.model, self.tokenizer)
@@ -118,8 +121,7 @@ def load(
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     if kv_dtype not in KV_DTYPES:
         raise SettingsError(f"unknown kv_dtype {kv_dtype!r}: choose {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
-    loaded = _load(_find(str(name), revision), dtype, _device(device))
-    call(loaded.model, str(name))
+    loaded = dataclasses.replace(_load(_find(str(name), revision), dtype, _device(device)), origin=str(name))
     if sys.stderr.isatty() and (said := stretched(loaded.model.config)) is not None:
         print(f"decodery: {loaded.name}: {said}", file=sys.stderr)
     if kv_dtype != "auto":

@@ -17,7 +17,7 @@ from .protocol import Reader
 
 MERGE_NET = "merges.safetensors"
 _KIND = "network of merged tokens"
-MADE = "make one with `decodery train merges FILES --out DIR`"
+MADE = "make one with `decodery train merges -m MODEL FILES --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)

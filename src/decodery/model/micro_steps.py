@@ -25,7 +25,7 @@ from .weights import Dense, Layer, Weights
 MICRO = "micro-steps.safetensors"
 """The file in a folder that was trained."""
 _KIND = "set of micro steps"
-MADE = "make one with decodery train hamburger"
+MADE = "make one with decodery train hamburger -m MODEL"
 _HEAD = 32
 _FACTS: dict[str, Kind] = {
     "taps": Listed(Whole(1, MOST_LAYERS), 8),
@@ -73,7 +73,7 @@ class MicroSteps:
 
     def at(self, model: Reader) -> MicroSteps:
         """The same where and as precisely as a model's rows are. Raises a DecoderyError where it is another model's."""
-        advice = "make some for this one with decodery train hamburger"
+        advice = "make some for this one with decodery train hamburger -m MODEL"
         refuse_other("this set of micro steps", self.model, model, advice)
         if self.hidden != model.config.hidden_size or self.taps[-1] != model.config.num_layers:
             raise UnsupportedModel(f"these micro steps were made for a model of another shape: {advice}")

@@ -11,13 +11,12 @@ import torch
 
 from ..errors import CorruptFile, SettingsError, VocabularyMismatch
 from .artifact import Artifact, remembered
-from .called import option
 from .config import ModelConfig
 from .drafts import given_or_shipped
 from .protocol import Reader
 
 _KIND = "set of placeholders"
-_MADE = "make some with decodery train units, or decodery train ppd"
+_MADE = "make some with decodery train units -m MODEL, or decodery train ppd -m MODEL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ def found_placeholders(
         path = given_or_shipped(given, file, model.config.vocabulary)
         if path is None:
             raise SettingsError(
-                f"no {command} for this model come along: make some with `decodery train {command}{option(model)} "
+                f"no {command} for this model come along: make some with `decodery train {command} -m MODEL "
                 f"--out DIR` and name them, as in {drafter}:{command}=DIR"
             )
         given = _load(path)

@@ -67,7 +67,7 @@ class Prefixes:
 
 @remembered
 def _load(path: Path) -> Prefixes:
-    read = Artifact.read(path, _KIND, "train some with `decodery train sven`")
+    read = Artifact.read(path, _KIND, "train some with `decodery train sven -m MODEL`")
     found = {name: KVPrefix(tensor) for name, tensor in read.tensors.items()}
     if not found or not all(each.data.is_floating_point() and each.data.ndim == 5 for each in found.values()):
         raise CorruptFile(f"{path} holds something else than learned prefixes")

@@ -16,7 +16,7 @@ from .config import LAYERS
 from .route import SUBLAYERS
 
 _KIND = "set of skipped sublayers"
-_MADE = "make one with decodery train swift"
+_MADE = "make one with decodery train swift -m MODEL"
 
 
 def switches(layers: int) -> list[str]:

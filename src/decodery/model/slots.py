@@ -17,7 +17,7 @@ from .fields import Kind, Listed, Whole
 
 SLOTS = "slots.safetensors"
 """The file in a folder that was trained."""
-MADE = "make them with decodery train cppd"
+MADE = "make them with decodery train cppd -m MODEL"
 WIDER = 4
 """How much wider than the states the hidden units of a layer are."""
 _KIND = "slots"

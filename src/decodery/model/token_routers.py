@@ -15,7 +15,7 @@ from ..errors import CorruptFile, SettingsError
 from .artifact import Artifact
 
 _KIND = "set of token routers"
-_MADE = "make one with decodery train ftp"
+_MADE = "make one with decodery train ftp -m MODEL"
 INPUTS = 4
 _SHAPES = ("in.weight", "in.bias", "out.weight", "out.bias")
 

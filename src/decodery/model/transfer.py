@@ -11,14 +11,13 @@ import torch
 
 from ..errors import CorruptFile, SettingsError
 from .artifact import Artifact, refuse_other, remembered
-from .called import option
 from .drafts import TRANSFER, given_or_shipped
 from .int8 import Int8Linear
 from .placeholders import are_rates
 from .protocol import Reader
 
 _KIND = "hidden transfer"
-_MADE = "make one with decodery train hidden-transfer"
+_MADE = "make one with decodery train hidden-transfer -m MODEL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +88,8 @@ def found_transfer(given: Transfer | str | None, model: Reader) -> Transfer:
         path = given_or_shipped(given, TRANSFER, model.config.vocabulary)
         if path is None:
             raise SettingsError(
-                "no hidden transfer for this model comes along: make one with "
-                f"`decodery train hidden-transfer{option(model)} --out DIR` and name it, as in "
-                "hidden-transfer:transfer=DIR"
+                "no hidden transfer for this model comes along: make one with `decodery train hidden-transfer -m "
+                "MODEL --out DIR` and name it, as in hidden-transfer:transfer=DIR"
             )
         given = _load(path)
     given.check(model)

@@ -24,7 +24,7 @@ __all__ = ["Codebooks"]
 
 CODEBOOKS = "codebook.safetensors"
 _KIND = "codebooks"
-_MADE = "make some with `decodery train codebook TEXTS --out DIR`"
+_MADE = "make some with `decodery train codebook -m MODEL TEXTS --out DIR`"
 _FACTS = {"sites": Listed(Text(64), 256), "k": Whole(1, 1 << 10)}
 ABLATED = -1
 

@@ -28,7 +28,7 @@ SHIFT = "shift.safetensors"
 SITE = "resid_post.-1"
 """Behind the last layer, where no keys and values are written any more."""
 _KIND = "shift"
-_MADE = "make one with `decodery train probe QUESTIONS --rows prompt --intervene --out DIR`"
+_MADE = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --intervene --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class FactCheckmate(Probed):
     """
 
     pool = "prompt"
-    made = "make one with `decodery train probe QUESTIONS --rows prompt --out DIR`"
+    made = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --out DIR`"
     shift: Shift | str | None = None
     scope: Literal["all", "first"] = "all"
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from ..registry import register
 from .base import Monitor, Row
 from .probe import Probe
 
-_MADE = "make one with `decodery train axis STATEMENTS --out DIR`"
+_MADE = "make one with `decodery train axis -m MODEL STATEMENTS --out DIR`"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

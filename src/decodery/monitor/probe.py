@@ -23,7 +23,7 @@ __all__ = ["Probe"]
 PROBE = "probe.safetensors"
 _KIND = "probe"
 _FIELDS = Named(Whole(2, 1 << 12), 16)
-_MADE = "make one with `decodery train probe QUESTIONS --out DIR`"
+_MADE = "make one with `decodery train probe -m MODEL QUESTIONS --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ __all__ = ["HeadCodes"]
 
 CODES = "sae.safetensors"
 _KIND = "head codes"
-_MADE = "make them with `decodery train sae EXAMPLES --out DIR`"
+_MADE = "make them with `decodery train sae -m MODEL EXAMPLES --out DIR`"
 _FACTS = {"layers": Whole(1, 1 << 12), "heads": Whole(1, 1 << 12), "dim": Whole(1, 1 << 14)}
 
 Head = tuple[int, int]

@@ -42,7 +42,7 @@ class Sequential(Probed):
     """
 
     pool = "prompt"
-    made = "make one with `decodery train sequential CONVERSATIONS --out DIR`"
+    made = "make one with `decodery train sequential -m MODEL CONVERSATIONS --out DIR`"
     view: Literal["all", "last"] = "all"
     action: Literal["flag", "stop"] = field(default="stop", kw_only=True)
 

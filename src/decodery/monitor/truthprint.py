@@ -59,7 +59,7 @@ class TruthPrInt(Probed):
     """
 
     pool = "new"
-    made = "make one with `decodery train probe QUESTIONS --rows new --out DIR`"
+    made = "make one with `decodery train probe -m MODEL QUESTIONS --rows new --out DIR`"
     most: int = 8
     tries: int = 3
     share: float = 0.05

@@ -18,7 +18,7 @@ from .masks import exclude
 
 FILE = "citations.safetensors"
 _KIND = "set of texts not to be cited"
-_MADE = "make one with `decodery train hyperfit FILES --out DIR`"
+_MADE = "make one with `decodery train hyperfit -m MODEL FILES --out DIR`"
 
 Tail = tuple[int, ...]
 

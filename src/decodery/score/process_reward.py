@@ -19,7 +19,7 @@ from ..registry import register
 from .base import Candidates, Scorer
 from .reading import read, reader
 
-_MADE = "make one with `decodery train prm`"
+_MADE = "make one with `decodery train prm -m MODEL`"
 _SHAPES = {"inner.weight": 2, "inner.bias": 1, "outer.weight": 1, "outer.bias": 0}
 
 __all__ = ["ProcessHead"]
@@ -90,7 +90,8 @@ class ProcessReward(Scorer):
                 f"this process reward head reads {width} numbers after layer {head.tap}, and the model has "
                 f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
             )
-        refuse_other("this process reward head", head.model, model, "train one for it with `decodery train prm`")
+        advice = "train one for it with `decodery train prm -m MODEL`"
+        refuse_other("this process reward head", head.model, model, advice)
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
         model = reader(candidates, "process-reward")

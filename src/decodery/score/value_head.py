@@ -16,7 +16,7 @@ from ..model.protocol import Reader
 from ..registry import register
 from .base import Candidates, Scorer
 
-_MADE = "make one with `decodery train value`"
+_MADE = "make one with `decodery train value -m MODEL`"
 
 __all__ = ["LinearValue"]
 
@@ -79,7 +79,7 @@ class ValueHead(Scorer):
                 f"this value head reads {len(head.weight)} numbers after layer {head.tap}, and the model has "
                 f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
             )
-        refuse_other("this value head", head.model, model, "train one for it with `decodery train value`")
+        refuse_other("this value head", head.model, model, "train one for it with `decodery train value -m MODEL`")
 
     @property
     def blocks(self) -> bool:

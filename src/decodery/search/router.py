@@ -13,7 +13,7 @@ from ..model.config import LAYERS
 from ..model.fields import Whole
 from ..model.protocol import Reader
 
-_MADE = "make one with `decodery train router`"
+_MADE = "make one with `decodery train router -m MODEL`"
 _NAMES = "weight", "bias", "out", "out_bias"
 
 
@@ -46,9 +46,10 @@ class Router:
         if width != config.hidden_size or not 0 <= self.tap <= config.num_layers:
             raise SettingsError(
                 f"this router reads {width} numbers after layer {self.tap}, and the second model has "
-                f"{config.hidden_size} in {config.num_layers} layers: train one for it with `decodery train router`"
+                f"{config.hidden_size} in {config.num_layers} layers: train one for it with `decodery train router -m "
+                "MODEL`"
             )
-        refuse_other("this router", self.model, model, "train one for it with `decodery train router`")
+        refuse_other("this router", self.model, model, "train one for it with `decodery train router -m MODEL`")
 
     def save(self, path: Path) -> None:
         """Write the router as a safetensors file, whole or not at all."""

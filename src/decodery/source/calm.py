@@ -75,13 +75,13 @@ class CALM(Source):
     def __post_init__(self) -> None:
         if self.threshold is None and self.calibration is None:
             raise SettingsError(
-                "calm needs either a threshold or a calibration: make one with decodery train calm --out DIR, and name "
-                "it, as in calm:calibration=DIR"
+                "calm needs either a threshold or a calibration: make one with decodery train calm -m MODEL --out DIR, "
+                "and name it, as in calm:calibration=DIR"
             )
         if self.confidence == "classifier" and self.calibration is None:
             raise SettingsError(
-                "calm has no classifier without a calibration: train one with decodery train calm --confidence "
-                "classifier --out DIR, and name it, as in calm:calibration=DIR"
+                "calm has no classifier without a calibration: train one with decodery train calm -m MODEL "
+                "--confidence classifier --out DIR, and name it, as in calm:calibration=DIR"
             )
         if self.confidence not in get_args(Confidence) or min(self.every, self.tokens) < 1 or not self.tau >= 0:
             raise SettingsError(
@@ -95,7 +95,7 @@ class CALM(Source):
             return Leaving(model, gate, self.every, len(prompt))
         found = self.calibration
         found = _load(file_in(found, EXITS)) if isinstance(found, str) else found
-        advice = "make one for this one with decodery train calm"
+        advice = "make one for this one with decodery train calm -m MODEL"
         refuse_other("this calibration", found.model, model, advice)
         if found.classifier is not None and len(found.classifier) != model.config.hidden_size + 1:
             raise UnsupportedModel(f"this calibration's classifier is for states of another width: {advice}")

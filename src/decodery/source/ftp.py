@@ -60,8 +60,8 @@ class FTP(Source):
     def __post_init__(self) -> None:
         if (self.routers is None) == (self.sparsity is None):
             raise SettingsError(
-                "ftp needs either routers or a sparsity: train routers with decodery train ftp --out DIR, and name "
-                "them, as in ftp:routers=DIR, or give ftp:sparsity=0.2, which needs none"
+                "ftp needs either routers or a sparsity: train routers with decodery train ftp -m MODEL --out DIR, and "
+                "name them, as in ftp:routers=DIR, or give ftp:sparsity=0.2, which needs none"
             )
         if self.sinks < 0:
             raise SettingsError("ftp needs sinks >= 0")
@@ -72,11 +72,11 @@ class FTP(Source):
             return Pruned(model, TokenRouters(uniform(layers, self.sparsity)), self.sinks, tuple(prompt))
         found = _load(_file(self.routers)) if isinstance(self.routers, str) else self.routers
         assert found is not None
-        refuse_other("these routers", found.model, model, "train some for this one with decodery train ftp")
+        refuse_other("these routers", found.model, model, "train some for this one with decodery train ftp -m MODEL")
         if len(found.schedule) != layers:
             raise SettingsError(
                 f"these routers are for {len(found.schedule)} layers and the model has {layers}: train some for it "
-                "with decodery train ftp"
+                "with decodery train ftp -m MODEL"
             )
         return Pruned(model, found, self.sinks, tuple(prompt))
 

@@ -25,7 +25,7 @@ from ..registry import register
 from .base import Source
 from .early_exit import file_in
 
-_TRAIN = "train some with decodery train hamburger --out DIR, and name them, as in hamburger:micro=DIR"
+_TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name them, as in hamburger:micro=DIR"
 
 
 @register(

@@ -95,7 +95,7 @@ class PartialWeights:
 
 @remembered
 def _load(path: Path, config: ModelConfig, dtype: torch.dtype) -> PartialWeights:
-    made = "make one with decodery train partial"
+    made = "make one with decodery train partial -m MODEL"
     found = Artifact.read(path, _KIND, made, {"layers": LAYERS, "reset": Flag()})
     having = {name.partition(".")[0] for name in found.tensors}
     try:

@@ -17,7 +17,7 @@ from ..registry import register
 from .base import Source
 from .early_exit import END, GO, LEAVE, Check, Gate, Leaving, file_in
 
-_TRAIN = "train some with decodery train sec FILES --out DIR, and name them, as in sec:heads=DIR"
+_TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name them, as in sec:heads=DIR"
 
 
 @register(

@@ -9,7 +9,6 @@ from pathlib import Path
 from ..core.needs import Gives
 from ..errors import SettingsError, UnsupportedModel
 from ..model.artifact import refuse_other
-from ..model.called import option
 from ..model.prefix import Prefixed, Prefixes
 from ..model.prefixes import WEIGHTS, shipped_for
 from ..model.protocol import LanguageModel, Reader
@@ -42,15 +41,15 @@ class SVEN(Source):
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)
         if found is None:
             raise SettingsError(
-                "no prefixes for this model come along: train some with "
-                f"`decodery train sven{option(model)} --out DIR` and name them, as in sven:prefix=DIR"
+                "no prefixes for this model come along: train some with `decodery train sven -m MODEL --out DIR` and "
+                "name them, as in sven:prefix=DIR"
             )
         if self.control not in found.by_name:
             raise SettingsError(f"sven has no prefix for {self.control!r} here; there is {', '.join(found.by_name)}")
         prefix = found.by_name[self.control]
         if not prefix.fits(model.config):
             raise UnsupportedModel("these prefixes were made for a model of another shape: train some for this one")
-        refuse_other("these prefixes", found.model, model, "train some for it with `decodery train sven`")
+        refuse_other("these prefixes", found.model, model, "train some for it with `decodery train sven -m MODEL`")
         return Prefixed(model, prefix)
 
 

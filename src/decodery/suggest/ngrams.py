@@ -18,7 +18,7 @@ from ..model.drafts import NGRAMS, shipped
 __all__ = ["NGrams", "load_ngrams"]
 
 _KIND = "table of n-grams"
-_MADE = "make one with decodery train ngrams"
+_MADE = "make one with decodery train ngrams -m MODEL"
 _END = 2**32 - 1
 """Stands behind every text; no token has this id."""
 

@@ -20,7 +20,7 @@ from ..model.protocol import Reader
 from ..registry import register
 from .base import Accepted, Laws, Rule
 
-_MADE = "make one with decodery train judge"
+_MADE = "make one with decodery train judge -m MODEL"
 _FACTS = {"layer": Whole(0, LAYERS.most), "bias": Number(-1e6, 1e6), "trained": Named(Anything(), 1 << 10)}
 
 
@@ -102,7 +102,8 @@ class Judge(Rule):
         return Needs(taps=(self.trained.layer,))
 
     def fits(self, model: Reader) -> None:
-        refuse_other("this judge", self.trained.model, model, "train one for it with decodery train judge")
+        advice = "train one for it with decodery train judge -m MODEL"
+        refuse_other("this judge", self.trained.model, model, advice)
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
         passing, scores = self._judged(laws)
@@ -130,7 +131,7 @@ class Judge(Rule):
         if hidden.shape[1] != len(head.weight):
             raise SettingsError(
                 f"this judge was trained on hidden states of {len(head.weight)} numbers, and the model's have "
-                f"{hidden.shape[1]}: train one for it with decodery train judge"
+                f"{hidden.shape[1]}: train one for it with decodery train judge -m MODEL"
             )
         scores = head.logits(hidden)
         # In log-odds, so that 0 lets everything through and 1 nothing, however sure the head is.

@@ -17,11 +17,10 @@ from ...core.needs import Needs
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
 from ...errors import SettingsError, UnsupportedModel
-from ...model.called import option
 from ...model.drafts import shipped_head
 from ...model.protocol import Reader
 from ...registry import methods
-from ...spec import given, parts
+from ...spec import given, parts, spelled
 from ..base import Expander, Observation, logged
 from ..growth.base import Growth
 from .head import MADE, BoundHead, DraftHead, TrainedHead
@@ -79,8 +78,8 @@ class TrainedDrafter(Expander):
         name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
         if path is None:
             raise SettingsError(
-                f"no head for {name} comes along for this model: make one with `decodery train head --kind {name}"
-                f"{option(model)} --out DIR` and name it, as in {name}:head=DIR"
+                f"no head for {name} comes along for this model: make one with `decodery train head -m MODEL --kind "
+                f"{name} --out DIR` and name it, as in {spelled(self, name, head='DIR')}"
             )
         return replace(self, head=TrainedHead.load(path))
 

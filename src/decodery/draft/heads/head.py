@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 HEAD = "head.safetensors"
 KIND = "draft head"
-MADE = "train one with `decodery train head`"
+MADE = "train one with `decodery train head -m MODEL`"
 _MOST_HEADS, _MOST_RANKS = 64, 64
 OWN_EMBEDDING = "embedding"
 """Some rows of the embedding that a published head brings, which should be the target's."""

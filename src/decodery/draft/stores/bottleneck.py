@@ -15,7 +15,7 @@ from ...model.artifact import Artifact, refuse_other, remembered
 from ...model.protocol import Reader
 
 FILE = "keys.safetensors"
-MADE = "make some with `decodery train keys FILES -m MODEL --out DIR`, and name them, as in keys=DIR"
+MADE = "make some with `decodery train keys -m MODEL FILES --out DIR`, and name them, as in keys=DIR"
 _KIND = "set of keys"
 
 

@@ -77,7 +77,8 @@ class Datastore:
         header = Path(folder).expanduser() / "datastore.json"
         if not header.is_file():
             raise CorruptFile(
-                f"there is no datastore in {folder}: make one with decodery train datastore FILES --out {folder}"
+                f"there is no datastore in {folder}: make one with decodery train datastore -m MODEL FILES --out "
+                f"{folder}"
             )
         return _open(header.parent)
 

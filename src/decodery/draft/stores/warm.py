@@ -16,7 +16,7 @@ from ...model.fields import Anything, Named, Text
 from .expectations import CONTEXTS
 
 _KIND = "table of contexts"
-_MADE = "make some with decodery train contexts"
+_MADE = "make some with decodery train contexts -m MODEL"
 _FACTS = {"vocab_size": TOKENS, "vocabulary": Text(256), "trained": Named(Anything(), 1 << 10)}
 
 
