@@ -97,8 +97,14 @@ def _by_readiness(family: str, found: list[Method]) -> list[tuple[str, list[Meth
     if not any(missing.values()):
         return [("", found)]
     ready = [method for method in found if not missing[family, method.name]]
-    needy = [method for method in found if missing[family, method.name]]
-    return [("### Ready on any model\n\n", ready), ("### Needs a trained part, a second model or a setting\n\n", needy)]
+    groups = {
+        "Ready on any model": [method for method in ready if not method.slower],
+        "Ready on any model, but slower than plain decoding on CPUs": [method for method in ready if method.slower],
+        "Needs a trained part, a second model or a setting": [
+            method for method in found if missing[family, method.name]
+        ],
+    }
+    return [(f"### {title}\n\n", group) for title, group in groups.items() if group]
 
 
 def _row(method: Method, tables: list[str]) -> str:

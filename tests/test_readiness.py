@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import decodery
 from commands import run
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError
-from decodery.readiness import readiness
+from decodery.readiness import readiness, slower
 from decodery.registry import methods
 from decodery.serve.offered import offered
 from decodery.testing import tiny_transformer
@@ -42,6 +44,20 @@ def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
 def test_a_server_says_what_its_methods_need() -> None:
     needs = {(each["family"], each["name"]): each["needs"] for each in offered(trust=True, model=MODEL)}
     assert needs["draft", "prompt-lookup"] is None and "train head" in needs["draft", "medusa"]
+    late = {each["name"] for each in offered(trust=True, model=MODEL) if each["slower"]}
+    assert {"token-recycling", "jacobi", "lookahead"} < late and not late & {"auto", "prompt-lookup", "suffix-tree"}
+
+
+def test_a_server_names_no_path_in_what_its_methods_need(tmp_path: Path) -> None:
+    folder = save(make_model("llama"), tmp_path / "secret")
+    listed = offered(trust=True, model=decodery.load(str(folder), dtype="float32").model)
+    assert any("-m MODEL" in (each["needs"] or "") for each in listed) and "secret" not in json.dumps(listed)
+
+
+def test_what_is_slower_on_a_cpu_is_not_on_other_devices() -> None:
+    (found,) = (each for each in methods("draft") if each.name == "jacobi")
+    elsewhere = SimpleNamespace(device=torch.device("cuda"))
+    assert slower(found, MODEL) and not slower(found, elsewhere)  # type: ignore[arg-type]
 
 
 def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:

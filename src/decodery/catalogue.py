@@ -22,7 +22,8 @@ _MARKS = ("\n@register(", "\n__all__ = ")
 class Description:
     """What one method says of itself. paper and year are None where there is no source.
 
-    needs, gives: its tables in words, see `core.needs`; needs ends with what it was registered with.
+    needs, gives: its tables in words, see `core.needs`; needs ends with what it was registered with. slower: see
+    `registry.register`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Description:
     lossless: bool
     needs: tuple[str, ...]
     gives: tuple[str, ...]
+    slower: bool
     summary: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,6 +51,7 @@ def facts(
     lossless: bool = False,
     needs: Any = (),
     doc: str | None = None,
+    slower: bool = False,
     tables: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> dict[str, Any]:
     """The fields of a `Description` but its family, from the arguments of `register`, docstring and tables."""
@@ -61,6 +64,7 @@ def facts(
         "lossless": lossless,
         "needs": (*tables[0], *needs),
         "gives": tables[1],
+        "slower": slower,
         "summary": inspect.cleandoc(doc or "").partition("\n")[0],
     }
 

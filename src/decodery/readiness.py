@@ -38,6 +38,11 @@ def readiness(methods: Iterable[Method], model: LanguageModel) -> dict[tuple[str
     return {(each.family, each.name): _missing(each, engine) for each in methods if each.family in _ROLES}
 
 
+def slower(method: Method, model: LanguageModel) -> bool:
+    """Whether a method was measured slower than plain decoding on the kind of device that a model is on."""
+    return method.slower and model.device.type == "cpu"
+
+
 def _missing(method: Method, engine: Engine) -> str:
     none = dataclasses.MISSING
     given = [each for each in dataclasses.fields(method.cls) if each.init]

@@ -83,6 +83,7 @@ def register(
     paper: str = "",
     guarantee: str = "",
     lossless: bool = False,
+    slower: bool = False,
     needs: Sequence[str] = (),
     texts: Sequence[str] = (),
     local: bool = False,
@@ -91,6 +92,7 @@ def register(
 
     paper: "Title (year)" or "". guarantee: what holds, in a few words. lossless: True where the method leaves
     the law of the output as it is. needs: what it asks for beyond its table (`cls.needs`), such as "a trained head".
+    slower: whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results).
     The family is the package the class lives in or, for a class outside this project, the package of the base class
     it derives from. texts: settings that strangers may give because they are text and nothing else: no path, model or
     program. Settings of other kinds of text are for whoever runs the process, and so is a `local` method, which reads
@@ -121,7 +123,14 @@ def register(
         own, given = getattr(cls, "needs", None), getattr(cls, "gives", None)
         tables = said(own) if isinstance(own, Needs) else (), said(given) if isinstance(given, Gives) else ()
         found = facts(
-            name, paper=paper, guarantee=guarantee, lossless=lossless, needs=needs, doc=cls.__doc__, tables=tables
+            name,
+            paper=paper,
+            guarantee=guarantee,
+            lossless=lossless,
+            slower=slower,
+            needs=needs,
+            doc=cls.__doc__,
+            tables=tables,
         )
         known[name] = Method(family=family, **found, cls=cls, texts=tuple(texts), local=local)
         return cls

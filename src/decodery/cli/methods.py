@@ -81,19 +81,30 @@ def methods(name: str | None, model: str | None, as_json: bool) -> None:
 
 
 def _print_readiness(model: str, as_json: bool) -> None:
-    """By family: methods that are ready on a model, then those that need something, with what."""
+    """By family: methods that are ready on a model, those that are slower there, and those that need something."""
     from .. import load, registry
-    from ..readiness import readiness
+    from ..readiness import readiness, slower
 
     found = [method for family in registry.FAMILIES for method in registry.methods(family)]
-    missing = {key: naming_model(needs, model) for key, needs in readiness(found, load(model).model).items()}
+    target = load(model).model
+    missing = {key: naming_model(needs, model) for key, needs in readiness(found, target).items()}
+    slow = {(method.family, method.name) for method in found if slower(method, target)}
     if as_json:
-        _print_json([{"family": each[0], "name": each[1], "needs": needs or None} for each, needs in missing.items()])
+        _print_json(
+            [
+                {"family": key[0], "name": key[1], "needs": needs or None, "slower": key in slow}
+                for key, needs in missing.items()
+            ]
+        )
         return
     for number, family in enumerate(dict.fromkeys(family for family, _ in missing)):
         own = {name: needs for (of, name), needs in missing.items() if of == family}
+        ready = [name for name, needs in own.items() if not needs]
+        late = [name for name in ready if (family, name) in slow]
         click.secho(f"{chr(10) if number else ''}{family}", bold=True)
-        click.echo(f"  ready on this model: {', '.join(name for name, needs in own.items() if not needs) or 'none'}")
+        click.echo(f"  ready on this model: {', '.join(name for name in ready if name not in late) or 'none'}")
+        if late:
+            click.echo(f"  ready, but slower here than plain decoding: {', '.join(late)}")
         for name, needs in own.items():
             if needs:
                 click.echo(f"  {name} needs more: {needs}")

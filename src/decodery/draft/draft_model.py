@@ -28,6 +28,7 @@ from .own_layers import OwnReading
     "draft-model",
     paper="Fast Inference from Transformers via Speculative Decoding (2023)",
     lossless=True,
+    slower=True,
     needs=("a second model with the same vocabulary, or the one that comes with the target",),
 )
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _shipped(target: Reader) -> str:
     found = shipped_for(target.config.vocabulary)
     if found is None:
         raise SettingsError(
-            "no draft model comes with this package for this model: train one with `decodery train draft -m MODEL`, or "
-            "name another, as in draft-model:model=NAME"
+            "no draft model comes with this package for this model: train one with `decodery train draft -m MODEL "
+            "--out DIR`, or name another, as in draft-model:model=NAME"
         )
     return found

@@ -86,6 +86,7 @@ class _State:
     paper="DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding (2025)",
     guarantee="the law of the output is unchanged",
     lossless=True,
+    slower=True,
     needs=("a model trained to exit early, to be of use",),
 )
 @dataclass(frozen=True)

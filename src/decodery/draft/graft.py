@@ -24,6 +24,7 @@ _RETRIEVED_DEPTH = 6
     "graft",
     paper="Draft Less, Retrieve More: Hybrid Tree Construction for Speculative Decoding (2026)",
     lossless=True,
+    slower=True,
     needs=("a drafter that can expand, such as draft-model",),
 )
 @dataclass(frozen=True)

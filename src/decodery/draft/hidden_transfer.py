@@ -20,6 +20,7 @@ from .in_pass import Asked, InPass
     "hidden-transfer",
     paper="Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration (2024)",
     lossless=True,
+    slower=True,
     needs=("a trained hidden transfer",),
 )
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class _State:
     "jacobi",
     paper="Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative Jacobi Decoding (2024)",
     lossless=True,
+    slower=True,
 )
 @dataclass(frozen=True)
 class Jacobi(Drafter):

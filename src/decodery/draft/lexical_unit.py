@@ -36,6 +36,7 @@ class _State:
     paper="Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024)",
     guarantee="the law of the output is unchanged under lossless rules; the rule lexical-unit trusts the units instead",
     lossless=True,
+    slower=True,
     needs=("trained placeholders",),
 )
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class _State:
     "lookahead",
     paper="Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (2024)",
     lossless=True,
+    slower=True,
 )
 @dataclass(frozen=True)
 class Lookahead(Drafter):

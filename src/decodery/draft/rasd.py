@@ -26,6 +26,7 @@ from .stores.windows import Windows
     "rasd",
     paper="RASD: Retrieval-Augmented Speculative Decoding (2025)",
     lossless=True,
+    slower=True,
     needs=("a drafter that can expand, such as draft-model",),
 )
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .stores.datastore import Datastore
     "rest",
     paper="REST: Retrieval-Based Speculative Decoding (2023)",
     lossless=True,
+    slower=True,
     needs=("a datastore made by decodery train datastore",),
 )
 @dataclass(frozen=True)

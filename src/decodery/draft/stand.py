@@ -52,6 +52,7 @@ class _Draws:
     paper="Accelerated Test-Time Scaling with Model-Free Speculative Sampling (2025)",
     guarantee="the law of the output is unchanged; siblings are draws without replacement",
     lossless=True,
+    slower=True,
 )
 @dataclass(frozen=True)
 class STAND(Drafter):

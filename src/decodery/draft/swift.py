@@ -44,6 +44,7 @@ class _State:
     paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (2024)",
     guarantee="the law of the output is unchanged",
     lossless=True,
+    slower=True,
 )
 @dataclass(frozen=True)
 class Swift(OwnLayers):

@@ -28,6 +28,7 @@ class _Memory:
     "token-recycling",
     paper="Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling (2024)",
     lossless=True,
+    slower=True,
 )
 @dataclass(frozen=True)
 class TokenRecycling(Drafter):

@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from ..model.protocol import LanguageModel
-from ..readiness import readiness
+from ..readiness import readiness, slower
 from ..registry import Method, methods
 from ..spec import beyond_text, free_text
 
@@ -24,11 +24,14 @@ def offered(trust: bool, model: LanguageModel) -> list[dict[str, Any]]:
 
     Returns:
         Settings are the defaults by name, None for those without one. `needs` is what a method needs before it runs on
-        this model with its defaults, None where it is ready.
+        this model with its defaults, None where it is ready; `slower`, whether it is slower here than plain decoding.
     """
     found = [method for family in FAMILIES for method in methods(family) if _open(method, trust)]
     missing = readiness(found, model)
-    return [_told(method) | {"needs": missing[method.family, method.name] or None} for method in found]
+    return [
+        _told(method) | {"needs": missing[method.family, method.name] or None, "slower": slower(method, model)}
+        for method in found
+    ]
 
 
 def _open(method: Method, trust: bool) -> bool:

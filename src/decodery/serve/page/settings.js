@@ -53,13 +53,16 @@ export function textField(name, label, attributes) {
   return field(name, label, control, () => control.value.trim() || undefined, { wide: true });
 }
 
-// Methods that are ready on this model first, then those that need something, which their title says.
+// Methods that are ready on this model first, then slower ones, then those that need something, which their title says.
 function grouped(methods) {
   const option = (method) => el("option", { value: method.name, title: method.needs ?? "" }, method.lossless ? method.name : `${method.name} (changes the text)`);
-  const ready = methods.filter((method) => !method.needs);
-  const needy = methods.filter((method) => method.needs);
-  if (!needy.length) return ready.map(option);
-  return [el("optgroup", { label: "Ready on this model" }, ready.map(option)), el("optgroup", { label: "Needs more" }, needy.map(option))];
+  const groups = {
+    "Ready on this model": methods.filter((method) => !method.needs && !method.slower),
+    "Slower here than plain decoding": methods.filter((method) => !method.needs && method.slower),
+    "Needs more": methods.filter((method) => method.needs),
+  };
+  if (groups["Ready on this model"].length === methods.length) return methods.map(option);
+  return Object.entries(groups).filter(([, members]) => members.length).map(([label, members]) => el("optgroup", { label }, members.map(option)));
 }
 
 // One of a family's methods, with its settings. first: choices before the methods, {value: label}.
