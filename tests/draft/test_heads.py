@@ -25,6 +25,8 @@ from decodery.draft.heads.parts import Parts
 from decodery.draft.heads.reading import HeadReading
 from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
+from decodery.model.drafts import SHIPPED
+from decodery.registry import methods
 from decodery.sample.sampler import Sampler
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
@@ -237,3 +239,11 @@ def test_trees_are_those_of_whole_distributions(
     monkeypatch.setattr(Expander, "_likeliest_chain", whole_chain)
     assert found == [trees(None), trees(1.3)]
     assert max(len(tokens) for tokens, _ in found[0]) > 3
+
+
+def test_only_heads_that_come_with_the_package_are_said_to() -> None:
+    kinds = {each.name: each for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
+    said = {name for name, each in kinds.items() if "comes with" in " ".join(each.needs)}
+    told = {name for name, each in kinds.items() if "comes along" in " ".join((each.cls.__doc__ or "").split())}
+    assert said == told == {path.stem for path in SHIPPED["smollm2-draft"].glob("*.safetensors")} & set(kinds)
+    assert said == {"eagle-3"}

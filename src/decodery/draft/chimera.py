@@ -173,7 +173,7 @@ class ChimeraHead(DraftHead):
     "chimera",
     paper="Chimera: A Lossless Decoding Method for Accelerating LLM Inference by Fusing All Tokens (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind chimera, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind chimera",),
 )
 @dataclass(frozen=True)
 class Chimera(HeadDrafter):
@@ -181,8 +181,8 @@ class Chimera(HeadDrafter):
 
     What the layer makes of a guessed token stands for the target's state of it when the next one is guessed. Each place
     has a projection of its own before the target's vocabulary projection. head: a file or folder made by `decodery
-    train head`, a `TrainedHead`, or None for the one that comes along; growth: how the tree is grown, a chain of
-    `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    train head` or a `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None. Scope: the
+    request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = ChimeraHead

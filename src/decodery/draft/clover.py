@@ -125,7 +125,7 @@ def _unit(rows: torch.Tensor) -> torch.Tensor:
     "clover",
     paper="Clover: Regressive Lightweight Speculative Decoding with Sequential Knowledge (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind clover, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind clover",),
 )
 @dataclass(frozen=True)
 class Clover(HeadDrafter):
@@ -133,9 +133,8 @@ class Clover(HeadDrafter):
 
     One more layer over the text begins the state; then a guess costs two small products and no attention. All places
     share the target's vocabulary projection. For the few nodes a text gets in large batches the published tree is
-    `growth=clover`. head: a file or folder made by `decodery train head`, a `TrainedHead`, or None for the one that
-    comes along; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys
-    and values of one layer.
+    `growth=clover`. head: a file or folder made by `decodery train head` or a `TrainedHead`; growth: how the tree is
+    grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = CloverHead

@@ -39,17 +39,16 @@ class EAGLEHead(FeatureHead):
     "eagle",
     paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind eagle, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind eagle",),
 )
 @dataclass(frozen=True)
 class EAGLE(HeadDrafter):
     """Drafts by one decoder layer that guesses the target's next state from the one before and the token between them.
 
     The target's own vocabulary projection turns guessed states into words, and the layer goes on from them. With the
-    growth "eagle-2" it is EAGLE-2. head: a file or folder made by `decodery train head`, a folder or
-    Hub id as the authors or vLLM's `speculators` publish them, a `TrainedHead`, or None for the one that comes along;
-    growth: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of
-    one layer.
+    growth "eagle-2" it is EAGLE-2. head: a file or folder made by `decodery train head`, a folder or Hub id as the
+    authors or vLLM's `speculators` publish them or a `TrainedHead`; growth: how the tree is grown, a chain of `length`
+    where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLEHead

@@ -253,16 +253,16 @@ class FalconHead(DraftHead):
     paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
     "Drafting and Custom-Designed Decoding Tree (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind falcon, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind falcon",),
 )
 @dataclass(frozen=True)
 class Falcon(HeadDrafter):
     """Drafts two tokens per pass of the head: the target's next two states are guessed at once.
 
     Inside such a block guesses do not know each other's tokens; below it the head reads both, and guesses the next two.
-    Of a tree only every second level costs a pass. head: a file or folder made by `decodery train head`, a
-    `TrainedHead`, or None for the one that comes along; growth: how the tree is grown, a chain of `length` where it is
-    None. Scope: the request; memory: keys and values of one layer.
+    Of a tree only every second level costs a pass. head: a file or folder made by `decodery train head` or a
+    `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys
+    and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = FalconHead

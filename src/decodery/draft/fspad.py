@@ -48,7 +48,7 @@ class FSPADHead(FeatureHead):
     "fspad",
     paper="Boosting Lossless Speculative Decoding via Feature Sampling and Partial Alignment Distillation (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind fspad, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind fspad",),
 )
 @dataclass(frozen=True)
 class FSPAD(HeadDrafter):
@@ -56,8 +56,8 @@ class FSPAD(HeadDrafter):
 
     A state holds all that may follow it: gated by the embedding of the token that did, it becomes the layer's input.
     What words are read from is a projection of its own, so that resembling the next state costs no certainty. head: a
-    file or folder made by `decodery train head`, a `TrainedHead`, or None for the one that comes along; growth: how the
-    tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    file or folder made by `decodery train head` or a `TrainedHead`; growth: how the tree is grown, a chain of `length`
+    where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = FSPADHead

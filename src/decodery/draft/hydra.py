@@ -152,7 +152,7 @@ class HydraHead(DraftHead):
     "hydra",
     paper="Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind hydra, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind hydra",),
 )
 @dataclass(frozen=True)
 class Hydra(HeadDrafter):
@@ -161,9 +161,9 @@ class Hydra(HeadDrafter):
     Trained with `--kind hydra:prefix=true` it is Hydra++, whose heads read one more layer over all of the text. All
     heads share the target's vocabulary projection where they bring none. The prefix layer that is trained here reads
     the stream before the last norm, unlike published ones, so that it can begin by changing nothing. head: a file or
-    folder made by `decodery train head`, a folder or Hub id in the layout of its authors, a `TrainedHead`, or None for
-    the one that comes along; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request;
-    memory: the heads' inputs, with a prefix its keys and values.
+    folder made by `decodery train head`, a folder or Hub id in the layout of its authors or a `TrainedHead`; growth:
+    how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: the heads' inputs, with a
+    prefix its keys and values.
     """
 
     kind: ClassVar[type[DraftHead]] = HydraHead

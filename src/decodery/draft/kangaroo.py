@@ -142,7 +142,7 @@ class _Reading:
     lossless=True,
     needs=(
         "hidden states of every token",
-        "a head made by decodery train head --kind kangaroo, or the one that comes with the embedded model",
+        "a head made by decodery train head --kind kangaroo",
     ),
 )
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Kangaroo(TrainedDrafter):
     What the first layers made of the drafted tokens is where verification goes on, so that no layer reads a token
     twice. A draft ends at `length` tokens, or behind the first whose probability is below `eta`: it is verified, and
     nothing is drafted after it. Where a tree is grown in place of a chain, or somebody watches states of the first
-    layers, verification begins anew. head: a file or folder made by `decodery train head`, a `TrainedHead`, or None for
-    the one that comes along; it says behind which layer it stands. Scope: the request; memory: keys and values of one
-    layer. Cost: a pass of the first layers and of the vocabulary projection for each token.
+    layers, verification begins anew. head: a file or folder made by `decodery train head` or a `TrainedHead`; it says
+    behind which layer it stands. Scope: the request; memory: keys and values of one layer. Cost: a pass of the first
+    layers and of the vocabulary projection for each token.
     """
 
     kind: ClassVar[type[BoundHead]] = KangarooHead

@@ -189,7 +189,7 @@ class LongSpecHead(DraftHead):
     "longspec",
     paper="LongSpec: Long-Context Lossless Speculative Decoding with Efficient Drafting and Verification (2025)",
     lossless=True,
-    needs=("a head made by decodery train head --kind longspec, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind longspec",),
 )
 @dataclass(frozen=True)
 class LongSpec(HeadDrafter):
@@ -197,8 +197,8 @@ class LongSpec(HeadDrafter):
 
     Its own memory is that of the last 512 tokens; the target's last layer holds all others anyway. It is trained on
     short texts put at random positions, so that it drafts in long ones. head: a file or folder made by `decodery train
-    head`, a `TrainedHead`, or None for the one that comes along; growth: how the tree is grown, a chain of `length`
-    where it is None. Scope: the request; memory: keys and values of one layer, of 512 tokens.
+    head` or a `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request;
+    memory: keys and values of one layer, of 512 tokens.
     """
 
     kind: ClassVar[type[DraftHead]] = LongSpecHead

@@ -86,7 +86,7 @@ class MedusaHead(DraftHead):
     "medusa",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind medusa, or the one that comes with the embedded model",),
+    needs=("a head made by decodery train head --kind medusa",),
 )
 @dataclass(frozen=True)
 class Medusa(HeadDrafter):
@@ -94,10 +94,9 @@ class Medusa(HeadDrafter):
 
     What stands at a node depends on its depth and rank alone, so one call of the heads serves a whole tree. As
     published with one residual block per head, but all share the target's vocabulary projection where they bring none.
-    head: a file or folder made by `decodery train head`, a folder or Hub id as its authors or vLLM publish them, a
-    `TrainedHead`, or None for the one that comes along; growth: how the tree is grown, by default the places that were
-    right most often on texts held out from training, a chain of `length` where it is None. Scope: the request; memory:
-    the heads' logits.
+    head: a file or folder made by `decodery train head`, a folder or Hub id as its authors or vLLM publish them or a
+    `TrainedHead`; growth: how the tree is grown, by default the places that were right most often on texts held out
+    from training, a chain of `length` where it is None. Scope: the request; memory: the heads' logits.
     """
 
     kind: ClassVar[type[DraftHead]] = MedusaHead
