@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 import torch
 
 import decodery
 from commands import run
+from decodery.cli.main import cli
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError
@@ -37,8 +40,27 @@ def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
         engine.submit(Request([1, 2, 3], max_new_tokens=2, drafter=name))  # type: ignore[arg-type]
     engine.run([])
     assert "decodery train head -m MODEL --kind eagle-3 --out DIR" in drafters["eagle-3"]
-    assert drafters["rest"].startswith("give its datastore")
+    assert drafters["rest"].startswith("it needs datastore, as in rest:datastore=...; it is a datastore made by `")
     assert not found["verify", "cntp"] and not found["kv", "h2o"] and "train kv" in found["kv", "coprocessor"]
+
+
+def test_commands_that_methods_need_have_all_that_they_ask_for() -> None:
+    found = readiness((each for family in FAMILIES for each in methods(family)), MODEL)
+    advised = {key: re.findall(r"decodery (train [^`,]+)", needs) for key, needs in found.items()}
+    made = {("draft", "rest"), ("verify", "judge"), ("budget", "specdec++"), ("source", "partial-attention")}
+    assert all(advised[key] for key in {*made, ("kv", "lserve"), ("draft", "deer"), ("source", "controlled-decoding")})
+    for key, texts in advised.items():
+        for text in texts:
+            command: click.Command = cli
+            context, words = click.Context(cli), shlex.split(text)
+            while isinstance(command, click.Group):
+                below = command.get_command(context, words.pop(0))
+                assert below is not None, (key, text)
+                command, context = below, click.Context(below, parent=context)
+            given, _, _ = command.make_parser(context).parse_args(words)
+            values = {name: value for name, value in given.items() if isinstance(value, str | tuple) and value}
+            lacking = [each.name for each in command.params if each.required and each.name not in values]
+            assert not lacking, (key, text, lacking)
 
 
 def test_a_server_says_what_its_methods_need() -> None:

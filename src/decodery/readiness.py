@@ -15,6 +15,7 @@ from .errors import DecoderyError
 from .model.protocol import LanguageModel
 from .registry import Method
 from .sample.sampler import Sampler
+from .spec import unmet
 
 _ROLES = {
     **{"draft": "drafter", "verify": "rule", "budget": "budget", "source": "source", "kv": "kv"},
@@ -48,7 +49,7 @@ def _missing(method: Method, engine: Engine) -> str:
     given = [each for each in dataclasses.fields(method.cls) if each.init]
     wanted = [each.name for each in given if each.default is none and each.default_factory is none]
     if wanted:
-        return f"give its {' and its '.join(wanted)}, as in {method.name}:{wanted[0]}=..."
+        return f"it needs {unmet(method, wanted)}"
     found = ""
     # Some rules want chance, and some a certain choice.
     for temperature in (0.0, 1.0):

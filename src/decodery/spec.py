@@ -71,8 +71,22 @@ def build(method: Method, settings: str, further: Mapping[str, Any] | None = Non
             f"{method.name} needs {listing(objects)}, which no text can give: build the method in Python"
         )
     if missing := [name for name in _required(method) if name not in values]:
-        raise SettingsError(f"{method.name} needs {listing(missing)}, as in {method.name}:{missing[0]}=...")
+        raise SettingsError(f"{method.name} needs {unmet(method, missing)}")
     return method.cls(**values)
+
+
+def unmet(method: Method, missing: Sequence[str]) -> str:
+    """What a method lacks, in words.
+
+    Args:
+        method: The method.
+        missing: Its settings that have to be given and were not.
+
+    Returns:
+        The settings and how they are given; where the method needs something that a command makes, that command.
+    """
+    made = [need for need in method.needs if "`decodery train" in need]
+    return "".join([f"{listing(missing)}, as in {method.name}:{missing[0]}=...", *(f"; it is {need}" for need in made)])
 
 
 def given(name: str, settings: str, kinds: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_deer_says_what_it_cannot_draft_with() -> None:
         Deer()
     with pytest.raises(SettingsError, match="length >= 1"):
         Deer(TARGET, length=0)
-    for model, message in ((TARGET, "drafts no blocks: train one with decodery train deer"),
+    for model, message in ((TARGET, "drafts no blocks: train one with `decodery train deer"),
                            (blocked(TARGET), "name a length")):  # fmt: skip
         seq = Engine(TARGET).submit(Request([1, 2, 3]))
         with pytest.raises(SettingsError, match=message):

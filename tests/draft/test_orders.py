@@ -234,7 +234,7 @@ def test_nested_says_what_it_cannot_draft_with() -> None:
     with pytest.raises(SettingsError, match="sure between 0 and 1"):
         Nested(SMALL, sure=(1.5,))
     for given, message in (
-        ({}, "trained for no exits: train one with decodery train nested"),
+        ({}, "trained for no exits: train one with `decodery train nested"),
         ({"exits": (3, 2)}, "exits ascend from 1 to the 5 layers"),
         ({"exits": (1, 3, 5), "sure": (0.1, 0.1, 0.1)}, "one sure for all exits, or 2"),
     ):

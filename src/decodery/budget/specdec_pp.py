@@ -112,7 +112,7 @@ def _load(path: Path) -> AcceptanceHead:
     "specdec++",
     paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (2024)",
     lossless=True,
-    needs=("a trained acceptance head",),
+    needs=("a head made by `decodery train acceptance -m MODEL --out DIR`",),
 )
 @dataclass(frozen=True)
 class SpecDecPP(Policy):

@@ -24,7 +24,7 @@ from .follower import shared
 from .writing import Writing
 
 _CHUNK = 512
-_MADE = "train one with decodery train deer -m MODEL, and name it, as in deer:model=DIR"
+_MADE = "train one with `decodery train deer -m MODEL --out DIR`, and name it, as in deer:model=DIR"
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from .follower import shared
 from .writing import Writing
 
 _CHUNK = 512
-_MADE = "train one with decodery train nested -m MODEL, and name it, as in nested:model=DIR"
+_MADE = "train one with `decodery train nested -m MODEL --out DIR`, and name it, as in nested:model=DIR"
 
 
 @dataclass(slots=True)

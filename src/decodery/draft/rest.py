@@ -19,7 +19,7 @@ from .stores.datastore import Datastore
     paper="REST: Retrieval-Based Speculative Decoding (2023)",
     lossless=True,
     slower=True,
-    needs=("a datastore made by decodery train datastore",),
+    needs=("a datastore made by `decodery train datastore -m MODEL FILES --out DIR`",),
 )
 @dataclass(frozen=True)
 class REST(Drafter):

@@ -58,8 +58,8 @@ class Coprocessor(CachePolicy):
         found = self.trained
         if found is None:
             raise SettingsError(
-                "coprocessor needs to be trained: make one with `decodery train kv coprocessor -m MODEL --out DIR` and "
-                "name it, as in coprocessor:trained=DIR"
+                "coprocessor needs to be trained: make one with `decodery train kv coprocessor -m MODEL FILES --out "
+                "DIR` and name it, as in coprocessor:trained=DIR"
             )
         weights = CoprocessorWeights.load(found) if isinstance(found, str) else found
         weights.require(model)

@@ -56,8 +56,8 @@ class DoubleSparsity(Selective):
         found = self.calibration
         if found is None:
             raise SettingsError(
-                "double-sparsity needs calibrated channels: make some with `decodery train kv double-sparsity -m MODEL "
-                "--out DIR` and name them, as in double-sparsity:calibration=DIR"
+                "double-sparsity needs calibrated channels: make some with `decodery train kv double-sparsity -m "
+                "MODEL FILES --out DIR` and name them, as in double-sparsity:calibration=DIR"
             )
         channels = KeyChannels.load(found) if isinstance(found, str) else found
         channels.require(model)

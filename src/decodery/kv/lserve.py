@@ -74,8 +74,8 @@ class LServe(CachePolicy):
         found = self.gates
         if found is None:
             raise SettingsError(
-                "lserve needs head gates: make some with `decodery train kv lserve -m MODEL --out DIR` and name them, "
-                "as in lserve:gates=DIR"
+                "lserve needs head gates: make some with `decodery train kv lserve -m MODEL FILES --out DIR` and "
+                "name them, as in lserve:gates=DIR"
             )
         gates = HeadGates.load(found) if isinstance(found, str) else found
         gates.require(model)

@@ -61,8 +61,8 @@ class MetaSoft(CachePolicy):
         found = self.trained
         if found is None:
             raise SettingsError(
-                "meta-soft needs trained meta-tokens: make some with `decodery train kv meta-soft -m MODEL --out DIR` "
-                "and name them, as in meta-soft:trained=DIR"
+                "meta-soft needs trained meta-tokens: make some with `decodery train kv meta-soft -m MODEL FILES "
+                "--out DIR` and name them, as in meta-soft:trained=DIR"
             )
         meta = MetaTokens.load(found) if isinstance(found, str) else found
         meta.require(model)

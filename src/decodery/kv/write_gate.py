@@ -57,8 +57,8 @@ class WriteGate(CachePolicy):
         found = self.gate
         if found is None:
             raise SettingsError(
-                "write-gate needs a trained gate: make one with `decodery train kv write-gate -m MODEL --out DIR` and "
-                "name it, as in write-gate:gate=DIR"
+                "write-gate needs a trained gate: make one with `decodery train kv write-gate -m MODEL FILES --out "
+                "DIR` and name it, as in write-gate:gate=DIR"
             )
         gate = WriteGates.load(found) if isinstance(found, str) else found
         gate.require(model)

@@ -28,7 +28,7 @@ from .transformer import Transformer
 from .weights import Dense, Linear, floating
 
 FILE = "adapter.safetensors"
-MADE = "train one with `decodery train s2ft -m MODEL FILES --out DIR` or `decodery train lora -m MODEL`"
+MADE = "train one with `decodery train s2ft -m MODEL FILES --out DIR` or `decodery train lora -m MODEL FILES --out DIR`"
 _KIND = "adapter"
 _KEPT = 4
 """Models with something added that are kept beside each model, those that were asked for last."""

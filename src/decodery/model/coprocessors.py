@@ -20,7 +20,7 @@ from .sites import Intervention
 
 COPROCESSOR = "coprocessor.safetensors"
 _KIND = "coprocessor"
-_MADE = "make one with `decodery train kv coprocessor -m MODEL`"
+_MADE = "make one with `decodery train kv coprocessor -m MODEL FILES --out DIR`"
 
 
 def adapted(tensors: Mapping[str, torch.Tensor]) -> tuple[Intervention, ...]:

@@ -17,7 +17,7 @@ from .protocol import Reader
 
 GATES = "head-gates.safetensors"
 _KIND = "set of head gates"
-_MADE = "make one with `decodery train kv lserve -m MODEL`"
+_MADE = "make one with `decodery train kv lserve -m MODEL FILES --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from .protocol import Reader
 
 CHANNELS = "key-channels.safetensors"
 _KIND = "set of key channels"
-_MADE = "make one with `decodery train kv double-sparsity -m MODEL`"
+_MADE = "make one with `decodery train kv double-sparsity -m MODEL FILES --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)

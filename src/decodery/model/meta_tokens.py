@@ -18,7 +18,7 @@ from .protocol import Reader
 
 META = "meta-tokens.safetensors"
 _KIND = "library of meta-tokens"
-_MADE = "make one with `decodery train kv meta-soft -m MODEL`"
+_MADE = "make one with `decodery train kv meta-soft -m MODEL FILES --out DIR`"
 _MOST = 1 << 16
 
 

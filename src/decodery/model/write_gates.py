@@ -21,7 +21,7 @@ from .protocol import Reader
 WRITE_GATE = "write-gate.safetensors"
 LEVELS = 101
 _KIND = "write gate"
-_MADE = "make one with `decodery train kv write-gate -m MODEL`"
+_MADE = "make one with `decodery train kv write-gate -m MODEL FILES --out DIR`"
 
 
 def width(config: ModelConfig) -> int:

@@ -25,7 +25,7 @@ from .contexts import Blend, Member, Part
     "controlled-decoding",
     paper="Controlled Decoding from Language Models (2023)",
     guarantee="the best law token by token for its distance to the model's, if the values are exact",
-    needs=("a prefix scorer",),
+    needs=("a prefix scorer, such as value-head(head=FILE) of `decodery train value -m MODEL TEXTS --out FILE`",),
 )
 @dataclass(frozen=True)
 class ControlledDecoding(Source):

@@ -121,7 +121,7 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
     "partial-attention",
     paper="Decoder-Only or Encoder-Decoder? Interpreting Language Model as a Regularized Encoder-Decoder (2023)",
     guarantee="the model's law until it is trained",
-    needs=("trained weights",),
+    needs=("weights made by `decodery train partial -m MODEL PAIRS --out DIR`",),
 )
 @dataclass(frozen=True)
 class PartialAttention(Source):

@@ -71,7 +71,7 @@ def normalized(hidden: torch.Tensor) -> torch.Tensor:
     "judge",
     paper="Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model Alignment (2025)",
     guarantee="lossy: drafted tokens that a trained head finds valid are kept; threshold=1 is the coupled rule",
-    needs=("a head made by decodery train judge",),
+    needs=("a head made by `decodery train judge -m MODEL QUESTIONS --out DIR`",),
 )
 @dataclass(frozen=True)
 class Judge(Rule):
