@@ -20,6 +20,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.base import Drafter
 from decodery.model.batch import Batch, Segment
+from decodery.model.encoder_decoder import EncoderDecoder
 from decodery.model.tokenizer import Tokenizer
 from decodery.model.transformer import Transformer
 from decodery.model.vocabularies import excluded, padding_of, speaks
@@ -149,8 +150,21 @@ def test_suggestions_and_prompts_hold_none() -> None:
     assert all(PADDED.isdisjoint(id for id, _ in each.top) for each in seq.told)
 
 
+def test_a_models_own_tokenizer_counts_before_that_of_another_with_the_same_vocabulary() -> None:
+    whole = tokenizers.Tokenizer(models.WordLevel({f"w{id}": id for id in range(VOCAB)}, unk_token="w0"))
+    first, second, third = (
+        Transformer(replace(MODEL.config, vocabulary="one of this test"), MODEL.weights) for _ in range(3)
+    )
+    speaks(first, TOKENIZER)
+    speaks(second, Tokenizer(whole))
+    found = padding_of(first), padding_of(second), padding_of(third)
+    assert found[0] is not None and found[1] is None and found[2] is not None
+
+
 def test_what_an_encoders_text_is_drawn_from_holds_none() -> None:
-    model = tiny_encoder_decoder()
+    made = tiny_encoder_decoder()
+    # Its vocabulary is the puzzles', and TOKENIZER is not theirs: no other model of this process may take it for it.
+    model = EncoderDecoder(replace(made.config, vocabulary=""), made.weights)
     speaks(model, TOKENIZER)
     logits = torch.zeros(2, model.vocab_size, dtype=torch.float32, device="cpu")
     wanted = [id for id in sorted(PADDED | set(range(VOCAB, model.vocab_size))) if id < model.vocab_size]

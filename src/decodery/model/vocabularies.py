@@ -171,10 +171,10 @@ class Fitted:
 
 
 def _tokenizer(model: Reader) -> Tokenizer | None:
-    """What tells the tokens of a model, or of one with the same."""
-    known, name = _spoken.items(), model.config.vocabulary
-    found = (tokenizer for each, tokenizer in known if each is model or (name and each.config.vocabulary == name))
-    return next(found, None)
+    """The tokenizer of a model: its own, else that of a model with the same vocabulary."""
+    known, name = list(_spoken.items()), model.config.vocabulary
+    own = next((tokenizer for each, tokenizer in known if each is model), None)
+    return own or next((tokenizer for each, tokenizer in known if name and each.config.vocabulary == name), None)
 
 
 @lru_cache(maxsize=8)
