@@ -45,6 +45,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/method_index.py --check
 
 bench: $(VENV)/installed
 	$(BIN)/decodery bench --out $(OUT) $(if $(wildcard $(DATA)),--data $(DATA))
@@ -61,8 +62,8 @@ searches: $(VENV)/installed
 
 # The generated parts of the pages, and the site made of them, in site/.
 docs: $(VENV)/installed-docs
-	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/site.py
+	$(BIN)/python tools/docs/generate.py
+	$(BIN)/python tools/docs/site.py
 
 # The source package and the wheel of this kind of machine, in dist/; the wheel is tried in a bare environment.
 wheel: $(VENV)/installed-package
@@ -77,7 +78,7 @@ $(BIN)/python:
 	  { echo "decodery needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decodery/model/csrc/*) | $(BIN)/python
+$(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decodery/core/native/csrc/*) | $(BIN)/python
 	@echo "installing decodery into $(VENV) (torch is the large part) ..."
 	@$(if $(GPU),,$(if $(TORCH_INDEX),$(CPU_TORCH)))
 	@$(PIP) -e .

@@ -16,7 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = Path("src/decodery/model/csrc")
+SOURCES = Path("src/decodery/core/native/csrc")
 
 
 class BuildLibrary(build_ext):
@@ -50,7 +50,7 @@ setup(
     if sys.platform == "win32"
     else [
         Extension(
-            "decodery.model._native",
+            "decodery.core.native._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             # Fusing a multiplication with an addition would make results differ between instruction sets.

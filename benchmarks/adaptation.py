@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.lm import LM
-from decodery.train.to_diffusion import TASKS, Adaptation, WordTask, held_out
+from decodery.llm.llm import LM
+from decodery.training.to_diffusion import TASKS, Adaptation, WordTask, held_out
 
 METHODS = ("static", "static:block=1", "random", "threshold:tau=0.9", "threshold:tau=0.7", "factor", "local-leap", "r2")
 

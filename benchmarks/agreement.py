@@ -45,7 +45,7 @@ class Bench:
         request = self.lm.request(prompt, drafter=None, max_new_tokens=self.tokens, ignore_eos=True, **settings)
         engine = self.lm.engine()
         if search is not None:
-            from decodery.registry import resolve
+            from decodery.core.registry import resolve
 
             return [seq.generated for seq in resolve("search", search).run(engine, request)]
         seq = engine.submit(request)
@@ -92,7 +92,7 @@ def copied(model: Any) -> Any:
 
 
 def _penalised(**settings: float) -> Any:
-    from decodery.sample import Sampler
+    from decodery.sampling import Sampler
 
     return Sampler.from_settings(**settings)
 
@@ -157,8 +157,8 @@ def laws(bench: Bench) -> Iterator[tuple[str, dict[str, int]]]:
     """Of the model's own laws along its greedy texts, how many are left the same by a truncation, bit for bit."""
     from transformers.generation import logits_process
 
-    from decodery.model.batch import Batch, Segment
-    from decodery.registry import resolve
+    from decodery.core.registry import resolve
+    from decodery.models.batch import Batch, Segment
 
     rows = []
     for prompt in bench.prompts:

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.decode.request import Request
-from decodery.model.transformer import Transformer
-from decodery.train.attention_maps import COLLAPSED, OVERLOADED, evenness, looked_at, most, row_entropy
+from decodery.engine.request import Request
+from decodery.models.torch.transformer import Transformer
+from decodery.training.attention_maps import COLLAPSED, OVERLOADED, evenness, looked_at, most, row_entropy
 from transforms import PROMPTS
 
 ROOT = Path(__file__).parents[1]

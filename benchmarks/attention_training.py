@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.model.store import terminal_progress
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
-from decodery.puzzles.chain import Chain
-from decodery.train.attention_maps import (
+from decodery.extras.puzzles.chain import Chain
+from decodery.models.loaders.store import terminal_progress
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.training.attention_maps import (
     COLLAPSED,
     OVERLOADED,
     entropy_penalty,
@@ -35,9 +35,9 @@ from decodery.train.attention_maps import (
     locality_penalty,
     looked_at,
 )
-from decodery.train.cut import parameters
-from decodery.train.loop import Plan, train
-from decodery.train.puzzle_model import Shape, lesson, random_transformer
+from decodery.training.cut import parameters
+from decodery.training.loop import Plan, train
+from decodery.training.puzzle_model import Shape, lesson, random_transformer
 
 OUT = Path(__file__).parent / "results" / "attention-training.json"
 SHAPE = Shape(64, 4, 4, 112, 256)

@@ -18,9 +18,9 @@ import torch
 from rich.progress import track
 
 import decodery
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.resolving import resolve_kv
+from decodery.llm.llm import LM
+from decodery.llm.resolve_settings import resolve_kv
+from decodery.models.batch import Batch, Segment
 
 STRETCH, CHUNK = 2048, 256
 WAYS = ("none", "streaming-llm")

@@ -43,9 +43,9 @@ def memory() -> dict[str, int]:
 
 def ours(model: str, dtype: str, tokens: int, begun: float) -> dict[str, Any]:
     import decodery
-    from decodery.budget.cost import time_passes
-    from decodery.model.footprint import weight_bytes
-    from decodery.model.kernels import read_bandwidth
+    from decodery.core.native.kernels import read_bandwidth
+    from decodery.models.footprint import weight_bytes
+    from decodery.step.pass_cost import time_passes
 
     lm = decodery.load(model, dtype=dtype)
     loaded = time.time() - begun
@@ -116,7 +116,7 @@ def child(tool: str, model: str, tokens: int, begun: float) -> dict[str, Any]:
     if tool.startswith("decodery"):
         return ours(model, tool.partition(" ")[2] or "auto", tokens, begun)
     if not model.endswith(".gguf"):
-        from decodery.model.embedded import gguf_path
+        from decodery.models.loaders.package_index import gguf_path
 
         path = str(gguf_path(model))
     return (llama_cpp if tool == "llama.cpp" else openvino)(path, tokens, begun)
@@ -135,7 +135,7 @@ def started(tool: str, model: str, tokens: int, home: Path | None = None) -> dic
 
 def cold(model: str, tool: str) -> dict[str, Any]:
     """The first start of all, and the bytes that it leaves on disk."""
-    from decodery.model.embedded import gguf_path
+    from decodery.models.loaders.package_index import gguf_path
 
     with tempfile.TemporaryDirectory() as home:
         if not model.endswith(".gguf"):
@@ -180,7 +180,7 @@ def main() -> None:
         tool, begun = options.child
         print(json.dumps(child(tool, options.models[0], options.tokens, float(begun))))
         return
-    from decodery.budget.machine import describe
+    from decodery.core.machine import describe
 
     kept = json.loads(options.out.read_text()) if options.out.exists() else {"models": {}}
     threads = {"threads": _threads(), "tokens": options.tokens, "rounds": options.rounds}
@@ -208,7 +208,7 @@ def main() -> None:
 
 
 def _file(model: str) -> Path:
-    from decodery.model.embedded import gguf_path
+    from decodery.models.loaders.package_index import gguf_path
 
     return Path(model) if model.endswith(".gguf") else gguf_path(model)
 

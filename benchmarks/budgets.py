@@ -23,21 +23,21 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.budget.base import Budget, Policy
-from decodery.budget.confidence import Confidence
-from decodery.budget.cost import CostCurve
-from decodery.budget.fixed import Fixed
-from decodery.budget.goodput import Goodput
-from decodery.budget.memory import MemoryBound, held
-from decodery.budget.specdec_pp import SpecDecPP
-from decodery.core.memory import Memory
-from decodery.core.tree import TokenTree
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter, Observation
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.growth.eagle_2 import EAGLE2
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.model.batch import Batch, Segment
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.draft_length.base import Budget, Policy
+from decodery.speculative.draft_length.confidence import Confidence
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.draft_length.goodput import Goodput
+from decodery.speculative.draft_length.memory import MemoryBound, held
+from decodery.speculative.draft_length.specdec_pp import SpecDecPP
+from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter_memory import Memory
+from decodery.step.pass_cost import CostCurve
 from decodery.testing.tensors import TensorBytes
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))

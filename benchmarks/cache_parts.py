@@ -33,27 +33,27 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.core.ask import drive, settled
-from decodery.kv.actqkv import ActQKV, Fetching
-from decodery.kv.actqkv import probes as asked
-from decodery.kv.base import CachePolicy
-from decodery.kv.meta_soft import MetaSoft
-from decodery.kv.quest import best_pages
-from decodery.kv.selecting import Asked as RowsThatSelect
-from decodery.kv.snapkv import SnapKV
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import ModelConfig
-from decodery.model.head_gates import HeadGates
-from decodery.model.load import LoadedModel
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.protocol import LanguageModel
-from decodery.model.store import terminal_progress
-from decodery.model.transformer import Transformer
-from decodery.model.weights import floating
-from decodery.puzzles import drawn
-from decodery.puzzles.alphabet import encoded
-from decodery.puzzles.chain import Chain
-from decodery.train import coprocessor, head_gates, meta_tokens, write_gates
+from decodery.extras.puzzles import drawn
+from decodery.extras.puzzles.alphabet import encoded
+from decodery.extras.puzzles.chain import Chain
+from decodery.kv_cache.actqkv import ActQKV, Fetching
+from decodery.kv_cache.actqkv import probes as asked
+from decodery.kv_cache.base import CachePolicy
+from decodery.kv_cache.meta_soft import MetaSoft
+from decodery.kv_cache.quest import best_pages
+from decodery.kv_cache.selecting import Asked as RowsThatSelect
+from decodery.kv_cache.snapkv import SnapKV
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.config import ModelConfig
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import terminal_progress
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import floating
+from decodery.models.trained.head_gates import HeadGates
+from decodery.step.forward_request import drive, settled
+from decodery.training import coprocessor, head_gates, meta_tokens, write_gates
 
 COMMAND = "python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json"
 TEXTS, TRIED = 160, 40

@@ -19,8 +19,8 @@ import torch
 from decodery.bench.contexts.bounds import Oracle, Uniform
 from decodery.bench.contexts.recall import Recall
 from decodery.bench.contexts.settings import ORACLE, UNIFORM
-from decodery.model.store import terminal_progress
-from decodery.resolving import resolve_kv
+from decodery.llm.resolve_settings import resolve_kv
+from decodery.models.loaders.store import terminal_progress
 
 BUDGETS = (0.25, 0.5, 0.75)
 POLICIES = (

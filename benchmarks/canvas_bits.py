@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from decodery.core.ask import drive
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import filled
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import filled
+from decodery.step.forward_request import drive
 from decodery.testing import OracleDenoiser
 
 GROUPS, COPIES, SYMBOLS = range(1, 7), 3, 4

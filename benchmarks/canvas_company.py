@@ -22,15 +22,15 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from decodery.budget.machine import describe
-from decodery.decode.engine import Engine
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.texts import fill_all
-from decodery.model.load import load
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.train.diffusion import Recipe, untrained
-from decodery.train.llada_folder import write_llada
+from decodery.core.machine import describe
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.texts import fill_all
+from decodery.engine.engine import Engine
+from decodery.models.loaders.load import load
+from decodery.models.torch.transformer import Transformer
+from decodery.training.diffusion import Recipe, untrained
+from decodery.training.llada_folder import write_llada
 
 PROMPT, PLACES, TOGETHER = 32, 16, 16
 WHOLE, BLOCKS = "static:steps=4", "static:cache=prefix"

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.budget.machine import describe
-from decodery.decode.engine import Engine
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.texts import fill_all
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.train.diffusion import Recipe, untrained
+from decodery.core.machine import describe
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.texts import fill_all
+from decodery.engine.engine import Engine
+from decodery.models.torch.transformer import Transformer
+from decodery.training.diffusion import Recipe, untrained
 
 PROMPT, PLACES = 32, 64
 WAYS = (

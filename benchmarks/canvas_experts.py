@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.core.ask import Scored, answer
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import filled
-from decodery.lm import LM
-from decodery.model.store import write_text
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.train.diffusion import Recipe, held_out
-from decodery.train.lists import VOCABULARY, Example, canvas_length
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import filled
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import Scored, answer
+from decodery.training.diffusion import Recipe, held_out
+from decodery.training.lists import VOCABULARY, Example, canvas_length
 
 TASKS = ("copy", "reverse", "sort", "replace-random", "shuffle")
 BLOCKS = (2, 4, 8, None)

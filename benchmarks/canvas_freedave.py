@@ -21,14 +21,14 @@ import torch
 
 import decodery
 from decodery.bench.canvases.tasks import drawn
-from decodery.core.ask import drive
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import filled
-from decodery.lm import LM
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import filled
+from decodery.llm.llm import LM
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import drive
 from decodery.testing import tiny_transformer
-from decodery.train.lists import LISTS, canvas_length
+from decodery.training.lists import LISTS, canvas_length
 
 DRAFTS = (1, 2, 3, 4, 6, 8)
 CACHES = (",block=HALF,cache=prefix", ",block=HALF,cache=dual")

@@ -21,14 +21,14 @@ import numpy as np
 
 import decodery
 from decodery.bench.canvases.tasks import drawn
-from decodery.core.ask import drive
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import filled
-from decodery.lm import LM
-from decodery.model.store import write_text
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import filled
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import write_text
+from decodery.step.forward_request import drive
 from decodery.testing import OracleDenoiser
-from decodery.train.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
+from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
 
 ORDERS = {
     "random": "random", "probability": "static", "margin": "static:measure=margin", "entropy": "static:measure=entropy",

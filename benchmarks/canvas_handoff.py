@@ -22,14 +22,14 @@ import click
 import torch
 
 import decodery
+from decodery.compression.base import transformed
 from decodery.core.noise import mix
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.phase_handoff import SECOND, PhaseHandoff
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.train.diffusion import Recipe, held_out
-from decodery.train.lists import VOCABULARY
-from decodery.transform.base import transformed
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.phase_handoff import SECOND, PhaseHandoff
+from decodery.models.torch.transformer import Transformer
+from decodery.training.diffusion import Recipe, held_out
+from decodery.training.lists import VOCABULARY
 
 OUT = Path(__file__).parent / "results" / "canvas-handoff.json"
 

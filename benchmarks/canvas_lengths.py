@@ -20,9 +20,9 @@ import numpy as np
 import decodery
 from decodery.bench.canvases.job import kendall, wilson
 from decodery.bench.canvases.tasks import Item, drawn
-from decodery.lm import LM
-from decodery.model.store import write_text
-from decodery.train.learn2pd import fit_filter, labelled
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import write_text
+from decodery.training.learn2pd import fit_filter, labelled
 
 TASKS = ("json", "copy", "expr")
 LENGTHS = (32, 48, 64)

@@ -23,10 +23,10 @@ import decodery
 from canvas_grid import PLACES, oracle
 from decodery.bench.canvases.job import kendall
 from decodery.bench.canvases.tasks import Item, drawn
-from decodery.diffuse.canvas import Canvas
-from decodery.lm import LM
-from decodery.model.store import write_text
-from decodery.train.lists import LISTS, SEVERAL, canvas_length
+from decodery.diffusion.canvas import Canvas
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import write_text
+from decodery.training.lists import LISTS, SEVERAL, canvas_length
 
 _DKV = [
     f"static:cache=dkv(refresh={refresh}{delayed})"

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.compress.file import unpack
-from decodery.compress.text import compress, decompress, read_laws, tokens_of
 from decodery.core.trace import Trace
-from decodery.lm import LM
-from decodery.resolving import resolve_drafter
+from decodery.extras.text_compression.file import unpack
+from decodery.extras.text_compression.text import compress, decompress, read_laws, tokens_of
+from decodery.llm.llm import LM
+from decodery.llm.resolve_settings import resolve_drafter
 
 ROOT = Path(__file__).parents[1]
 DRAFTERS = ("draft-model", "prompt-lookup")

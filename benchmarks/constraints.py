@@ -21,17 +21,17 @@ import decodery as dc
 from decodery.bench.lossless import compare
 from decodery.bench.structured import is_valid
 from decodery.bench.workloads import Question, questions
-from decodery.budget.base import Budget
-from decodery.constrain import JSONSchema
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Drafter
-from decodery.draft.forced import Forced
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import ConstraintError
-from decodery.model.vocabulary import Vocabulary
-from decodery.sample.constraint import Constraint
+from decodery.constraints import JSONSchema
+from decodery.core.errors import ConstraintError
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.constraint import Constraint
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from groups import parser, record
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import ks_2samp
 
-from decodery.decode.continuous import ContinuousModel, generate_values
+from decodery.engine.continuous import ContinuousModel, generate_values
+from decodery.speculative.acceptance.continuous.density_ratio import Density, DensityRatio
 from decodery.testing.continuous import DiffusionChain, MixtureChain
-from decodery.verify.continuous.density_ratio import Density, DensityRatio
 
 RUNS, LENGTH, GAMMA = 4000, 400, 4
 

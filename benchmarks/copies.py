@@ -35,28 +35,28 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import decodery
-from decodery.draft.draft_model import DraftModel
-from decodery.lm import LM
-from decodery.model.adapters import tuned
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Kept
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
-from decodery.registry import resolve
-from decodery.train.adapter import LoRARemaking, S2FTRemaking, train_adapter
-from decodery.train.bitnet import TernaryRemaking
-from decodery.train.corpus import Corpus
-from decodery.train.cut import parameters
-from decodery.train.data import write_texts
-from decodery.train.lesson import judged, lesson
-from decodery.train.loop import Plan, train
-from decodery.train.lq_lora import LowRankRemaking
-from decodery.train.nm_sparsity import SparseRemaking
-from decodery.train.puzzle_model import Shape, predicted, random_transformer
-from decodery.train.puzzle_model import lesson as puzzles_of
-from decodery.train.remade import CopyRecipe, Remade, Remaking, learn
-from decodery.transform.base import reported, transformed
-from decodery.transform.lq_lora import LQLoRA
+from decodery.compression.base import reported, transformed
+from decodery.compression.lq_lora import LQLoRA
+from decodery.core.registry import resolve
+from decodery.extras.puzzles.base import drawn
+from decodery.extras.puzzles.chain import Chain
+from decodery.llm.llm import LM
+from decodery.models.loaders.adapters import tuned
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Kept
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
+from decodery.training.bitnet import TernaryRemaking
+from decodery.training.corpus import Corpus
+from decodery.training.cut import parameters
+from decodery.training.data import write_texts
+from decodery.training.lesson import judged, lesson
+from decodery.training.loop import Plan, train
+from decodery.training.lq_lora import LowRankRemaking
+from decodery.training.nm_sparsity import SparseRemaking
+from decodery.training.puzzle_model import Shape, predicted, random_transformer
+from decodery.training.puzzle_model import lesson as puzzles_of
+from decodery.training.remade import CopyRecipe, Remade, Remaking, learn
 
 ROOT = Path(__file__).parents[1]
 TEXTS, STEPS, BATCH, HELD, DRAFTED = 400, 200, 8, 12, 4
@@ -109,7 +109,7 @@ class Bench:
         self.lm: LM = decodery.load("tiny-1M-chain")
         assert isinstance(self.lm.model, Transformer)
         self.model = self.lm.model
-        self.loaded = decodery.model.load.load("tiny-1M-chain")
+        self.loaded = decodery.models.loaders.load.load("tiny-1M-chain")
         prompts = [self.lm.encode(each, raw=True) for each in islice(drawn(Chain(), "train"), TEXTS)]
         self.corpus: Corpus = write_texts(self.loaded, prompts, folder / "text", max_new_tokens=Chain().length, top=20)
         learned, held = self.corpus.split()

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.core.dynamic_tokens import dynamic
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.merge_nets import MergeNet
-from decodery.model.merges import Merged, merged
-from decodery.model.transformer import Transformer
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.merge_nets import MergeNet
+from decodery.models.trained.merges import Merged, merged
+from decodery.step.dynamic_tokens import dynamic
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "dynamic-tokens.json"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.lm import LM, Output
+from decodery.llm.llm import LM, Output
 
 PEOPLE = (
     "Ada Okafor",

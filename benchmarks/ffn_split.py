@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.draft.draft_model import DraftModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.mixture import Mixture
-from decodery.model.transformer import Transformer
-from decodery.puzzles.alphabet import encoded
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
-from decodery.transform.base import transformed
-from decodery.transform.ffn_split import FFNSplit
+from decodery.compression.base import transformed
+from decodery.compression.ffn_split import FFNSplit
+from decodery.extras.puzzles.alphabet import encoded
+from decodery.extras.puzzles.base import drawn
+from decodery.extras.puzzles.chain import Chain
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.mixture import Mixture
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.draft_model import DraftModel
 
 OUT = Path(__file__).parent / "results" / "ffn-split.json"
 CHAIN, EXPERTS = 4, 8

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import decodery as dc
-from decodery.draft.base import Expander, expanding
-from decodery.draft.growth.sequoia import acceptance_by_rank
-from decodery.model.batch import Batch, Scores, Segment
-from decodery.model.protocol import LanguageModel
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.protocol import LanguageModel
+from decodery.speculative.drafters.base import Expander, expanding
+from decodery.speculative.trees.sequoia import acceptance_by_rank
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}

@@ -24,22 +24,22 @@ from typing import Any
 
 import torch
 
-from decodery.core.ask import drive, score
-from decodery.core.sequence import Sequence as Decoded
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.lm import LM
-from decodery.model.batch import Segment
-from decodery.model.load import LoadedModel, load
-from decodery.model.micro_steps import MICRO, MicroSteps
-from decodery.model.protocol import LanguageModel
-from decodery.puzzles import drawn, puzzle
-from decodery.source.base import Source
-from decodery.source.hamburger import Hamburger
-from decodery.train.calm import rouge_l
-from decodery.train.hamburger import MODEL
-from decodery.train.solving import text_of
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.extras.puzzles import drawn, puzzle
+from decodery.llm.llm import LM
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.hamburger import Hamburger
+from decodery.models.batch import Segment
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.micro_steps import MICRO, MicroSteps
+from decodery.step.forward_request import drive, score
+from decodery.step.sequence import Sequence as Decoded
+from decodery.training.calm import rouge_l
+from decodery.training.hamburger import MODEL
+from decodery.training.solving import text_of
 
 RESULTS = Path(__file__).parent / "results" / "hamburger.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -28,7 +28,7 @@ from heads import questions
 
 import decodery
 from decodery.core.noise import mix
-from decodery.model.batch import Batch, Segment
+from decodery.models.batch import Batch, Segment
 from decodery.search.phase_handoff import PhaseHandoff
 from decodery.search.steps import Node
 

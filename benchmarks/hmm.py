@@ -28,25 +28,25 @@ import torch
 
 import decodery
 from decodery.bench.workloads import questions
-from decodery.budget.base import Budget
-from decodery.core.sequence import Sequence as Text
-from decodery.core.tree import TokenTree
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter, Expander
-from decodery.draft.combine import First
-from decodery.draft.hmm import HiddenMarkov
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.stores.contexts import Contexts
-from decodery.draft.stores.expectations import CONTEXTS, Expectations, SuccessorRates
-from decodery.draft.stores.hmm import HMM
-from decodery.draft.stores.ngrams import Occurrences
-from decodery.draft.stores.warm import WarmContexts
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.drafts import CONTEXTS as CONTEXTS_FILE
-from decodery.model.drafts import shipped
-from decodery.sample.sampler import Sampler
-from decodery.train.corpus import Corpus
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.drafts import CONTEXTS as CONTEXTS_FILE
+from decodery.models.loaders.drafts import shipped
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter, Expander
+from decodery.speculative.drafters.combine import First
+from decodery.speculative.drafters.hmm import HiddenMarkov
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.expectations import CONTEXTS, Expectations, SuccessorRates
+from decodery.speculative.stores.hmm import HMM
+from decodery.speculative.stores.ngrams import Occurrences
+from decodery.speculative.stores.warm import WarmContexts
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence as Text
+from decodery.training.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "hmm.json"

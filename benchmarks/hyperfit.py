@@ -23,13 +23,13 @@ import numpy as np
 from safetensors import safe_open
 
 import decodery
-from decodery.lm import LM
-from decodery.model.load import load
-from decodery.model.store import terminal_progress
-from decodery.train.corpus import Corpus
-from decodery.train.data import cut_files
-from decodery.train.hyperfit import HyperfitRecipe, hyperfit
-from decodery.train.loop import CHECKPOINT
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import terminal_progress
+from decodery.training.corpus import Corpus
+from decodery.training.data import cut_files
+from decodery.training.hyperfit import HyperfitRecipe, hyperfit
+from decodery.training.loop import CHECKPOINT
 
 OUT = Path(__file__).parent / "results" / "hyperfit.json"
 RECIPE = HyperfitRecipe(texts=16, lr=1e-4)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decodery.score.infalign import transform, win_rate
+from decodery.scorers.infalign import transform, win_rate
 
 WIDTHS, DISTANCES = (1, 4, 16), (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0)
 _HALVINGS, _LEAST, _MOST = 22, 0.02, 500.0

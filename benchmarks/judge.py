@@ -23,18 +23,18 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.core.tree import TokenTree
-from decodery.draft.draft_model import DraftModel
-from decodery.lm import LM
-from decodery.model.load import LoadedModel, load
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
-from decodery.train.judge import fit
-from decodery.train.mining import JudgedQuestion, Mining, examples, last_number, states_of
-from decodery.verify.base import Rule
-from decodery.verify.coupled import Coupled
-from decodery.verify.judge import Head, Judge
-from decodery.verify.tolerance import Tolerance
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.acceptance.judge import Head, Judge
+from decodery.speculative.acceptance.tolerance import Tolerance
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.draft_tree import TokenTree
+from decodery.training.judge import fit
+from decodery.training.mining import JudgedQuestion, Mining, examples, last_number, states_of
 
 NAMES = ("Tom", "Ann", "Mia", "Ben", "Eva", "Sam")
 THINGS = ("pens", "books", "apples", "hens", "coins", "cups")

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.draft.stores.bottleneck import KeySet, Values
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.transformer import Transformer
-from decodery.train.keys import KeyRecipe, learn_keys
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.stores.bottleneck import KeySet, Values
+from decodery.training.keys import KeyRecipe, learn_keys
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "keys.json"
 PART, PIECE = 250, 125
 RATES = (0.3, 1.0, 3.0)
-CODE = ("cli/generate.py", "model/rope.py"), ("model/batch.py", "model/cache.py")
+CODE = ("cli/generate.py", "models/torch/rope.py"), ("models/batch.py", "models/cache/cache.py")
 RECIPE = KeyRecipe(keys=256)
 Part = tuple[torch.Tensor, list[int]]
 

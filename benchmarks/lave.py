@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.diffuse.texts import Filling
-from decodery.train.diffusion import Recipe, held_out
-from decodery.train.lists import MOST, VOCABULARY
+from decodery.diffusion.texts import Filling
+from decodery.training.diffusion import Recipe, held_out
+from decodery.training.lists import MOST, VOCABULARY
 
 SCHEMA = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}
 WAYS = (
@@ -43,7 +43,7 @@ def main() -> None:
     asked = held_out(recipe, given.count)
     results = {}
     for method, is_held in WAYS:
-        constraint = decodery.constrain.JSONSchema(SCHEMA) if is_held else None
+        constraint = decodery.constraints.JSONSchema(SCHEMA) if is_held else None
         fill = lm.fill([], method, recipe.canvas, temperature=0.5, constraint=constraint)
         engine = lm.engine()
         fillings = []

@@ -20,12 +20,12 @@ import click
 import numpy as np
 
 import decodery as dc
-from decodery.core.ask import drive
-from decodery.listen.base import Listen, Stream, listening
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.puzzles.alphabet import encoded
-from decodery.registry import resolve
-from decodery.train.transductions import sources, transduction
+from decodery.core.registry import resolve
+from decodery.extras.puzzles.alphabet import encoded
+from decodery.extras.simultaneous.base import Listen, Stream, listening
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.step.forward_request import drive
+from decodery.training.transductions import sources, transduction
 
 WAYS = (
     "re-decode",

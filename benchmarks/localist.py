@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.kv.localist import Localist
+from decodery.kv_cache.localist import Localist
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "localist.json"

@@ -30,7 +30,7 @@ from decodery.bench.contexts.errors import Errors
 from decodery.bench.contexts.measure import Bench as Measured
 from decodery.bench.contexts.measure import measure
 from decodery.bench.contexts.settings import NUMBERS, ORACLE, UNIFORM, spec_of
-from decodery.registry import resolve
+from decodery.core.registry import resolve
 
 BUDGETS = (0.25, 0.1, 0.5, 1.0)
 PASSAGES = Path(__file__).parent / "texts" / "passages.json"

@@ -24,20 +24,20 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
-from decodery.train.cut import parameters
-from decodery.train.loop import Plan, train
-from decodery.train.puzzle_model import Shape, lesson, predicted, random_transformer
-from decodery.transform import MCMoE
-from decodery.transform.base import transformed
+from decodery.compression import MCMoE
+from decodery.compression.base import transformed
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles.alphabet import END_ID, encoded
+from decodery.extras.puzzles.base import drawn
+from decodery.extras.puzzles.chain import Chain
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.training.cut import parameters
+from decodery.training.loop import Plan, train
+from decodery.training.puzzle_model import Shape, lesson, predicted, random_transformer
 
 OUT = Path(__file__).parent / "results" / "mc-moe.json"
 EXPERTS, TAKEN, STEPS, BATCH, HELD, DRAFTED = 8, 2, 200, 16, 6, 4

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import decodery as dc
-from decodery.constrain import Monitor
-from decodery.model.store import terminal_progress
+from decodery.constraints import Monitor
+from decodery.models.loaders.store import terminal_progress
 
 PROJECT = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(PROJECT))

@@ -20,7 +20,7 @@ import decodery
 from decodery.bench.contexts.cases import DEPTHS
 from decodery.bench.contexts.measure import Bench
 from decodery.bench.contexts.settings import ContextSettings
-from decodery.resolving import resolve_kv
+from decodery.llm.resolve_settings import resolve_kv
 
 FULL = "full"
 KEPT = {FULL: "auto", "full, float16": "float16", "full, int8": "int8"}

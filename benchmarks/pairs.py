@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.model.store import terminal_progress
-from decodery.train import one_stack
-from decodery.train.loop import CHECKPOINT
-from decodery.train.one_stack import OneStackRecipe, train_one_stack
-from decodery.train.puzzle_model import SHAPES, Shape
-from decodery.train.seq2seq import Seq2SeqRecipe, right, train_seq2seq
-from decodery.train.transductions import sources, transduction
+from decodery.models.loaders.store import terminal_progress
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.training import one_stack
+from decodery.training.loop import CHECKPOINT
+from decodery.training.one_stack import OneStackRecipe, train_one_stack
+from decodery.training.puzzle_model import SHAPES, Shape
+from decodery.training.seq2seq import Seq2SeqRecipe, right, train_seq2seq
+from decodery.training.transductions import sources, transduction
 
 OUT = Path(__file__).parent / "results" / "pairs.json"
 KIND = transduction("normalise")
@@ -82,7 +82,7 @@ def main() -> None:
     teacher = args.work / "teacher"
     with terminal_progress(counts=True) as progress:
         train_one_stack(KIND, teacher, recipe=OneStackRecipe(SHAPES["tiny-1M"], args.steps), progress=progress)
-        known = decodery.model.load.load(teacher)
+        known = decodery.models.loaders.load.load(teacher)
         rows["teacher"] = one_stack_counts(SHAPES["tiny-1M"]) | {
             "right": [one_stack.right(known.model, KIND, held)],
             "curve": curve(teacher),

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 import transformers
 
-from decodery.errors import UnsupportedModel
-from decodery.model.adapter import TransformersModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
+from decodery.core.errors import UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.transformers.adapter import TransformersModel
 from tiny_models import CASES, SHAPE, TREE_PARENTS, make_model, random_ids, randomize, reference, save, tree_mask
 
 ROOT = Path(__file__).parents[1]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import decodery as dc
-from decodery.core.sandbox import Sandbox
-from decodery.model.store import terminal_progress
-from decodery.score import ProgramTests
+from decodery.models.loaders.store import terminal_progress
+from decodery.scorers import ProgramTests
+from decodery.scorers.sandbox import Sandbox
 from decodery.search import PGTD
 from decodery.search.base import Branches
 from decodery.search.pg_td import Programs, Tree

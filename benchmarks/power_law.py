@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from decodery.model.power_law import PowerLaw, side_by_side
-from decodery.model.store import terminal_progress
-from decodery.model.transformer import Transformer
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.train.loop import CHECKPOINT
-from decodery.train.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
+from decodery.extras.puzzles import drawn, puzzle
+from decodery.extras.puzzles.alphabet import END_ID, encoded
+from decodery.models.loaders.store import terminal_progress
+from decodery.models.torch.power_law import PowerLaw, side_by_side
+from decodery.models.torch.transformer import Transformer
+from decodery.training.loop import CHECKPOINT
+from decodery.training.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
 
 OUT = Path(__file__).parent / "results" / "power-law.json"
 TEXTS, WRITTEN, DRAFTED = 24, 8, 4

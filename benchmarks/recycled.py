@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.transform.base import transformed
+from decodery.compression.base import transformed
+from decodery.core.registry import resolve
+from decodery.engine.request import Request
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.draft_model import DraftModel
 from transforms import CALIBRATION, DRAFTED, LENGTH, NEW, PIECES, PROMPTS, ROWS, pieces
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from pathlib import Path
 import gguf
 from gguf import GGMLQuantizationType as Kind
 
-from decodery.model.embedded import pull
+from decodery.models.loaders.package_index import pull
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.model.batch import Batch, Segment
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
+from decodery.models.batch import Batch, Segment
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.acceptance.exact import recursive_law, residual
+from decodery.speculative.acceptance.k_seq import discount
+from decodery.speculative.acceptance.recursive_rejection import without_replacement
+from decodery.speculative.acceptance.typical import threshold
 from decodery.testing.transport import best_acceptance, enumerate_draws, linear_program, node_law
-from decodery.verify.exact import recursive_law, residual
-from decodery.verify.k_seq import discount
-from decodery.verify.recursive_rejection import without_replacement
-from decodery.verify.typical import threshold
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 KS = (1, 2, 4)

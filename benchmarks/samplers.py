@@ -24,14 +24,14 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.core.sequence import Sequence as Decoded
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Mirostat, Temperature, TopH, Warp
-from decodery.sample.entropy import entropy
-from decodery.score import LinearValue, TextScore, ValueHead
+from decodery.logits_sources import USCD, ControlledDecoding, PartialAttention, PartialWeights, TransferQ
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Mirostat, Temperature, TopH, Warp
+from decodery.sampling.entropy import entropy
+from decodery.scorers import LinearValue, TextScore, ValueHead
 from decodery.search import Beam, ContrastiveSearch, ControlledBlocks, DiverseBeam, ExactExtract
 from decodery.search.base import Search
-from decodery.source import USCD, ControlledDecoding, PartialAttention, PartialWeights, TransferQ
+from decodery.step.sequence import Sequence as Decoded
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 BEGINNING = 40

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.lm import LM, Output
-from decodery.model.batch import Batch, Segment
+from decodery.llm.llm import LM, Output
+from decodery.models.batch import Batch, Segment
 from decodery.search import Beam, ContrastiveSearch, Coupling, DiverseBeam, ExactExtract
 from decodery.search.base import Search
 from decodery.search.mec import bottleneck, entropy
@@ -208,7 +208,7 @@ def _couple(bench: Bench, spec: str, messages: int, random: np.random.Generator)
 @torch.no_grad()
 def _open_bits(lm: LM, prompt: str, out: Output, spec: str) -> float:
     """Summed entropy of the distributions a text's tokens were chosen from, before what a reader could not find."""
-    from decodery.registry import resolve
+    from decodery.core.registry import resolve
 
     method: Coupling = resolve("search", spec)
     tokens = lm.encode(prompt)

@@ -28,15 +28,15 @@ import numpy as np
 import decodery as dc
 from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.bench.searches.pools import Sampling, estimated
-from decodery.decode.engine import Engine
-from decodery.decode.prefixes import PrefixCache
-from decodery.model.store import terminal_progress
-from decodery.registry import resolve
-from decodery.score import ProcessReward
-from decodery.score.base import Scorer
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.models.loaders.store import terminal_progress
+from decodery.scorers import ProcessReward
+from decodery.scorers.base import Scorer
 from decodery.search.answers import Answers
 from decodery.search.base import Search
-from decodery.train.text_prm import JudgedText, TextPRMRecipe, train_text_prm
+from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"

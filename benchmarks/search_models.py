@@ -26,12 +26,12 @@ import decodery as dc
 from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.bench.searches.rewards import reward
 from decodery.core.noise import nth_seed
-from decodery.model.adapters import Adapter, tuned
-from decodery.model.batch import Batch, Segment
-from decodery.puzzles import Puzzle, drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.registry import resolve
-from decodery.score.value_head import LinearValue, ValueHead
+from decodery.core.registry import resolve
+from decodery.extras.puzzles import Puzzle, drawn, puzzle
+from decodery.extras.puzzles.alphabet import END_ID, encoded
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.adapters import Adapter, tuned
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
 from decodery.search.documents import Demonstration, Documents
@@ -42,14 +42,14 @@ from decodery.search.query_ttt import QueryTTT
 from decodery.search.router import Router
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
-from decodery.train.adapter import FILE, LoRARemaking, train_adapter
-from decodery.train.corpus import SHARD, Corpus, Text, claim, shard_path, write_shard
-from decodery.train.grpo import GRPORecipe, train_grpo
-from decodery.train.puzzle_model import PuzzleRecipe, train_puzzle_model
-from decodery.train.remade import CopyRecipe
-from decodery.train.router import decisions, fit_router
-from decodery.train.solving import solved, text_of
-from decodery.train.value import fit_switch, fit_value
+from decodery.training.adapter import FILE, LoRARemaking, train_adapter
+from decodery.training.corpus import SHARD, Corpus, Text, claim, shard_path, write_shard
+from decodery.training.grpo import GRPORecipe, train_grpo
+from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
+from decodery.training.remade import CopyRecipe
+from decodery.training.router import decisions, fit_router
+from decodery.training.solving import solved, text_of
+from decodery.training.value import fit_switch, fit_value
 from groups import parser, record
 
 SPARE, TOGETHER = 8, 16

@@ -28,8 +28,8 @@ import numpy as np
 import decodery as dc
 from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.bench.searches.pools import Sampling, estimated
-from decodery.core.sandbox import Sandbox
-from decodery.score import LogProbability, ProgramTests
+from decodery.scorers import LogProbability, ProgramTests
+from decodery.scorers.sandbox import Sandbox
 from decodery.search import IAD, PGTD, AdaptiveSampling, BestOfN
 from decodery.search.base import Search
 

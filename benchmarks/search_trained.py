@@ -30,18 +30,18 @@ from decodery.bench.searches.job import TRACES, SearchJob, read_traces
 from decodery.bench.searches.pools import Sampling, estimated
 from decodery.bench.searches.rewards import reward
 from decodery.bench.searches.settings import SearchSettings
-from decodery.puzzles import Puzzle, drawn, puzzle
-from decodery.puzzles.alphabet import encoded
-from decodery.registry import resolve
-from decodery.score.process_reward import ProcessHead, ProcessReward
+from decodery.core.registry import resolve
+from decodery.extras.puzzles import Puzzle, drawn, puzzle
+from decodery.extras.puzzles.alphabet import encoded
+from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.search.answers import Answers
 from decodery.search.base import Search
-from decodery.train.grpo import GRPORecipe, train_grpo
-from decodery.train.judge import auc
-from decodery.train.loop import CHECKPOINT
-from decodery.train.orpo import ORPORecipe, train_orpo
-from decodery.train.prm import PRMRecipe, train_prm
-from decodery.train.value import states_of
+from decodery.training.grpo import GRPORecipe, train_grpo
+from decodery.training.judge import auc
+from decodery.training.loop import CHECKPOINT
+from decodery.training.orpo import ORPORecipe, train_orpo
+from decodery.training.prm import PRMRecipe, train_prm
+from decodery.training.value import states_of
 from groups import parser, record
 
 MODEL, PUZZLE, TOGETHER, SPARE = "tiny-1M-chain", "chain", 8, 8

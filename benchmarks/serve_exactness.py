@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 
 import decodery as dc
-from decodery.constrain import JSONSchema
-from decodery.serve.run import Server
-from decodery.serve.settings import GIB, ServerSettings
+from decodery.constraints import JSONSchema
+from decodery.server.run import Server
+from decodery.server.settings import GIB, ServerSettings
 
 OUT = Path(__file__).parent / "results" / "serve_exactness.json"
 TOPICS = ["tides", "bread", "glass", "the moon", "rivers", "clocks", "salt", "bees"]

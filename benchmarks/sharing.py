@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import decodery as dc
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.draft.draft_model import DraftModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.blocks import resident
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.pages import resident
 from decodery.search import Beam
+from decodery.speculative.acceptance.cntp import CNTP
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing.models import Counted
-from decodery.verify.cntp import CNTP
 
 TOPICS = (
     *("tides", "rain", "wind", "snow", "iron", "glass", "paper", "bread"),
@@ -47,7 +47,7 @@ def drafts(lm: dc.LM, draft: Any, count: int) -> dict[str, Any]:
 
 def trials(lm: dc.LM) -> dict[str, Any]:
     """Rows of ten trials of up to 32 tokens each, per decision."""
-    sampler = dc.sample.Sampler.from_settings(temperature=0.8, top_p=0.95)
+    sampler = dc.sampling.Sampler.from_settings(temperature=0.8, top_p=0.95)
     rule = CNTP(least=10, most=10, length=32)
     engine = Engine(lm.model)
     seq = engine.submit(Request(lm.encode("Tell me about tides."), 40, sampler, rule=rule))

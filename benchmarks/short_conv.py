@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import ShortConv
-from decodery.model.store import terminal_progress
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.models.batch import Batch, Segment
+from decodery.models.config import ShortConv
+from decodery.models.loaders.store import terminal_progress
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
 from decodery.testing import tiny_transformer
-from decodery.train.cut import parameters
-from decodery.train.loop import Plan, train
-from decodery.train.short_conv import parameters as of_convolutions
-from decodery.train.short_conv import with_short_convolutions
+from decodery.training.cut import parameters
+from decodery.training.loop import Plan, train
+from decodery.training.short_conv import parameters as of_convolutions
+from decodery.training.short_conv import with_short_convolutions
 
 OUT = Path(__file__).parent / "results" / "short-conv.json"
 KEYS = VALUES = 32

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.constrain import Checker, JSONSchema, Language
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.sample import Sampler
-from decodery.sample.constraint import Constrained, Constraint
-from decodery.score import Candidates, Scorer
+from decodery.constraints import Checker, JSONSchema, Language
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.scorers import Candidates, Scorer
 from decodery.search.smc import SMC
 from decodery.testing import TableModel, decode
 from groups import parser

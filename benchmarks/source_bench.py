@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 import decodery as dc
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.model.batch import Batch, Segment
-from decodery.model.protocol import LanguageModel
-from decodery.source.base import Source
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.base import Source
+from decodery.models.batch import Batch, Segment
+from decodery.models.protocol import LanguageModel
+from decodery.step.sequence import Sequence
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.model.batch import Batch, Segment
-from decodery.source import PartialAttention, PartialWeights
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources import PartialAttention, PartialWeights
+from decodery.models.batch import Batch, Segment
 from decodery.testing import tiny_transformer
-from decodery.train.loop import Plan, batches, train
-from decodery.train.partial import Pair, pair_loss, train_partial
+from decodery.training.loop import Plan, batches, train
+from decodery.training.partial import Pair, pair_loss, train_partial
 from source_bench import Bench
 
 

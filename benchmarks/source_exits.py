@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from decodery.core.ask import drive
 from decodery.core.ledger import Ledger, charging
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.exits import HEADS, STOP, ExitHeads
-from decodery.source.sec import SEC
+from decodery.logits_sources.sec import SEC
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.trained.exits import HEADS, STOP, ExitHeads
+from decodery.step.forward_request import drive
 from source_bench import Bench
 
 HEADS_AT = Path(os.environ.get("DECODERY_EXIT_HEADS", "runs/sec")) / HEADS

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.sample import Sampler
-from decodery.score import TextScore, ValueHead
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources import ControlledDecoding, TransferQ
+from decodery.logits_sources.base import Source
+from decodery.sampling import Sampler
+from decodery.scorers import TextScore, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
-from decodery.source import ControlledDecoding, TransferQ
-from decodery.source.base import Source
-from decodery.train.value import train_value
+from decodery.step.sequence import Sequence
+from decodery.training.value import train_value
 from source_bench import Bench, cost, logprobs
 
 

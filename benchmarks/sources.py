@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 import decodery as dc
-from decodery.core.sequence import Sequence
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
-from decodery.sample import Sampler
-from decodery.source import USCD, DoLa, EntropyAdaptive, Guidance
-from decodery.source.base import Source
-from decodery.source.uscd import without_examples
+from decodery.logits_sources import USCD, DoLa, EntropyAdaptive, Guidance
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.uscd import without_examples
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.step.sequence import Sequence
 from groups import parser, record
 from source_bench import Bench, cost, distinct, logprobs, nll
 from source_copying import partial_attention

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.model.int4 import Int4Linear
-from decodery.model.int8 import Int8Linear
-from decodery.model.transformer import Transformer
-from decodery.model.weights import floating
-from decodery.transform.base import LINEARS
-from decodery.transform.nm_sparsity import strongest
+from decodery.compression.base import LINEARS
+from decodery.compression.nm_sparsity import strongest
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import floating
 
 OUT = Path(__file__).parent / "results" / "sparse-products.json"
 LAYERS, ROWS = (0, 10, 20, 29), (1, 8, 64)

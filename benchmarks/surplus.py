@@ -25,8 +25,8 @@ import torch
 
 import decodery
 from decodery.bench.surplus import Surplus, floor, of_chain
-from decodery.model.batch import Batch, Segment
-from decodery.model.transformer import Transformer
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.transformer import Transformer
 
 OUT = Path(__file__).parent / "results" / "surplus.json"
 PROMPTS = (

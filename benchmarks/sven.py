@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 import decodery as dc
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.source.sven import SVEN
+from decodery.llm.llm import LM
+from decodery.logits_sources.sven import SVEN
+from decodery.models.batch import Batch, Segment
 
 TEMPERATURE, NEW_TOKENS = 0.4, 28
 

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import SettingsError
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.transform.base import transformed
+from decodery.compression.base import transformed
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.draft_model import DraftModel
 from transforms import CALIBRATION, DRAFTED, LENGTH, PIECES, PROMPTS, ROOT, ROWS, pieces
 
 OUT = ROOT / "benchmarks" / "results" / "transform-speed.json"

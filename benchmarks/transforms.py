@@ -31,16 +31,16 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.rounded_inputs import RoundedInputs
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
-from decodery.registry import resolve
-from decodery.transform.base import LINEARS, Change, Report, Size, reported, sizes, transformed
-from decodery.transform.evopress import Levels, switched
+from decodery.compression.base import LINEARS, Change, Report, Size, reported, sizes, transformed
+from decodery.compression.evopress import Levels, switched
+from decodery.core.registry import resolve
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.native.rounded_inputs import RoundedInputs
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.speculative.drafters.draft_model import DraftModel
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ("design", "serving", "searches", "training")

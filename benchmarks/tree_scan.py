@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import transformers
 
-from decodery.core.tree import TokenTree
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import load
-from decodery.model.recurrence import Recurrence
-from decodery.model.transformer import Transformer
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import load
+from decodery.models.torch.recurrence import Recurrence
+from decodery.models.torch.transformer import Transformer
+from decodery.step.draft_tree import TokenTree
 from tiny_models import save
 
 RESULTS = Path(__file__).parent / "results" / "tree-scan.json"

@@ -21,12 +21,12 @@ from typing import Any
 import decodery
 from decodery.bench.trust.measures import Asked, Subject, measured
 from decodery.bench.trust.report import report
-from decodery.draft.draft_model import DraftModel
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.transform.base import transformed
+from decodery.compression.base import transformed
+from decodery.core.registry import resolve
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.draft_model import DraftModel
 from transforms import pieces
 
 ROOT = Path(__file__).parents[1]

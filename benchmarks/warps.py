@@ -17,8 +17,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from decodery.budget.machine import describe
-from decodery.sample import (
+from decodery.core.machine import describe
+from decodery.sampling import (
     DRY,
     XTC,
     FrequencyPenalty,

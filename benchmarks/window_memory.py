@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.transformer import Transformer
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 
 LAYERS, TIMES, WINDOW, HEAD = 6, 3, 512, 128

@@ -128,7 +128,7 @@ def words(sentence: str) -> list[str]:
     return re.findall(r"\w+|\s+|[^\w\s]", sentence)
 
 
-def grammar(sentence: str, classes: tuple[type, ...] = CLASSES) -> dc.constrain.Grammar:
+def grammar(sentence: str, classes: tuple[type, ...] = CLASSES) -> dc.constraints.Grammar:
     """What may be answered: a list of constructor calls, typed by the hints, on spans of the sentence.
 
     A span is made of whole words and begins with one; a list has 12 objects at most, one within an object 4.
@@ -144,7 +144,7 @@ def grammar(sentence: str, classes: tuple[type, ...] = CLASSES) -> dc.constrain.
     for cls in classes:
         arguments = [_argument(name, hint, classes) for name, hint in hints(cls).items()]
         rules.append(f'{cls.__name__.lower()}: "{cls.__name__}(" ' + ' ", " '.join(arguments) + ' ")"')
-    return dc.constrain.Grammar("\n".join(rules))
+    return dc.constraints.Grammar("\n".join(rules))
 
 
 def _argument(name: str, hint: Any, classes: tuple[type, ...]) -> str:

@@ -13,20 +13,20 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.core.ask import Asking, Scored, score, score_all, together
-from decodery.core.needs import Needs
-from decodery.core.tree import TokenTree
-from decodery.model.batch import Segment
-from decodery.model.protocol import LanguageModel, Reader
-from decodery.model.vocabulary import Vocabulary
-from decodery.registry import register
-from decodery.sample.constraint import Constrained
-from decodery.source.contexts import Blend, Member, Part
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.logits_sources.contexts import Blend, Member, Part
+from decodery.models.batch import Segment
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.constraint import Constrained
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, Scored, score, score_all, together
 
 
 @register("calm")
 @dataclass(frozen=True)
-class Calm(dc.sample.Warp):
+class Calm(dc.sampling.Warp):
     """A warp that remembers: the more the last tokens surprised, the sharper the distribution.
 
     strength: by how much logits grow per nat of the average surprise, of which every token takes 0.9 away.
@@ -34,7 +34,7 @@ class Calm(dc.sample.Warp):
 
     strength: float = 0.2
 
-    stage = dc.sample.Stage.TEMPERATURE
+    stage = dc.sampling.Stage.TEMPERATURE
     stateful = True
 
     def init(self, prompt: Sequence[int]) -> float:
@@ -43,14 +43,14 @@ class Calm(dc.sample.Warp):
     def advance(self, state: float, token: int, logprob: float) -> float:
         return 0.9 * state - 0.1 * logprob
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[dc.sample.Context]) -> torch.Tensor:
+    def warp(self, logits: torch.Tensor, contexts: Sequence[dc.sampling.Context]) -> torch.Tensor:
         surprise = logits.new_tensor([context.state for context in contexts])
         return logits * (1.0 + self.strength * surprise[:, None])
 
 
 @register("two-memories")
 @dataclass(frozen=True)
-class TwoMemories(dc.source.Source):
+class TwoMemories(dc.logits_sources.Source):
     """A source: the mean of what the model says after the whole prompt and after its last tokens alone.
 
     last: how many tokens of the prompt the second context begins with.
@@ -78,17 +78,17 @@ class _Mean(Blend):
 
 @register("at-most")
 @dataclass(frozen=True)
-class AtMost(dc.constrain.Language):
+class AtMost(dc.constraints.Language):
     """A constraint: any text of at most so many tokens. It is said without a model, and compiled for its tokens."""
 
     tokens: int = 8
 
-    def compile(self, vocabulary: Vocabulary) -> dc.constrain.Constraint:
+    def compile(self, vocabulary: Vocabulary) -> dc.constraints.Constraint:
         return Counting(self.tokens, vocabulary.size, vocabulary.eos_ids)
 
 
 @dataclass(frozen=True)
-class Counting(dc.constrain.Constraint):
+class Counting(dc.constraints.Constraint):
     """The state is how many tokens may still come; a state is never changed, only followed by another."""
 
     tokens: int
@@ -112,16 +112,16 @@ class Counting(dc.constrain.Constraint):
 
 @register("varied")
 @dataclass(frozen=True)
-class Varied(dc.score.Scorer):
+class Varied(dc.scorers.Scorer):
     """A scorer: a text weighs the more, the more different tokens it has. It looks at tokens alone."""
 
-    def score(self, candidates: dc.score.Candidates) -> torch.Tensor:
+    def score(self, candidates: dc.scorers.Candidates) -> torch.Tensor:
         return torch.tensor([float(len(set(output))) for output in candidates.outputs])
 
 
 @register("doubtful")
 @dataclass(frozen=True)
-class Doubtful(dc.score.Scorer):
+class Doubtful(dc.scorers.Scorer):
     """A scorer that asks the model: how much it would be surprised if the text ended with this token.
 
     token: its id.
@@ -133,7 +133,7 @@ class Doubtful(dc.score.Scorer):
     def log(self) -> bool:
         return True
 
-    def score(self, candidates: dc.score.Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: dc.scorers.Candidates) -> Asking[torch.Tensor]:
         assert candidates.model is not None
         texts = [[*candidates.prompt, *output] for output in candidates.outputs]
         segments = [Segment.chunk(text, candidates.model.new_cache(), logit_rows=[len(text) - 1]) for text in texts]
@@ -143,12 +143,12 @@ class Doubtful(dc.score.Scorer):
 
 @register("short-sighted", lossless=True)
 @dataclass(frozen=True)
-class ShortSighted(dc.draft.Drafter):
+class ShortSighted(dc.speculative.drafters.Drafter):
     """A drafter that asks for a pass: it drafts what the model itself says after the last few tokens alone."""
 
     window: int = 8
 
-    def propose(self, seq: Any, budget: dc.budget.Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Any, budget: dc.speculative.draft_length.Budget) -> Asking[TokenTree]:
         if min(budget.nodes, budget.depth) < 1:
             return TokenTree.root(seq.pending)
         text = seq.tokens[-self.window :]
@@ -159,7 +159,7 @@ class ShortSighted(dc.draft.Drafter):
 
 @register("second-thought", guarantee="the likeliest token, or the second where the model is surer of what follows")
 @dataclass(frozen=True)
-class SecondThought(dc.verify.Rule):
+class SecondThought(dc.speculative.acceptance.Rule):
     """A rule that asks for a pass: where two tokens are close, it reads on behind both before it takes one.
 
     margin: how many nats apart they may be.
@@ -169,19 +169,21 @@ class SecondThought(dc.verify.Rule):
 
     needs = Needs(greedy=True)
 
-    def choose(self, tree: TokenTree, laws: dc.verify.Laws, seq: Any) -> Asking[dc.verify.Accepted]:
+    def choose(
+        self, tree: TokenTree, laws: dc.speculative.acceptance.Laws, seq: Any
+    ) -> Asking[dc.speculative.acceptance.Accepted]:
         best = laws.rows([0])[0].log_softmax(dim=-1).topk(2)
         tokens = best.indices.tolist()
         if seq.remaining == 1 or float(best.values[0] - best.values[1]) > self.margin:
-            return dc.verify.Accepted([], tokens[0])
+            return dc.speculative.acceptance.Accepted([], tokens[0])
         yield from laws.grow([(token,) for token in tokens])
         sure = [float(laws.probabilities(laws.tree.child(0, token)).max()) for token in tokens]
-        return dc.verify.Accepted([], tokens[sure.index(max(sure))])
+        return dc.speculative.acceptance.Accepted([], tokens[sure.index(max(sure))])
 
 
 if __name__ == "__main__":
-    from decodery.decode.engine import Engine
-    from decodery.decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
     from decodery.testing import (
         check_batch,
         check_constraint,
@@ -193,15 +195,15 @@ if __name__ == "__main__":
     )
 
     model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
-    drawn = dc.sample.Sampler([dc.sample.Temperature(0.8), Calm()])
-    check_identical(model, prompts, drafter=dc.draft.PromptLookup(), sampler=drawn)
+    drawn = dc.sampling.Sampler([dc.sampling.Temperature(0.8), Calm()])
+    check_identical(model, prompts, drafter=dc.speculative.drafters.PromptLookup(), sampler=drawn)
     check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, source=TwoMemories())
     check_state(model, prompts, drafter=ShortSighted(), source=TwoMemories())
     check_batch(model, prompts, rule=SecondThought())
 
     constraint = Counting(8, model.vocab_size, ends=(0,))
     check_constraint(constraint, eos_ids=[0])
-    (text,) = decode(model, prompts[:1], sampler=dc.sample.Sampler([Constrained(constraint)]), eos_ids=[0])
+    (text,) = decode(model, prompts[:1], sampler=dc.sampling.Sampler([Constrained(constraint)]), eos_ids=[0])
     assert len(text.generated) <= 9
 
     request = Request(prompts[0], max_new_tokens=8, sampler=drawn)

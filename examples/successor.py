@@ -6,12 +6,12 @@ Run it with `python examples/successor.py`.
 from dataclasses import dataclass
 
 import decodery as dc
-from decodery.budget import Budget
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft import Drafter, Observation
-from decodery.registry import register
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.speculative.draft_length import Budget
+from decodery.speculative.drafters import Drafter, Observation
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import check_batch, check_identical, check_state, tiny_transformer
 
 

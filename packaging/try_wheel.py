@@ -43,7 +43,7 @@ def main() -> None:
         run("-m", "pip", "install", "--quiet", asked.torch, str(wheel))
         where = run("-c", "import decodery; print(decodery.__file__)").strip()
         assert str(folder) in where, where
-        kernels = run("-c", "from decodery.model.kernels import kernel_sets; print(*kernel_sets())").split()
+        kernels = run("-c", "from decodery.core.native.kernels import kernel_sets; print(*kernel_sets())").split()
         assert kernels, "the wheel brought no native kernels"
         print("kernels:", *kernels)
         drafted, plain = (
@@ -60,7 +60,7 @@ def complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         found = set(opened.namelist())
     assert not wanted - found, f"not in the wheel: {sorted(wanted - found)}"
-    assert "decodery/model/_native.so" in found and "-py3-none-" in wheel.name, wheel.name
+    assert "decodery/models/_native.so" in found and "-py3-none-" in wheel.name, wheel.name
     print(f"{wheel.name}: {len(found)} files, {wheel.stat().st_size / 1e6:.1f} MB")
 
 

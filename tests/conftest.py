@@ -48,7 +48,7 @@ def data() -> Path:
 @pytest.fixture
 def own_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods that a test makes known are forgotten behind it, with the modules that it imported for them."""
-    from decodery import registry
+    from decodery.core import registry
 
     registry.methods()
     known = {family: dict(each) for family, each in registry._registered.items()}

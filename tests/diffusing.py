@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from decodery.core.ask import drive
-from decodery.diffuse.base import Diffusion
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import filled
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.diffusion.base import Diffusion
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import filled
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import drive
 from decodery.testing import tiny_transformer
 
 MASK = 19

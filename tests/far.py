@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from decodery.model.batch import Batch, Scores
-from decodery.model.protocol import LanguageModel
+from decodery.models.batch import Batch, Scores
+from decodery.models.protocol import LanguageModel
 from decodery.testing.models import Counted
 
 HERE = torch.device("cpu")

@@ -34,7 +34,7 @@ OUTCOMES = ("read", "sentence", "trace", "crash", "hang")
 
 def work(base: Path, seed: int, first: int, cases: int, kinds: list[str]) -> None:
     """Run cases one after the other, and tell of each on standard output: its number, then what it came to."""
-    from decodery.errors import DecoderyError
+    from decodery.core.errors import DecoderyError
 
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

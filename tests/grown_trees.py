@@ -8,29 +8,29 @@ import numpy as np
 import torch
 
 from decodery.core import noise
-from decodery.core.ask import drive
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Expander
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.growth.base import Growth
-from decodery.draft.growth.caterpillar import Caterpillar
-from decodery.draft.growth.clover import Selection
-from decodery.draft.growth.dyspec import DySpec
-from decodery.draft.growth.eagle_2 import EAGLE2
-from decodery.draft.growth.fixed_tree import FixedTree
-from decodery.draft.growth.k_chains import KChains
-from decodery.draft.growth.rsd_c import RSDC
-from decodery.draft.growth.rsd_s import RSDS
-from decodery.draft.growth.sequoia import Sequoia
-from decodery.draft.growth.specinfer import SpecInfer
-from decodery.sample import Sampler
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.drafters.base import Expander
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.trees.base import Growth
+from decodery.speculative.trees.caterpillar import Caterpillar
+from decodery.speculative.trees.clover import Selection
+from decodery.speculative.trees.dyspec import DySpec
+from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.speculative.trees.fixed_tree import FixedTree
+from decodery.speculative.trees.k_chains import KChains
+from decodery.speculative.trees.rsd_c import RSDC
+from decodery.speculative.trees.rsd_s import RSDS
+from decodery.speculative.trees.sequoia import Sequoia
+from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel
-from decodery.verify.base import Rule
-from decodery.verify.coupled import Coupled
 
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(),

@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 
-from decodery.constrain import Choice, Grammar, JSONSchema, Language, PythonType, Regex
-from decodery.constrain.tool_calls import ToolCalls
-from decodery.model.vocabulary import Vocabulary
-from decodery.sample import Sampler
-from decodery.sample.constraint import Constrained, Constraint
+from decodery.constraints import Choice, Grammar, JSONSchema, Language, PythonType, Regex
+from decodery.constraints.tool_calls import ToolCalls
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling import Sampler
+from decodery.sampling.constraint import Constrained, Constraint
 from decodery.testing import tiny_transformer, to_int8
 
 SIZE = 300

@@ -14,123 +14,71 @@ import numpy as np
 import torch
 
 from covering import FULL
-from decodery.budget.base import Policy
-from decodery.budget.confidence import Confidence
-from decodery.budget.fixed import Fixed
-from decodery.budget.goodput import Goodput
-from decodery.budget.hardware import Hardware
-from decodery.budget.memory import MemoryBound
-from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
 from decodery.core.noise import draw
-from decodery.draft.aded import ADED
-from decodery.draft.aggressive import Aggressive
-from decodery.draft.auto import Auto
-from decodery.draft.base import Drafter
-from decodery.draft.chimera import Chimera, ChimeraHead
-from decodery.draft.clover import Clover, CloverHead
-from decodery.draft.combine import First, Fuse, Switch
-from decodery.draft.compressed_cache import CompressedCache
-from decodery.draft.copyspec import CopySpec
-from decodery.draft.deer import Deer
-from decodery.draft.discrete_key_value import DiscreteKeyValue
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.dynamic_exit import DEL
-from decodery.draft.eagle import EAGLE, EAGLEHead
-from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
-from decodery.draft.easyspec import EasySpec
-from decodery.draft.falcon import Falcon, FalconHead
-from decodery.draft.forced import Forced
-from decodery.draft.fspad import FSPAD, FSPADHead
-from decodery.draft.graft import Graft
-from decodery.draft.growth.base import Growth
-from decodery.draft.growth.caterpillar import Caterpillar
-from decodery.draft.growth.clover import Selection
-from decodery.draft.growth.dyspec import DySpec
-from decodery.draft.growth.eagle_2 import EAGLE2
-from decodery.draft.growth.fixed_tree import FixedTree
-from decodery.draft.growth.k_chains import KChains
-from decodery.draft.growth.rsd_c import RSDC
-from decodery.draft.growth.rsd_s import RSDS
-from decodery.draft.growth.sequoia import Sequoia
-from decodery.draft.growth.specinfer import SpecInfer
-from decodery.draft.heads.head import BoundHead, TrainedHead
-from decodery.draft.hidden_transfer import HiddenTransfer
-from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.hmm import HiddenMarkov
-from decodery.draft.hydra import Hydra, HydraHead
-from decodery.draft.jacobi import Jacobi
-from decodery.draft.kangaroo import Kangaroo, KangarooHead
-from decodery.draft.lexical_unit import LexicalUnit
-from decodery.draft.longspec import LongSpec, LongSpecHead
-from decodery.draft.lookahead import Lookahead
-from decodery.draft.medusa import Medusa, MedusaHead
-from decodery.draft.msd import MSD, MSDHead
-from decodery.draft.nested import Nested
-from decodery.draft.ngram import NGram
-from decodery.draft.pearl import Pearl
-from decodery.draft.ppd import PPD
-from decodery.draft.prediction import Prediction
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.rapid import Rapid
-from decodery.draft.rasd import RASD
-from decodery.draft.rest import REST
-from decodery.draft.stand import STAND
-from decodery.draft.stores.bottleneck import KeySet
-from decodery.draft.stores.datastore import Datastore
-from decodery.draft.stores.hmm import HMM
-from decodery.draft.suffix_automaton import SuffixAutomaton
-from decodery.draft.suffix_tree import SuffixTree
-from decodery.draft.swift import Swift
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.kv.actqkv import ActQKV
-from decodery.kv.base import CachePolicy
-from decodery.kv.coprocessor import Coprocessor
-from decodery.kv.d2o import D2O
-from decodery.kv.dapq import DapQ
-from decodery.kv.double_sparsity import DoubleSparsity
-from decodery.kv.expected_attention import ExpectedAttention
-from decodery.kv.h2o import H2O
-from decodery.kv.localist import Localist
-from decodery.kv.lserve import LServe
-from decodery.kv.meta_soft import MetaSoft
-from decodery.kv.pyramid_kv import PyramidKV
-from decodery.kv.quantized import Quantized
-from decodery.kv.quest import Quest
-from decodery.kv.snapkv import SnapKV
-from decodery.kv.streaming_llm import StreamingLLM
-from decodery.kv.tova import TOVA
-from decodery.kv.write_gate import WriteGate
-from decodery.model.adapters import Adapter, Columns
-from decodery.model.batch import Batch, Segment
-from decodery.model.coprocessors import CoprocessorWeights
-from decodery.model.exits import ExitHeads
-from decodery.model.head_gates import HeadGates
-from decodery.model.key_channels import KeyChannels
-from decodery.model.meta_tokens import MetaTokens
-from decodery.model.micro_steps import MicroSteps, shapes
-from decodery.model.placeholders import Placeholders
-from decodery.model.prefix import KVPrefix, Prefixes
-from decodery.model.protocol import LanguageModel
-from decodery.model.skips import SkipSet
-from decodery.model.token_routers import TokenRouters
-from decodery.model.transfer import Transfer
-from decodery.model.transformer import Transformer
-from decodery.model.write_gates import WriteGates
-from decodery.monitor.base import Monitor
-from decodery.monitor.codebook import Codebook, Codebooks
-from decodery.monitor.confidence import Confidence as Doubt
-from decodery.monitor.context_awareness import ContextAwareness
-from decodery.monitor.factcheckmate import FactCheckmate, Shift
-from decodery.monitor.los import LOS, LOSHead, LOSNet
-from decodery.monitor.neurofeedback import Neurofeedback
-from decodery.monitor.probe import Probe
-from decodery.monitor.program_probe import ProgramProbe
-from decodery.monitor.sae import SAE, HeadCodes
-from decodery.monitor.sequential import Sequential
-from decodery.monitor.threshold import Threshold
-from decodery.monitor.truthprint import TruthPrInt
-from decodery.puzzles.chain import Chain
-from decodery.sample import (
+from decodery.extras.puzzles.chain import Chain
+from decodery.kv_cache.actqkv import ActQKV
+from decodery.kv_cache.base import CachePolicy
+from decodery.kv_cache.coprocessor import Coprocessor
+from decodery.kv_cache.d2o import D2O
+from decodery.kv_cache.dapq import DapQ
+from decodery.kv_cache.double_sparsity import DoubleSparsity
+from decodery.kv_cache.expected_attention import ExpectedAttention
+from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.localist import Localist
+from decodery.kv_cache.lserve import LServe
+from decodery.kv_cache.meta_soft import MetaSoft
+from decodery.kv_cache.pyramid_kv import PyramidKV
+from decodery.kv_cache.quantized import Quantized
+from decodery.kv_cache.quest import Quest
+from decodery.kv_cache.snapkv import SnapKV
+from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.kv_cache.tova import TOVA
+from decodery.kv_cache.write_gate import WriteGate
+from decodery.logits_sources.adapter import Tuned
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.calm import CALM
+from decodery.logits_sources.controlled_decoding import ControlledDecoding
+from decodery.logits_sources.dola import DoLa
+from decodery.logits_sources.entropy_adaptive import EntropyAdaptive
+from decodery.logits_sources.ftp import FTP
+from decodery.logits_sources.guidance import Guidance
+from decodery.logits_sources.hamburger import Hamburger
+from decodery.logits_sources.partial_attention import PartialAttention, PartialWeights
+from decodery.logits_sources.prefix_lm import PrefixLM
+from decodery.logits_sources.sec import SEC
+from decodery.logits_sources.sven import SVEN
+from decodery.logits_sources.transfer_q import TransferQ
+from decodery.logits_sources.uscd import USCD
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.adapters import Adapter, Columns
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.coprocessors import CoprocessorWeights
+from decodery.models.trained.exits import ExitHeads
+from decodery.models.trained.head_gates import HeadGates
+from decodery.models.trained.key_channels import KeyChannels
+from decodery.models.trained.meta_tokens import MetaTokens
+from decodery.models.trained.micro_steps import MicroSteps, shapes
+from decodery.models.trained.placeholders import Placeholders
+from decodery.models.trained.prefix import KVPrefix, Prefixes
+from decodery.models.trained.skips import SkipSet
+from decodery.models.trained.token_routers import TokenRouters
+from decodery.models.trained.transfer import Transfer
+from decodery.models.trained.write_gates import WriteGates
+from decodery.monitors.base import Monitor
+from decodery.monitors.codebook import Codebook, Codebooks
+from decodery.monitors.confidence import Confidence as Doubt
+from decodery.monitors.context_awareness import ContextAwareness
+from decodery.monitors.factcheckmate import FactCheckmate, Shift
+from decodery.monitors.los import LOS, LOSHead, LOSNet
+from decodery.monitors.neurofeedback import Neurofeedback
+from decodery.monitors.probe import Probe
+from decodery.monitors.program_probe import ProgramProbe
+from decodery.monitors.sae import SAE, HeadCodes
+from decodery.monitors.sequential import Sequential
+from decodery.monitors.threshold import Threshold
+from decodery.monitors.truthprint import TruthPrInt
+from decodery.sampling import (
     DRY,
     XTC,
     Epsilon,
@@ -153,25 +101,25 @@ from decodery.sample import (
     Typical,
     Warp,
 )
-from decodery.sample.no_citation import Citations
-from decodery.score.base import Candidates, Scorer
-from decodery.score.budgeted import Budgeted
-from decodery.score.corrupted import Corrupted
-from decodery.score.curiosity import Curiosity
-from decodery.score.infalign import InfAlign
-from decodery.score.length_normalised import LengthNormalised
-from decodery.score.llm_judge import LLMJudge
-from decodery.score.log_probability import LogProbability
-from decodery.score.process_reward import ProcessHead, ProcessReward
-from decodery.score.product import Product
-from decodery.score.program_tests import ProgramTests
-from decodery.score.puzzle_examples import PuzzleExamples
-from decodery.score.puzzle_oracle import PuzzleOracle
-from decodery.score.rating import Rating
-from decodery.score.reward_model import RewardModel
-from decodery.score.self_evaluation import SelfEvaluation
-from decodery.score.text import TextScore
-from decodery.score.value_head import LinearValue, ValueHead
+from decodery.sampling.no_citation import Citations
+from decodery.scorers.base import Candidates, Scorer
+from decodery.scorers.budgeted import Budgeted
+from decodery.scorers.corrupted import Corrupted
+from decodery.scorers.curiosity import Curiosity
+from decodery.scorers.infalign import InfAlign
+from decodery.scorers.length_normalised import LengthNormalised
+from decodery.scorers.llm_judge import LLMJudge
+from decodery.scorers.log_probability import LogProbability
+from decodery.scorers.process_reward import ProcessHead, ProcessReward
+from decodery.scorers.product import Product
+from decodery.scorers.program_tests import ProgramTests
+from decodery.scorers.puzzle_examples import PuzzleExamples
+from decodery.scorers.puzzle_oracle import PuzzleOracle
+from decodery.scorers.rating import Rating
+from decodery.scorers.reward_model import RewardModel
+from decodery.scorers.self_evaluation import SelfEvaluation
+from decodery.scorers.text import TextScore
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.a_star import AStar
 from decodery.search.adaptive_sampling import AdaptiveSampling
 from decodery.search.allocation import Allocation
@@ -212,34 +160,86 @@ from decodery.search.step_beam import StepBeam
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
-from decodery.source.adapter import Tuned
-from decodery.source.base import Source
-from decodery.source.calm import CALM
-from decodery.source.controlled_decoding import ControlledDecoding
-from decodery.source.dola import DoLa
-from decodery.source.entropy_adaptive import EntropyAdaptive
-from decodery.source.ftp import FTP
-from decodery.source.guidance import Guidance
-from decodery.source.hamburger import Hamburger
-from decodery.source.partial_attention import PartialAttention, PartialWeights
-from decodery.source.prefix_lm import PrefixLM
-from decodery.source.sec import SEC
-from decodery.source.sven import SVEN
-from decodery.source.transfer_q import TransferQ
-from decodery.source.uscd import USCD
+from decodery.speculative.acceptance.adadec import AdaDec
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.cntp import CNTP
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.acceptance.judge import Head, Judge
+from decodery.speculative.acceptance.k_seq import KSeq
+from decodery.speculative.acceptance.lexical_unit import LexicalUnit as LexicalUnitRule
+from decodery.speculative.acceptance.rapid import Rapid as RapidRule
+from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.acceptance.tolerance import Tolerance
+from decodery.speculative.acceptance.typical import Typical as TypicalRule
+from decodery.speculative.draft_length.base import Policy
+from decodery.speculative.draft_length.confidence import Confidence
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.draft_length.goodput import Goodput
+from decodery.speculative.draft_length.hardware import Hardware
+from decodery.speculative.draft_length.memory import MemoryBound
+from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
+from decodery.speculative.drafters.aded import ADED
+from decodery.speculative.drafters.aggressive import Aggressive
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.chimera import Chimera, ChimeraHead
+from decodery.speculative.drafters.clover import Clover, CloverHead
+from decodery.speculative.drafters.combine import First, Fuse, Switch
+from decodery.speculative.drafters.compressed_cache import CompressedCache
+from decodery.speculative.drafters.copyspec import CopySpec
+from decodery.speculative.drafters.deer import Deer
+from decodery.speculative.drafters.discrete_key_value import DiscreteKeyValue
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.dynamic_exit import DEL
+from decodery.speculative.drafters.eagle import EAGLE, EAGLEHead
+from decodery.speculative.drafters.eagle_3 import EAGLE3, EAGLE3Head
+from decodery.speculative.drafters.easyspec import EasySpec
+from decodery.speculative.drafters.falcon import Falcon, FalconHead
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.fspad import FSPAD, FSPADHead
+from decodery.speculative.drafters.graft import Graft
+from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
+from decodery.speculative.drafters.hierarchical import Hierarchical
+from decodery.speculative.drafters.hmm import HiddenMarkov
+from decodery.speculative.drafters.hydra import Hydra, HydraHead
+from decodery.speculative.drafters.jacobi import Jacobi
+from decodery.speculative.drafters.kangaroo import Kangaroo, KangarooHead
+from decodery.speculative.drafters.lexical_unit import LexicalUnit
+from decodery.speculative.drafters.longspec import LongSpec, LongSpecHead
+from decodery.speculative.drafters.lookahead import Lookahead
+from decodery.speculative.drafters.medusa import Medusa, MedusaHead
+from decodery.speculative.drafters.msd import MSD, MSDHead
+from decodery.speculative.drafters.nested import Nested
+from decodery.speculative.drafters.ngram import NGram
+from decodery.speculative.drafters.pearl import Pearl
+from decodery.speculative.drafters.ppd import PPD
+from decodery.speculative.drafters.prediction import Prediction
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.rapid import Rapid
+from decodery.speculative.drafters.rasd import RASD
+from decodery.speculative.drafters.rest import REST
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.drafters.suffix_automaton import SuffixAutomaton
+from decodery.speculative.drafters.suffix_tree import SuffixTree
+from decodery.speculative.drafters.swift import Swift
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.speculative.heads.head import BoundHead, TrainedHead
+from decodery.speculative.stores.bottleneck import KeySet
+from decodery.speculative.stores.datastore import Datastore
+from decodery.speculative.stores.hmm import HMM
+from decodery.speculative.trees.base import Growth
+from decodery.speculative.trees.caterpillar import Caterpillar
+from decodery.speculative.trees.clover import Selection
+from decodery.speculative.trees.dyspec import DySpec
+from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.speculative.trees.fixed_tree import FixedTree
+from decodery.speculative.trees.k_chains import KChains
+from decodery.speculative.trees.rsd_c import RSDC
+from decodery.speculative.trees.rsd_s import RSDS
+from decodery.speculative.trees.sequoia import Sequoia
+from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.testing.models import Counted, tiny_transformer
-from decodery.verify.adadec import AdaDec
-from decodery.verify.base import Rule
-from decodery.verify.cntp import CNTP
-from decodery.verify.coupled import Coupled
-from decodery.verify.judge import Head, Judge
-from decodery.verify.k_seq import KSeq
-from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
-from decodery.verify.rapid import Rapid as RapidRule
-from decodery.verify.recursive_rejection import RecursiveRejection
-from decodery.verify.rejection import Rejection
-from decodery.verify.tolerance import Tolerance
-from decodery.verify.typical import Typical as TypicalRule
 
 
 @cache

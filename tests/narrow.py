@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Composite, Drafter
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Composite, Drafter
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 
 
 @dataclass(frozen=True)

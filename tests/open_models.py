@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from decodery.model.config import Rope
-from decodery.model.portable import PortableStack
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Layer
+from decodery.models.config import Rope
+from decodery.models.torch.portable import PortableStack
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Layer
 from decodery.testing import tiny_transformer, to_int8
 
 BACKENDS = ("float64", "native", "portable")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
-from decodery.sample import (
+from decodery.sampling import (
     Context,
     Epsilon,
     Eta,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
-from decodery.lm import LM
-from decodery.model.chat import ChatTemplate
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.chat import ChatTemplate
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.testing import tiny_transformer
 
 WORDS = ("▁their", "▁yes", "▁no", "▁The", "▁cache", "▁keeps", "their", "▁")

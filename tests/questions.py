@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from decodery.lm import LM
-from decodery.sample import Sampler
+from decodery.llm.llm import LM
+from decodery.sampling import Sampler
 
 QUESTIONS = [
     "What causes the tides?",

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search.base import Search
+from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer, to_int8
 from methods import Even
 

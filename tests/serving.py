@@ -10,12 +10,12 @@ from typing import Any
 
 from openai import OpenAI
 
-from decodery.lm import LM
-from decodery.model.chat import ChatTemplate
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.serve.run import Server
-from decodery.serve.settings import ServerSettings
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.chat import ChatTemplate
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.server.run import Server
+from decodery.server.settings import ServerSettings
 from decodery.testing import tiny_transformer
 from tiny_models import make_tokenizer
 

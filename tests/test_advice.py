@@ -14,10 +14,10 @@ import pytest
 import decodery
 from commands import inside
 from decodery.cli.train import train
-from decodery.errors import DecoderyError
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.spec import from_network
+from decodery.core.errors import DecoderyError
+from decodery.core.method_spec import from_network
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
 from serving import tiny_lm
 
 PACKAGE = Path(decodery.__file__).parent

@@ -14,20 +14,22 @@ import pytest
 import torch
 
 from covering import FULL, covering
-from decodery.budget.base import Budget
-from decodery.budget.fixed import Fixed
-from decodery.core.needs import Gives
+from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.core.noise import gumbel
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.heads.drafter import TrainedDrafter
-from decodery.errors import SettingsError, VocabularyMismatch
-from decodery.registry import methods
-from decodery.sample import Sampler
-from decodery.sample.base import Context
+from decodery.core.registry import methods
+from decodery.core.requirements import Gives
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.sampling.base import Context
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.exact import point_mass_law, sampled_law
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.heads.drafter import TrainedDrafter
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import (
     Garbage,
     LawBroken,
@@ -43,8 +45,6 @@ from decodery.testing import (
 from decodery.testing.distributions import enumerate_law
 from decodery.testing.rules import Credulous, LongestMatch, NoResidual, Shallow
 from decodery.testing.statistics import chi_square
-from decodery.verify.base import Rule
-from decodery.verify.exact import point_mass_law, sampled_law
 from methods import (
     ADAPTIVE,
     BUDGETS,

@@ -20,8 +20,8 @@ import pytest
 
 import decodery
 from decodery.cli.main import cli
-from decodery.model.embedded import pull
-from decodery.picture import Picture
+from decodery.llm.tree_picture import Picture
+from decodery.models.loaders.package_index import pull
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -157,7 +157,7 @@ def test_notebooks_run_and_were_stored_as_they_ran(notebook: Path, capsys: pytes
 
 
 def _generator() -> ModuleType:
-    spec = spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    spec = spec_from_file_location("generate", ROOT / "tools" / "docs" / "generate.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -166,7 +166,7 @@ def _generator() -> ModuleType:
 
 def test_generated_pages_are_up_to_date() -> None:
     # In a process of its own: other tests make methods of theirs known in this one.
-    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    command = [sys.executable, str(ROOT / "tools" / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import decodery
-from decodery.decode.engine import Engine
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.lm import LM
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.llm.llm import LM
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import Garbage, Oracle, check_batch, check_identical, check_state, decode
 from questions import QUESTIONS, SAMPLED, prompts
 
@@ -45,7 +45,7 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
     """The embedded file is Q4_1: its layers come through without any further loss."""
     import gguf
 
-    from decodery.model.embedded import gguf_path
+    from decodery.models.loaders.package_index import gguf_path
 
     lm = decodery.load("smollm2", dtype="int4")
     wanted = {"blk.0.ffn_down.weight", "blk.29.ffn_down.weight"}

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from decodery.errors import ConstraintError
-from decodery.sample.constraint import Constraint
+from decodery.core.errors import ConstraintError
+from decodery.sampling.constraint import Constraint
 from languages import VOCABULARY, accepts
 
 SENTENCE = 'Ada Okafor, born in Lima, runs "Acme \\ Sons" with Marie.'

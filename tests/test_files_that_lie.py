@@ -12,21 +12,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.stores.datastore import Datastore
-from decodery.draft.stores.warm import CONTEXTS, WarmContexts
-from decodery.errors import CorruptFile, SettingsError
-from decodery.model.artifact import Artifact, remembered
-from decodery.model.families import read_config
-from decodery.model.gguf_tokenizer import read_texts
-from decodery.model.prefix import KVPrefix, Prefixed, Prefixes
-from decodery.model.tokenizer import Tokenizer
-from decodery.score.value_head import LinearValue, ValueHead
-from decodery.source.partial_attention import PartialAttention, PartialWeights
-from decodery.source.sven import SVEN
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.logits_sources.partial_attention import PartialAttention, PartialWeights
+from decodery.logits_sources.sven import SVEN
+from decodery.models.families.config_json import read_config
+from decodery.models.loaders.gguf_tokenizer import read_texts
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.trained.artifact import Artifact, remembered
+from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
+from decodery.scorers.value_head import LinearValue, ValueHead
+from decodery.speculative.acceptance.judge import Head, Judge
+from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.stores.datastore import Datastore
+from decodery.speculative.stores.warm import CONTEXTS, WarmContexts
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.verify.judge import Head, Judge
 from fuzz.kinds import KINDS
 from fuzz.sound import prepare
 from fuzz_files import fuzz
@@ -145,7 +145,7 @@ def test_tokenizers_that_ask_for_too_much_are_refused(changes: dict[str, Any], m
 
 
 def test_a_tokenizer_that_ends_its_process_ends_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodery.model import tokenizer_file
+    from decodery.models.tokenizers import tokenizer_file
 
     path = _tokenizer(
         tmp_path / "tokenizer.json",

@@ -21,8 +21,8 @@ from ready import missing
 from run import loader, parts
 from training import Training
 
-from decodery.draft.heads.head import TrainedHead
-from decodery.errors import UnsupportedModel
+from decodery.core.errors import UnsupportedModel
+from decodery.speculative.heads.head import TrainedHead
 from far import Devices
 
 ROOT = Path(__file__).parents[1]
@@ -223,7 +223,7 @@ def test_a_training_whose_time_is_over_leaves_its_head_and_goes_on(
     # A checkpoint with every validation, and the end after a few steps.
     clocks = count(step=100), count(step=6)
     with monkeypatch.context() as hurried:
-        hurried.setattr("decodery.train.loop.monotonic", lambda: float(next(clocks[0])))
+        hurried.setattr("decodery.training.loop.monotonic", lambda: float(next(clocks[0])))
         hurried.setattr("training.monotonic", lambda: float(next(clocks[1])))
         said, early = training.head()
     assert "until the time was over" in said and 0 <= early["steps"] < 5

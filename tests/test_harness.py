@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install lm_eval")
 
@@ -17,7 +17,7 @@ QUESTION = "What is the capital of France?\nAnswer:"
 
 @pytest.fixture(scope="module")
 def models() -> list[Any]:
-    from decodery.harness import Harness
+    from decodery.integrations.lm_eval import Harness
 
     return [Harness(drafter=drafter) for drafter in ("auto", "none")]
 
@@ -27,7 +27,7 @@ def asked(*arguments: Any) -> Any:
 
 
 def test_scores_are_those_of_one_pass_over_all_of_it(models: list[Any]) -> None:
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     model = models[0].lm.model
     context, answer = (models[0].tok_encode(text) for text in (QUESTION, " Paris, in the north"))

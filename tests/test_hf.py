@@ -23,9 +23,9 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-import decodery.hf
-from decodery.draft import DraftModel
-from decodery.errors import SettingsError
+import decodery.integrations.transformers
+from decodery.core.errors import SettingsError
+from decodery.speculative.drafters import DraftModel
 from decodery.testing.statistics import chi_square
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -82,7 +82,7 @@ class FromTwelve(StoppingCriteria):
 def test_greedy_tokens_are_those_of_transformers(model: Any, settings: dict[str, Any], drafter: Any) -> None:
     asked = {"max_new_tokens": 24, "do_sample": False, "attention_mask": MASK} | settings
     expected = model.generate(BATCH, **asked)
-    found = model.generate(BATCH, custom_generate=decodery.hf.decode, drafter=drafter, **asked)
+    found = model.generate(BATCH, custom_generate=decodery.integrations.transformers.decode, drafter=drafter, **asked)
     # transformers pads with the longest row that any condition has left.
     assert torch.equal(found, expected[:, : found.shape[1]]) and bool((expected[:, found.shape[1] :] == 0).all())
 
@@ -91,15 +91,20 @@ def test_the_seed_decides_and_the_law_is_the_same(model: Any) -> None:
     asked: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 6, "top_p": 0.9}
     prompt = BATCH[1:2]
     torch.manual_seed(5)
-    first, second = (decodery.hf.generate(model, prompt, max_new_tokens=20, **asked) for _ in range(2))
+    first, second = (
+        decodery.integrations.transformers.generate(model, prompt, max_new_tokens=20, **asked) for _ in range(2)
+    )
     assert not torch.equal(first, second)
     torch.manual_seed(5)
-    assert torch.equal(first, decodery.hf.generate(model, prompt, max_new_tokens=20, **asked))
+    assert torch.equal(first, decodery.integrations.transformers.generate(model, prompt, max_new_tokens=20, **asked))
     plain, drafted = (
-        decodery.hf.generate(model, prompt, max_new_tokens=20, seed=3, drafter=each, **asked) for each in (None, "auto")
+        decodery.integrations.transformers.generate(model, prompt, max_new_tokens=20, seed=3, drafter=each, **asked)
+        for each in (None, "auto")
     )
     assert torch.equal(plain, drafted)
-    many = decodery.hf.generate(model, prompt, max_new_tokens=1, num_return_sequences=400, seed=1, **asked)
+    many = decodery.integrations.transformers.generate(
+        model, prompt, max_new_tokens=1, num_return_sequences=400, seed=1, **asked
+    )
     counts = np.bincount(many[:, -1].numpy(), minlength=40)
     out = model.generate(prompt, max_new_tokens=1, return_dict_in_generate=True, output_scores=True, **asked)
     law, other = out.scores[0][0].softmax(-1).double().numpy(), model(prompt).logits[0, -1].softmax(-1).detach().numpy()
@@ -120,7 +125,7 @@ def test_a_streamer_hears_every_token_and_a_dictionary_comes_where_it_is_asked_f
             self.ended = True
 
     heard = Heard()
-    found = decodery.hf.generate(
+    found = decodery.integrations.transformers.generate(
         model, BATCH[1:2], max_new_tokens=12, do_sample=False, streamer=heard, return_dict_in_generate=True
     )
     assert heard.ended and heard.tokens == found.sequences[0].tolist()
@@ -129,11 +134,11 @@ def test_a_streamer_hears_every_token_and_a_dictionary_comes_where_it_is_asked_f
 def test_a_model_that_was_cast_decodes_as_it_is_now() -> None:
     torch.manual_seed(0)
     cast = LlamaForCausalLM(LlamaConfig(vocab_size=40, max_position_embeddings=64, **SIZES)).eval()
-    decodery.hf.generate(cast, BATCH[1:2], max_new_tokens=2, do_sample=False)
+    decodery.integrations.transformers.generate(cast, BATCH[1:2], max_new_tokens=2, do_sample=False)
     cast.double()
     for weight in cast.parameters():
         weight.data *= 6
-    found = decodery.hf.generate(cast, BATCH[1:2], max_new_tokens=8, do_sample=False)
+    found = decodery.integrations.transformers.generate(cast, BATCH[1:2], max_new_tokens=8, do_sample=False)
     assert torch.equal(found, cast.generate(BATCH[1:2], max_new_tokens=8, do_sample=False))
 
 
@@ -161,10 +166,10 @@ def test_a_model_that_was_cast_decodes_as_it_is_now() -> None:
 )
 def test_what_cannot_be_done_is_named(model: Any, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        decodery.hf.generate(model, BATCH[1:2], max_new_tokens=4, **settings)
+        decodery.integrations.transformers.generate(model, BATCH[1:2], max_new_tokens=4, **settings)
     with pytest.raises(SettingsError, match="holds tokens"):
         given = model(BATCH[1:2, :3], use_cache=True).past_key_values
-        decodery.hf.generate(model, BATCH[1:2], max_new_tokens=4, past_key_values=given)
+        decodery.integrations.transformers.generate(model, BATCH[1:2], max_new_tokens=4, past_key_values=given)
 
 
 def test_assistants_of_transformers_draft_and_change_no_token(model: Any) -> None:
@@ -172,7 +177,7 @@ def test_assistants_of_transformers_draft_and_change_no_token(model: Any) -> Non
     expected, rows = model.generate(BATCH[1:2], **asked), list[int]()
     assistant = copy.deepcopy(model)
     # What a model can do is tried out before its first text.
-    decodery.hf.generate(model, BATCH[1:2], **asked)
+    decodery.integrations.transformers.generate(model, BATCH[1:2], **asked)
     count = model.model.register_forward_hook(lambda *given: rows.append(given[2].last_hidden_state.shape[1]))
     for settings in (
         {"assistant_model": assistant, "num_assistant_tokens": 5},
@@ -180,14 +185,18 @@ def test_assistants_of_transformers_draft_and_change_no_token(model: Any) -> Non
         {"prompt_lookup_num_tokens": 5},
     ):
         rows.clear()
-        assert torch.equal(decodery.hf.generate(model, BATCH[1:2], **asked, **settings), expected)
+        assert torch.equal(
+            decodery.integrations.transformers.generate(model, BATCH[1:2], **asked, **settings), expected
+        )
         # The prompt, then steps of one pending token and five drafted ones.
         assert 6 in rows[1:] and max(rows[1:]) == 6
         if "prompt_lookup_num_tokens" not in settings:
             assert len(rows) == 5
     count.remove()
     with pytest.raises(SettingsError, match="leave out assistant_model or drafter"):
-        decodery.hf.generate(model, BATCH[1:2], **asked, assistant_model=assistant, drafter="prompt-lookup")
+        decodery.integrations.transformers.generate(
+            model, BATCH[1:2], **asked, assistant_model=assistant, drafter="prompt-lookup"
+        )
 
 
 def test_stop_strings_end_texts_where_transformers_ends_them(model: Any) -> None:
@@ -198,9 +207,13 @@ def test_stop_strings_end_texts_where_transformers_ends_them(model: Any) -> None
     third = tokenizer.decode(model.generate(BATCH[1:2], max_new_tokens=3, do_sample=False)[0, -1:])
     expected = model.generate(BATCH[1:2], **asked, stop_strings=[third])
     assert expected.shape[1] <= 10
-    assert torch.equal(decodery.hf.generate(model, BATCH[1:2], **asked, stop_strings=[third]), expected)
+    assert torch.equal(
+        decodery.integrations.transformers.generate(model, BATCH[1:2], **asked, stop_strings=[third]), expected
+    )
     config = GenerationConfig(max_new_tokens=24, do_sample=False, stop_strings=[third])
-    assert torch.equal(decodery.hf.generate(model, BATCH[1:2], config, tokenizer=tokenizer), expected)
+    assert torch.equal(
+        decodery.integrations.transformers.generate(model, BATCH[1:2], config, tokenizer=tokenizer), expected
+    )
     assert config.stop_strings == [third]
 
 

@@ -9,10 +9,10 @@ from weakref import WeakSet
 
 import pytest
 
-from decodery.errors import ContextFull, PromptError
-from decodery.lm import LM, MOST_TEXTS
-from decodery.model.slab import Slab
-from decodery.output import Output
+from decodery.core.errors import ContextFull, PromptError
+from decodery.engine.output import Output
+from decodery.llm.llm import LM, MOST_TEXTS
+from decodery.models.cache.page_memory import Slab
 from tiny_models import tiny_loaded
 
 SETTINGS = {"max_new_tokens": 4, "drafter": None, "ignore_eos": True}

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from decodery.core.trace import DraftTree
-from decodery.picture import draft
+from decodery.llm.tree_picture import draft
 
 SVG = "{http://www.w3.org/2000/svg}"
 TREE = DraftTree(tokens=[5, 7, 8, 9, 7, 6], parents=[-1, 0, 0, 1, 2, 3], path=[2, 4], emitted=[8, 7, 3])

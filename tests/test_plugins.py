@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from decodery import plugins, registry
 from decodery.cli.main import main
-from decodery.errors import SettingsError
-from decodery.plugins import import_entry_points, import_methods
+from decodery.core import plugins, registry
+from decodery.core.errors import SettingsError
+from decodery.core.plugins import import_entry_points, import_methods
 
 METHOD = """
 from dataclasses import dataclass
 
-from decodery.core.tree import TokenTree
-from decodery.draft import Drafter
-from decodery.registry import register
+from decodery.step.draft_tree import TokenTree
+from decodery.speculative.drafters import Drafter
+from decodery.core.registry import register
 
 
 @register("{name}", lossless=True)

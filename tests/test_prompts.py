@@ -16,12 +16,12 @@ import torch
 import decodery as dc
 from decodery.cli.given import given, read_prompt
 from decodery.cli.main import _require_streams, main
-from decodery.constrain import Grammar
+from decodery.constraints import Grammar
 from decodery.core.conversation import PromptTokens
-from decodery.decode.request import Request
-from decodery.errors import ConstraintError, PromptError
-from decodery.lm import LM
-from decodery.prompts import one, single
+from decodery.core.errors import ConstraintError, PromptError
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.llm.prompts import one, single
 from serving import tiny_lm, user
 
 SHORT: dict[str, Any] = {"max_new_tokens": 3}
@@ -81,7 +81,7 @@ def test_settings_may_be_scalars_of_numpy(lm: LM) -> None:
     theirs |= {"ignore_eos": np.bool_(True), "logit_bias": {np.int32(3): np.float16(0.25)}}
     theirs |= {"stop_token_ids": np.array([1]), "top_k": np.int8(0)}
     assert lm.generate("hi", **theirs).tokens == lm.generate("hi", **own).tokens
-    assert dc.sample.TopK(np.int64(5)) == dc.sample.TopK(5) and type(dc.sample.TopK(k=np.int64(5)).k) is int
+    assert dc.sampling.TopK(np.int64(5)) == dc.sampling.TopK(5) and type(dc.sampling.TopK(k=np.int64(5)).k) is int
     assert type(Request([0], max_new_tokens=np.int64(3)).max_new_tokens) is int
 
 

@@ -15,12 +15,12 @@ import torch
 import decodery
 from commands import run
 from decodery.cli.main import cli
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.readiness import readiness, slower
-from decodery.registry import methods
-from decodery.serve.offered import offered
+from decodery.core.errors import SettingsError
+from decodery.core.registry import methods
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.readiness import readiness, slower
+from decodery.server.offered import offered
 from decodery.testing import tiny_transformer
 from tiny_models import make_model, save
 

@@ -15,32 +15,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery import registry
-from decodery.budget.base import Policy
-from decodery.catalogue import catalogue
-from decodery.constrain.base import Language
-from decodery.core.ask import Composed
-from decodery.diffuse.base import Diffusion
-from decodery.diffuse.cache.base import Cache
-from decodery.diffuse.experts.base import Experts
-from decodery.draft.base import Composite, Drafter, Expander
-from decodery.draft.combine import First, Fuse
-from decodery.draft.copyspec import CopySpec
-from decodery.draft.growth.base import Growth
-from decodery.draft.suffix_tree import SuffixTree
-from decodery.errors import NotTrusted, SettingsError, UnknownMethod
-from decodery.kv.base import CachePolicy
-from decodery.monitor.base import Monitor
-from decodery.registry import family_of, method_of, methods, register, resolve
-from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
-from decodery.sample.constraint import Constraint
-from decodery.score.base import Scorer
+from decodery.compression.base import Transform
+from decodery.constraints.base import Language
+from decodery.core import registry
+from decodery.core.catalogue import catalogue
+from decodery.core.errors import NotTrusted, SettingsError, UnknownMethod
+from decodery.core.method_spec import free_text, from_network
+from decodery.core.registry import family_of, method_of, methods, register, resolve
+from decodery.diffusion.base import Diffusion
+from decodery.diffusion.cache.base import Cache
+from decodery.diffusion.experts.base import Experts
+from decodery.kv_cache.base import CachePolicy
+from decodery.logits_sources.base import Source
+from decodery.monitors.base import Monitor
+from decodery.sampling import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
+from decodery.sampling.constraint import Constraint
+from decodery.scorers.base import Scorer
 from decodery.search.base import Search
-from decodery.source.base import Source
-from decodery.spec import free_text, from_network
-from decodery.transform.base import Transform
-from decodery.verify.base import Rule
-from decodery.verify.lookahead import LookaheadRule
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.lookahead import LookaheadRule
+from decodery.speculative.draft_length.base import Policy
+from decodery.speculative.drafters.base import Composite, Drafter, Expander
+from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.copyspec import CopySpec
+from decodery.speculative.drafters.suffix_tree import SuffixTree
+from decodery.speculative.trees.base import Growth
+from decodery.step.forward_request import Composed
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +82,13 @@ def test_every_method_is_described() -> None:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*(\+\+)?", method.name)
         assert method.summary.endswith(".") and method.guarantee and method.family in registry.FAMILIES
         assert (method.year is None) == (method.paper is None), f"{method.name}: write the paper as 'Title (year)'"
-        assert f"decodery.{method.family}." in method.cls.__module__ + "."
+        assert f"decodery.{registry.FAMILIES[method.family]}." in method.cls.__module__ + "."
         keys = ["name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "slower", "summary"]
         assert list(method.as_dict()) == keys
 
 
 def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> None:
-    code = "from decodery import registry; import sys; print(len(registry.descriptions()), 'torch' in sys.modules)"
+    code = "from decodery.core import registry; import sys; print(len(registry.descriptions()), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(len(registry.descriptions())), "False"]
     assert [said.as_dict() for said in registry.descriptions()] == [method.as_dict() for method in methods()]
@@ -376,7 +376,7 @@ def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> 
 def test_threads_that_ask_at_once_all_know_the_methods() -> None:
     code = (
         "import threading\n"
-        "from decodery.registry import resolve\n"
+        "from decodery.core.registry import resolve\n"
         "begin, errors = threading.Barrier(8), []\n"
         "def ask():\n"
         "    begin.wait()\n"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import decodery
-from decodery.decode.request import Request
-from decodery.errors import SettingsError, UnknownMethod
-from decodery.lm import LM
-from decodery.sample import Sampler, TopP
-from decodery.serve.fields import CompletionRequest
-from decodery.serve.methods import settings_of
-from decodery.settings import checked
+from decodery.core.errors import SettingsError, UnknownMethod
+from decodery.core.settings import checked
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.sampling import Sampler, TopP
+from decodery.server.fields import CompletionRequest
+from decodery.server.methods import settings_of
 from tiny_bench import make_lm
 
 UNLOADED = object.__new__(LM)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from decodery import worker
-from decodery.worker import NotStarted, Unanswered, Worker
+from decodery.core import worker
+from decodery.core.worker import NotStarted, Unanswered, Worker
 
 WORK = """
 import os, time
@@ -118,7 +118,7 @@ def test_after_a_fork_each_side_has_a_process_of_its_own(file: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
-from decodery.worker import Worker
+from decodery.core.worker import Worker
 asked = Worker(Path(sys.argv[1]), memory=1 << 30)
 before = asked.ask({}, 60.0)
 asked._lock.acquire()  # As a thread that asks would hold it.
@@ -149,7 +149,7 @@ def test_it_ends_when_its_owner_is_killed(file: Path, busy: bool) -> None:
     code = """
 import json, os, sys
 from pathlib import Path
-from decodery.worker import Worker
+from decodery.core.worker import Worker
 
 asked = Worker(Path(sys.argv[1]), memory=1 << 30)
 print(asked.ask({}, 60.0)[0], flush=True)

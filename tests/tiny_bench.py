@@ -11,9 +11,9 @@ import torch
 
 from decodery.bench import job, result
 from decodery.bench.settings import Settings
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.testing.models import tiny_transformer
 from tiny_models import make_tokenizer
 
@@ -35,7 +35,7 @@ def measure(
     """Run a benchmark whose cost curve goes to `home` and takes no time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DECODERY_HOME", str(home))
-        patch.setattr("decodery.budget.cost._SECONDS", 0.0)
+        patch.setattr("decodery.step.pass_cost._SECONDS", 0.0)
         return job.Job(lm, settings, **options).run(_bounded, stopped)
 
 

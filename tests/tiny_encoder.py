@@ -6,9 +6,9 @@ from functools import cache
 
 import torch
 
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.model.t5 import read_weights, tensors
-from decodery.train.seq2seq import Seq2SeqRecipe, random_encoder_decoder
+from decodery.models.families.t5 import read_weights, tensors
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.training.seq2seq import Seq2SeqRecipe, random_encoder_decoder
 
 
 @cache

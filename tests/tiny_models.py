@@ -16,12 +16,12 @@ import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.protocol import LanguageModel
-from decodery.model.tokenizer import Tokenizer, byte_alphabet
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, exchanged
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.tokenizer import Tokenizer, byte_alphabet
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, exchanged
 from decodery.testing import tiny_transformer
 
 transformers.logging.set_verbosity_error()

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from decodery.core.ask import drive
 from decodery.core.noise import PARTICLE, TOKEN, draw, mix
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search.particles import Block, Particle, Population, Target
 from decodery.search.smc import SMC, Posterior
+from decodery.step.forward_request import drive
 from decodery.testing import TableModel
 
 END, LENGTH = 0, 5

@@ -24,16 +24,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 import decodery as dc
-from decodery.budget.base import Budget
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Drafter, Expander, Observation
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.graft import Graft
-from decodery.draft.shapes.layers import Layers, grow_layers
-from decodery.draft.shapes.template import TOKEN_RECYCLING, Template
-from decodery.draft.stand import STAND
-from decodery.model.batch import Batch, Segment
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter, Expander, Observation
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.graft import Graft
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.tree_building.layers import Layers, grow_layers
+from decodery.speculative.tree_building.template import TOKEN_RECYCLING, Template
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 RESULTS = Path(__file__).parents[1] / "results"

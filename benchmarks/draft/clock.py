@@ -19,12 +19,12 @@ from typing import Any
 
 import joint
 
-from decodery.decode.engine import Engine
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.pearl import Pearl
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
+from decodery.engine.engine import Engine
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.pearl import Pearl
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-clock.json"
 LENGTHS = (1, 2, 3, 4, 6, 8, 10)

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.model.slots import found_slots
-from decodery.train.cppd import states_of
-from decodery.train.transductions import sources, transduction
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.models.trained.slots import found_slots
+from decodery.training.cppd import states_of
+from decodery.training.transductions import sources, transduction
 
 OUT = Path(__file__).parents[1] / "results" / "draft-cppd.json"
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import decodery as dc
-from decodery.draft import switch
-from decodery.draft.aded import ADED
-from decodery.draft.base import Drafter
-from decodery.draft.copyspec import CopySpec
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.rest import REST
-from decodery.draft.stand import STAND
-from decodery.draft.suffix_automaton import SuffixAutomaton
-from decodery.draft.suffix_tree import SuffixTree
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.train.datastore import build_datastore
+from decodery.speculative.drafters import switch
+from decodery.speculative.drafters.aded import ADED
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.copyspec import CopySpec
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.rest import REST
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.drafters.suffix_automaton import SuffixAutomaton
+from decodery.speculative.drafters.suffix_tree import SuffixTree
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.training.datastore import build_datastore
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 GROUNDED = {"summarization", "rag", "translation"}

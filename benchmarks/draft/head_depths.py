@@ -19,15 +19,15 @@ import torch
 from heads import RESULTS, questions
 
 import decodery
+from decodery.core.registry import resolve
 from decodery.core.topk import logsumexp, topk
-from decodery.draft.heads.drafter import HeadDrafter, bound
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.drafts import HEAD
-from decodery.registry import resolve
-from decodery.train.corpus import Text
-from decodery.train.features import Features
-from decodery.train.head import TOP, judged, taught
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.drafts import HEAD
+from decodery.speculative.heads.drafter import HeadDrafter, bound
+from decodery.training.corpus import Text
+from decodery.training.features import Features
+from decodery.training.head import TOP, judged, taught
 
 
 def features(lm: LM, text: Text, taps: tuple[Any, ...]) -> Features:

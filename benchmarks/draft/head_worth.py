@@ -22,14 +22,14 @@ import numpy as np
 from heads import questions
 
 import decodery
-from decodery.core.memory import Memory
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.auto import Auto
-from decodery.draft.base import Observation
-from decodery.draft.heads.advice import HeadAdvice
-from decodery.sample.sampler import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.base import Observation
+from decodery.speculative.heads.advice import HeadAdvice
+from decodery.step.drafter_memory import Memory
+from decodery.step.sequence import Sequence
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS = 1024

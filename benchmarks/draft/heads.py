@@ -29,11 +29,11 @@ from typing import Any
 from small_heads import SECONDS, ready, spec
 
 import decodery
-from decodery.core.memory import Memory
-from decodery.draft.base import Drafter
-from decodery.model.drafts import HEAD
-from decodery.model.store import replacing
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.models.loaders.drafts import HEAD
+from decodery.models.loaders.store import replacing
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.drafter_memory import Memory
 
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -24,20 +24,20 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.budget.cost import cost_curve
 from decodery.core.topk import topk
-from decodery.core.tree import TokenTree
-from decodery.decode.text import _segment
-from decodery.draft.hidden_transfer import HiddenTransfer
-from decodery.draft.in_pass import InPass
-from decodery.draft.ppd import PPD
-from decodery.draft.shapes.stages import Stages, fastest_stages, find_stages
-from decodery.lm import LM
-from decodery.model.batch import Batch
-from decodery.model.load import load
-from decodery.train.ahead import EVERY, distance
-from decodery.train.corpus import Corpus
-from decodery.train.hidden_transfer import TransferRecipe, TransferSchool
+from decodery.engine.text import _segment
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch
+from decodery.models.loaders.load import load
+from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
+from decodery.speculative.drafters.in_pass import InPass
+from decodery.speculative.drafters.ppd import PPD
+from decodery.speculative.tree_building.stages import Stages, fastest_stages, find_stages
+from decodery.step.draft_tree import TokenTree
+from decodery.step.pass_cost import cost_curve
+from decodery.training.ahead import EVERY, distance
+from decodery.training.corpus import Corpus
+from decodery.training.hidden_transfer import TransferRecipe, TransferSchool
 
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48, 64)

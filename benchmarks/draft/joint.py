@@ -33,23 +33,23 @@ from typing import Any
 import small
 
 import decodery
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.deer import Deer
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.easyspec import EasySpec
-from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.nested import Nested
-from decodery.draft.ngram import NGram
-from decodery.draft.pearl import Pearl
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
-from decodery.puzzles import drawn
-from decodery.puzzles.alphabet import encoded
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles import drawn
+from decodery.extras.puzzles.alphabet import encoded
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.deer import Deer
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.easyspec import EasySpec
+from decodery.speculative.drafters.hierarchical import Hierarchical
+from decodery.speculative.drafters.nested import Nested
+from decodery.speculative.drafters.ngram import NGram
+from decodery.speculative.drafters.pearl import Pearl
+from decodery.step.sequence import Sequence
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-joint.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.draft.base import Drafter
-from decodery.draft.deer import Deer
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.easyspec import EasySpec
-from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.nested import Nested
-from decodery.lm import LM, Output
-from decodery.model.load import load
-from decodery.model.store import terminal_progress
-from decodery.train.card import CARD
-from decodery.train.corpus import Corpus
-from decodery.train.cut import Shape
-from decodery.train.deer import DeerRecipe, train_deer
-from decodery.train.draft import train_draft
+from decodery.llm.llm import LM, Output
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import terminal_progress
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.deer import Deer
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.easyspec import EasySpec
+from decodery.speculative.drafters.hierarchical import Hierarchical
+from decodery.speculative.drafters.nested import Nested
+from decodery.training.card import CARD
+from decodery.training.corpus import Corpus
+from decodery.training.cut import Shape
+from decodery.training.deer import DeerRecipe, train_deer
+from decodery.training.draft import train_draft
 
 EXITS = (1, 2, 4)
 RESULTS = Path(__file__).parents[1] / "results"

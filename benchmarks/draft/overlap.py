@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.pearl import Pearl
-from decodery.model.batch import Batch, Scores
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Scores
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.pearl import Pearl
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
 

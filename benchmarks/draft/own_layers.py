@@ -22,15 +22,15 @@ from time import process_time
 from typing import Any
 
 import decodery
-from decodery.core.ask import Ask
-from decodery.decode import engine as engines
-from decodery.draft.dynamic_exit import DEL
-from decodery.draft.growth.caterpillar import Caterpillar
-from decodery.draft.swift import Swift
-from decodery.model.route import stops
-from decodery.model.skips import SkipSet
-from decodery.source.calm import CALM
-from decodery.train.calm import rouge_l
+from decodery.engine import engine as engines
+from decodery.logits_sources.calm import CALM
+from decodery.models.layer_plan import stops
+from decodery.models.trained.skips import SkipSet
+from decodery.speculative.drafters.dynamic_exit import DEL
+from decodery.speculative.drafters.swift import Swift
+from decodery.speculative.trees.caterpillar import Caterpillar
+from decodery.step.forward_request import Ask
+from decodery.training.calm import rouge_l
 
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))

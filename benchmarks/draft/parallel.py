@@ -20,23 +20,23 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.draft.aggressive import Aggressive
-from decodery.draft.base import Drafter
-from decodery.draft.jacobi import Jacobi
-from decodery.draft.lexical_unit import LexicalUnit
-from decodery.draft.lookahead import Lookahead
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.rapid import Rapid
-from decodery.lm import LM, Output
-from decodery.model.batch import Batch, Segment
-from decodery.model.placeholders import Placeholders
-from decodery.sample import Sampler
-from decodery.suggest import superposed
-from decodery.suggest.ngrams import NGrams
+from decodery.extras.superposed import superposed
+from decodery.extras.superposed.ngrams import NGrams
+from decodery.llm.llm import LM, Output
+from decodery.models.batch import Batch, Segment
+from decodery.models.trained.placeholders import Placeholders
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.lexical_unit import LexicalUnit as LexicalUnitRule
+from decodery.speculative.acceptance.rapid import Rapid as RapidRule
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.drafters.aggressive import Aggressive
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.jacobi import Jacobi
+from decodery.speculative.drafters.lexical_unit import LexicalUnit
+from decodery.speculative.drafters.lookahead import Lookahead
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.rapid import Rapid
 from decodery.testing import TableModel, check_distribution
-from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
-from decodery.verify.rapid import Rapid as RapidRule
-from decodery.verify.rejection import Rejection
 
 RESULTS = Path(__file__).parents[1] / "results"
 GROUNDED = {"summarization", "rag", "translation", "extraction"}

@@ -27,20 +27,20 @@ from head_worth import curve
 from heads import RESULTS, questions
 
 import decodery
-import decodery.draft.shapes.native_tree as native_tree
-from decodery.core.needs import Needs
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Observation
-from decodery.draft.stores.contexts import Contexts
-from decodery.draft.stores.expectations import CONTEXTS, HEED, CopyRates, Expectations, SuccessorRates
-from decodery.draft.stores.ngrams import Occurrences
-from decodery.draft.stores.past import PastTexts
-from decodery.draft.stores.warm import WarmContexts
-from decodery.model import drafts
-from decodery.sample.sampler import Sampler
-from decodery.train.data import _Recorder
+import decodery.speculative.tree_building.native_tree as native_tree
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.loaders import drafts
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.drafters.base import Observation
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.expectations import CONTEXTS, HEED, CopyRates, Expectations, SuccessorRates
+from decodery.speculative.stores.ngrams import Occurrences
+from decodery.speculative.stores.past import PastTexts
+from decodery.speculative.stores.warm import WarmContexts
+from decodery.step.draft_tree import TokenTree
+from decodery.training.data import _Recorder
 
 ORDERS, WIDTH, MOST, KEPT, NODE, SEED = (12, 8, 5, 3, 2, 1), 6, 16, 32, 0.02, 1
 TOGETHER = 8

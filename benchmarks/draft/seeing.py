@@ -24,17 +24,17 @@ from typing import Any
 import torch
 import transformers
 
-from decodery.core.embedded import Embeddings
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.eagle import EAGLE, EAGLEHead
-from decodery.draft.msd import MSD, MSDHead
-from decodery.model.load import LoadedModel, load
-from decodery.model.store import terminal_progress
-from decodery.train.data import write_texts
-from decodery.train.embedded import write_shown
-from decodery.train.head import HeadRecipe, train_head
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.loaders.store import terminal_progress
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.eagle import EAGLE, EAGLEHead
+from decodery.speculative.drafters.msd import MSD, MSDHead
+from decodery.step.embedded import Embeddings
+from decodery.training.data import write_texts
+from decodery.training.embedded import write_shown
+from decodery.training.head import HeadRecipe, train_head
 from tiny_models import SHAPE, make_tokenizer, save
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-seeing.json"

@@ -23,22 +23,22 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import Mamba, ModelConfig, Shared
-from decodery.model.load import load
-from decodery.model.store import Progress, terminal_progress
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Layer, Use, Weights
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded
-from decodery.train.card import CARD
-from decodery.train.corpus import Corpus
-from decodery.train.cut import Shape, parameters
-from decodery.train.data import write_texts
-from decodery.train.deer import DeerRecipe, train_deer
-from decodery.train.draft import train_draft
-from decodery.train.loop import CHECKPOINT, Plan, train
-from decodery.train.puzzle_model import lesson
+from decodery.extras.puzzles import drawn, puzzle
+from decodery.extras.puzzles.alphabet import END_ID, VOCABULARY, encoded
+from decodery.models.batch import Batch, Segment
+from decodery.models.config import Mamba, ModelConfig, Shared
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import Progress, terminal_progress
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Use, Weights
+from decodery.training.card import CARD
+from decodery.training.corpus import Corpus
+from decodery.training.cut import Shape, parameters
+from decodery.training.data import write_texts
+from decodery.training.deer import DeerRecipe, train_deer
+from decodery.training.draft import train_draft
+from decodery.training.loop import CHECKPOINT, Plan, train
+from decodery.training.puzzle_model import lesson
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
 PARTS = ("draft", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
@@ -146,7 +146,7 @@ RANDOM: dict[str, Callable[[], Transformer]] = {
 
 def pair(work: Path, name: str, *, trained: bool = True) -> Transformer:
     """A hybrid or their draft, as it was trained."""
-    from decodery.model.artifact import read_tensors
+    from decodery.models.trained.artifact import read_tensors
 
     model = RANDOM[name]()
     if trained:

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from time import process_time
 
-from decodery.draft.heads.drafter import head_named
-from decodery.model.load import LoadedModel, load
-from decodery.model.store import Progress, terminal_progress
-from decodery.train.card import CARD
-from decodery.train.corpus import Corpus
-from decodery.train.data import built_in_prompts, write_texts
-from decodery.train.head import TOP, HeadRecipe, train_head
-from decodery.train.swift import SkipRecipe, find_skips
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.loaders.store import Progress, terminal_progress
+from decodery.speculative.heads.drafter import head_named
+from decodery.training.card import CARD
+from decodery.training.corpus import Corpus
+from decodery.training.data import built_in_prompts, write_texts
+from decodery.training.head import TOP, HeadRecipe, train_head
+from decodery.training.swift import SkipRecipe, find_skips
 
 NAMES = (
     "swift", "medusa", "hydra", "eagle-3", "kangaroo", "clover", "eagle", "fspad", "chimera", "falcon", "longspec",

@@ -24,14 +24,14 @@ import numpy as np
 import small
 import torch
 
-from decodery.draft.deer import block_segment
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.model.route import Route
-from decodery.train.cut import Shape, cut_draft, keep_tokens, quantized
-from decodery.train.deer import with_mask
-from decodery.train.draft import check_target
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.speculative.drafters.deer import block_segment
+from decodery.training.cut import Shape, cut_draft, keep_tokens, quantized
+from decodery.training.deer import with_mask
+from decodery.training.draft import check_target
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-steps.json"
 BEFORE = 64

@@ -18,15 +18,15 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from decodery.model.description import Description
-from decodery.model.drafts import DESCRIPTION
-from decodery.model.load import load
-from decodery.model.store import terminal_progress
-from decodery.puzzles import drawn, puzzle
-from decodery.train.card import CARD
-from decodery.train.corpus import Corpus
-from decodery.train.cut import Shape
-from decodery.train.draft import train_draft
+from decodery.extras.puzzles import drawn, puzzle
+from decodery.models.loaders.description import Description
+from decodery.models.loaders.drafts import DESCRIPTION
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import terminal_progress
+from decodery.training.card import CARD
+from decodery.training.corpus import Corpus
+from decodery.training.cut import Shape
+from decodery.training.draft import train_draft
 
 
 def weights(folder: Path) -> int:

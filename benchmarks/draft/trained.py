@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.draft.draft_model import DraftModel
-from decodery.lm import LM, Output
-from decodery.model.batch import Batch, Segment
-from decodery.model.protocol import LanguageModel
+from decodery.llm.llm import LM, Output
+from decodery.models.batch import Batch, Segment
+from decodery.models.protocol import LanguageModel
+from decodery.speculative.drafters.draft_model import DraftModel
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS = (1, 4, 8)

@@ -17,11 +17,11 @@ from kit import Kit, NotRunError
 from ready import ROOT
 from shapes import moved, tiny, without_static
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.auto import Auto
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.auto import Auto
 from decodery.testing import (
     Garbage,
     Oracle,

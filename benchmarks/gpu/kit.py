@@ -105,7 +105,7 @@ class Kit:
         Returns:
             The row, which is in the results file already.
         """
-        from decodery.errors import SettingsError, UnsupportedModel
+        from decodery.core.errors import SettingsError, UnsupportedModel
 
         begun, room, values = monotonic(), self.reserve(keeps), dict[str, Any]()
         try:

@@ -9,8 +9,8 @@ import torch
 from counting import timed
 from kit import NotRunError
 
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
 
 
 def twin(model: Transformer) -> Any:

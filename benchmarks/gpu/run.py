@@ -83,7 +83,7 @@ def machine() -> dict[str, Any]:
 
     import torch
 
-    from decodery.budget.machine import describe
+    from decodery.core.machine import describe
 
     def known(name: str) -> str:
         try:
@@ -101,7 +101,7 @@ def machine() -> dict[str, Any]:
 
 def brought(given: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The model, joined of its parts where they were brought; at size tiny a random one."""
-    from decodery.model.embedded import gguf_path, is_pulled
+    from decodery.models.loaders.package_index import gguf_path, is_pulled
 
     if given.model is None and given.size == "tiny":
         from tiny_models import make_model, save
@@ -171,9 +171,9 @@ def not_asked() -> tuple[str, dict[str, Any]]:
 
 def loader(given: argparse.Namespace) -> Any:
     """Loads what stands for the embedded model, once for each dtype and device."""
-    from decodery.model.embedded import is_pulled
-    from decodery.model.load import load
-    from decodery.model.transformer import Transformer
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.package_index import is_pulled
+    from decodery.models.torch.transformer import Transformer
 
     @cache
     def loaded(dtype: str, device: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from decodery.model.config import ModelConfig, Rope
-from decodery.model.graphs import StaticPasses
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Layer, Weights
+from decodery.models.config import ModelConfig, Rope
+from decodery.models.cuda.graphs import StaticPasses
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.testing import tiny_transformer
 
 _BUDGET = 1 << 26

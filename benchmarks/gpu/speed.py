@@ -15,12 +15,12 @@ from kit import MEASURED, PASSED, Kit, NotRunError
 from peers import generated, logits_of, twin
 from shapes import SHAPES, TINY, moved, random_model, without_static
 
-from decodery.budget.cost import time_passes
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.model.batch import Batch, Segment
-from decodery.model.footprint import precision, weight_bytes
-from decodery.model.transformer import Transformer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.footprint import precision, weight_bytes
+from decodery.models.torch.transformer import Transformer
+from decodery.step.pass_cost import time_passes
 
 Said = tuple[str, dict[str, Any]]
 
@@ -238,7 +238,7 @@ def _texts(count: int) -> str:
 
 def _prompts(loaded: Any, count: int, length: int) -> list[list[int]]:
     """The ends of built-in prompts, all of one length, so that peers need no padding."""
-    from decodery.train.data import built_in_prompts
+    from decodery.training.data import built_in_prompts
 
     found = [prompt for prompt in built_in_prompts(loaded, 4 * count) if len(prompt) >= length]
     if len(found) < count:

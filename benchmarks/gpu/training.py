@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from kit import MEASURED, PASSED, Kit, NotRunError
 
-from decodery.draft.heads.drafter import head_kind
-from decodery.draft.heads.head import HEAD, TrainedHead
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.speculative.heads.drafter import head_kind
+from decodery.speculative.heads.head import HEAD, TrainedHead
 from decodery.testing import check_identical
-from decodery.train.corpus import Corpus
-from decodery.train.data import built_in_prompts, write_texts
-from decodery.train.head import HeadRecipe, train_head
-from decodery.train.loop import CHECKPOINT
+from decodery.training.corpus import Corpus
+from decodery.training.data import built_in_prompts, write_texts
+from decodery.training.head import HeadRecipe, train_head
+from decodery.training.loop import CHECKPOINT
 
 TEXTS = "texts.zip"
 LARGEST = 15 << 20

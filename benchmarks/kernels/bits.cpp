@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../src/decodery/model/csrc/state.h"
+#include "../../src/decodery/core/native/csrc/state.h"
 
 extern "C" {
 const char* decodery_kernels(int32_t i);

@@ -10,15 +10,15 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$1
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
-sources=$root/src/decodery/model/csrc
+sources=$root/src/decodery/core/native/csrc
 flags=(-std=c++17 -O3 -g0 -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Wno-psabi -fPIC)
 for file in native parallel portable arm arm_i8mm; do
     aarch64-linux-gnu-g++ "${flags[@]}" -c "$sources/$file.cpp" -o "$work/$file.o"
 done
 aarch64-linux-gnu-g++ -shared -pthread "$work"/{native,parallel,portable,arm,arm_i8mm}.o -o "$work/libdecodery.so"
 aarch64-linux-gnu-g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" -L"$work" -ldecodery -Wl,-rpath,"$work" -o "$work/bits-arm"
-g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" "$root/src/decodery/model/_native.so" \
-    -Wl,-rpath,"$root/src/decodery/model" -o "$work/bits-here"
+g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" "$root/src/decodery/models/_native.so" \
+    -Wl,-rpath,"$root/src/decodery/models" -o "$work/bits-here"
 qemu-aarch64 -L /usr/aarch64-linux-gnu "$work/bits-arm" > "$work/arm.tsv"
 "$work/bits-here" > "$work/here.tsv"
 python3 - "$work" "$root/benchmarks/results/bits.json" <<'PYTHON'

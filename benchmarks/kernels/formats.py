@@ -19,14 +19,14 @@ from time import perf_counter
 
 import torch
 
-from decodery.budget.machine import describe
-from decodery.model.block_linear import BlockLinear
-from decodery.model.int4 import Int4Linear
-from decodery.model.int8 import Int8Linear
-from decodery.model.kernels import Form, LinearStruct, kernel_sets, read_bandwidth
-from decodery.model.packed import BITS, BLOCK, Arena, Packed, packed_size
-from decodery.model.ternary import TernaryLinear
-from decodery.model.weights import Dense
+from decodery.core.machine import describe
+from decodery.core.native.kernels import Form, LinearStruct, kernel_sets, read_bandwidth
+from decodery.models.native.block_linear import BlockLinear
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import BITS, BLOCK, Arena, Packed, packed_size
+from decodery.models.native.ternary import TernaryLinear
+from decodery.models.torch.weights import Dense
 
 OUT = Path(__file__).parents[1] / "results" / "formats.json"
 INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 100_000_000, 15

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.budget.machine import describe
-from decodery.model import kernels
-from decodery.model.batch import Batch, Segment
+from decodery.core.machine import describe
+from decodery.core.native import kernels
+from decodery.models.batch import Batch, Segment
 
 DTYPES = ("float32", "float16", "int8")
 CONTEXTS = (128, 1024, 4096, 8000)

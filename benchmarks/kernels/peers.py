@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from decodery.model.int4 import Int4Linear
-from decodery.model.int8 import Int8Linear
-from decodery.model.packed import Arena, Packed, packed_size
-from decodery.model.threads import one_thread
+from decodery.core.threads import one_thread
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import Arena, Packed, packed_size
 
 HIDDEN, BLOCKS = 576, 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))  # fused QKV, output, fused gate and up, down

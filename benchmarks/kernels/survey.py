@@ -23,7 +23,7 @@ from pathlib import Path
 import peers
 import torch
 
-from decodery.model import kernels
+from decodery.core.native import kernels
 
 ROWS = (1, 4, 8, 16, 32, 64)
 Chain = Callable[[torch.Tensor], object]

@@ -5,38 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import budget as budget
-    from . import constrain as constrain
-    from . import diffuse as diffuse
-    from . import draft as draft
-    from . import kv as kv
-    from . import listen as listen
-    from . import monitor as monitor
-    from . import sample as sample
-    from . import score as score
+    from . import compression as compression
+    from . import constraints as constraints
+    from . import diffusion as diffusion
+    from . import extras as extras
+    from . import kv_cache as kv_cache
+    from . import logits_sources as logits_sources
+    from . import monitors as monitors
+    from . import sampling as sampling
+    from . import scorers as scorers
     from . import search as search
-    from . import source as source
-    from . import suggest as suggest
+    from . import speculative as speculative
     from . import testing as testing
-    from . import train as train
-    from . import transform as transform
-    from . import verify as verify
-    from .decode.engine import Engine
-    from .lm import LM, Output, Piece
-    from .registry import methods
-    from .remote_lm import remote
+    from . import training as training
+    from .core.registry import methods
+    from .engine.engine import Engine
+    from .llm.llm import LM, Output, Piece
+    from .llm.remote import remote
 
 __version__ = "0.1.0"
 
 __all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
 
 _HOMES = {
-    "LM": ".lm",
-    "Output": ".lm",
-    "Piece": ".lm",
-    "Engine": ".decode.engine",
-    "methods": ".registry",
-    "remote": ".remote_lm",
+    "LM": ".llm.llm",
+    "Output": ".llm.llm",
+    "Piece": ".llm.llm",
+    "Engine": ".engine.engine",
+    "methods": ".core.registry",
+    "remote": ".llm.remote",
 }
 
 
@@ -47,13 +44,13 @@ def load(name: str = "smollm2", **options: Any) -> LM:
     `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
     """
     if isinstance(name, str) and name.startswith(("http://", "https://")):
-        from .remote_lm import remote
+        from .llm.remote import remote
 
         # A server has chosen all of these itself.
         own = {("dtype", "auto"), ("kv_dtype", "auto")}
         return remote(name, **{key: value for key, value in options.items() if (key, value) not in own})
-    from .lm import LM
-    from .model.load import load as load_model
+    from .llm.llm import LM
+    from .models.loaders.load import load as load_model
 
     return LM(load_model(name, **options))
 
@@ -72,7 +69,7 @@ def __getattr__(name: str) -> Any:
     # Heavy modules are imported when their names are first used, so that `decodery --help` is instant.
     from importlib import import_module
 
-    from .faces import submodule
+    from .core.lazy_exports import submodule
 
     if name not in _HOMES:
         return submodule(__name__, name)

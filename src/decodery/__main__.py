@@ -1,6 +1,6 @@
 """`python -m decodery` is the `decodery` command."""
 
-from .cli.main import main
+from decodery.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -16,8 +16,8 @@ from decodery.bench.canvases.job import kendall, wilson
 from decodery.bench.canvases.settings import CanvasSettings
 from decodery.bench.canvases.tasks import published, right
 from decodery.bench.result import dump, read
-from decodery.errors import SettingsError
-from decodery.train.diffusion import Recipe, train_diffusion
+from decodery.core.errors import SettingsError
+from decodery.training.diffusion import Recipe, train_diffusion
 
 ITEMS = ["Ann Lee", "Bo Ray", "Cy Dee"]
 

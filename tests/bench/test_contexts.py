@@ -19,10 +19,10 @@ from decodery.bench.contexts.job import ContextJob
 from decodery.bench.contexts.measure import Bench
 from decodery.bench.contexts.recall import Recall
 from decodery.bench.contexts.settings import ContextSettings, spec_of
-from decodery.errors import CorruptFile, SettingsError, UnknownMethod
-from decodery.kv.streaming_llm import StreamingLLM
-from decodery.model.write_gates import WriteGates
-from decodery.registry import resolve
+from decodery.core.errors import CorruptFile, SettingsError, UnknownMethod
+from decodery.core.registry import resolve
+from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.models.trained.write_gates import WriteGates
 from decodery.testing import tiny_transformer
 from serving import tiny_lm
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from decodery.bench import result, rows
 from decodery.bench.report import page, table
 from decodery.cli.main import cli
-from decodery.errors import CorruptFile
-from decodery.lm import LM
+from decodery.core.errors import CorruptFile
+from decodery.llm.llm import LM
 from tiny_bench import SETTINGS, row
 
 

@@ -26,7 +26,7 @@ from decodery.bench.load.stage import stage
 from decodery.bench.load.target import Target
 from decodery.bench.report import page, table
 from decodery.bench.result import read, require_load
-from decodery.errors import CorruptFile, DecoderyError, SettingsError
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from serving import serving, tiny_lm
 
 EASY = LoadSettings(prompts=3, max_new_tokens=4, concurrency=(1, 2), rates=(50.0,), first_token_limit=60, gap_limit=60)

@@ -23,8 +23,8 @@ from decodery.bench.record import Prompt, Record
 from decodery.bench.rows import make_rows
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own
-from decodery.errors import DecoderyError, SettingsError, UnknownMethod
-from decodery.lm import LM
+from decodery.core.errors import DecoderyError, SettingsError, UnknownMethod
+from decodery.llm.llm import LM
 
 
 @pytest.fixture(scope="module")

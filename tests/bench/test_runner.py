@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from decodery import registry
 from decodery.bench import job, result, rows
 from decodery.bench.lossless import EPSILON, compare, gap
 from decodery.bench.metrics import histogram
@@ -23,14 +22,15 @@ from decodery.bench.subject import Own, Run, own_subjects
 from decodery.bench.timeline import record_timeline
 from decodery.bench.units import Case, Conversation
 from decodery.bench.workloads import Question
+from decodery.core import registry
+from decodery.core.errors import SettingsError, UnknownMethod
 from decodery.core.noise import gumbel
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError, UnknownMethod
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.sequence import Sequence
 from tiny_bench import SETTINGS, make_lm, measure, row
 
 FIELDS = {

@@ -14,11 +14,11 @@ import decodery
 from decodery.bench.scaling import Law, Plane, joint_report, plot, plot_foretold, report, students_t
 from decodery.bench.workloads import questions
 from decodery.cli.bench import bench
-from decodery.draft.heads.drafter import head_kind
-from decodery.draft.heads.head import HEAD, TrainedHead
-from decodery.errors import SettingsError
-from decodery.model.transformer import Transformer
-from decodery.output import Output
+from decodery.core.errors import SettingsError
+from decodery.engine.output import Output
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.heads.drafter import head_kind
+from decodery.speculative.heads.head import HEAD, TrainedHead
 from tiny_models import make_model, save
 
 AMOUNTS = (62e3, 125e3, 250e3, 500e3, 1e6)

@@ -17,19 +17,19 @@ from decodery.bench.searches.job import TRACES, SearchJob
 from decodery.bench.searches.pools import best_within, run, sampled
 from decodery.bench.searches.settings import SearchSettings
 from decodery.cli.main import cli
-from decodery.core.ask import drive
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.puzzles.alphabet import encoded, tokenizer
-from decodery.registry import resolve
-from decodery.sample.sampler import Sampler
-from decodery.score.base import Candidates, judge
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles.alphabet import encoded, tokenizer
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.sampling.sampler import Sampler
+from decodery.scorers.base import Candidates, judge
 from decodery.search.best_of_n import BestOfN
 from decodery.search.dvts import DVTS
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
+from decodery.step.forward_request import drive
 from decodery.testing import ScriptedChain, Tabular, TabularReward, best_of_law, chi_square
 
 

@@ -15,7 +15,7 @@ from decodery.bench.surplus import (
     of_chain,
     stationary,
 )
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
 
 
 def chain(random: np.random.Generator, n: int = 4, sharp: float = 1.0) -> np.ndarray:

@@ -22,12 +22,12 @@ from decodery.bench.trust.measures import (
     worst,
 )
 from decodery.bench.trust.report import compared, fixed, report
-from decodery.errors import SettingsError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.int8 import Int8Linear
-from decodery.model.load import LoadedModel
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.transformer import Transformer
 from tiny_bench import make_lm
 
 TEXTS = ("The harbour was quiet before the storm.", "Lichens grow on stones and on old roofs.")

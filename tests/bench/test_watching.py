@@ -29,14 +29,14 @@ from decodery.bench.watching.judge import Judge
 from decodery.bench.watching.price import both_ways
 from decodery.bench.watching.records import RECORD, recorded, solved_programs, surface
 from decodery.bench.watching.settings import TESTBEDS, WatchSettings
-from decodery.errors import CorruptFile, SettingsError
-from decodery.puzzles.robot import Robot
-from decodery.train.align import aligned
-from decodery.train.checkable import FAMILIES, MORE, built_in
-from decodery.train.program_probe import Program, accuracies, train_program_probe
-from decodery.train.ranking import auroc
-from decodery.train.sae import edges, own_codes, pair_shares
-from decodery.train.sequential import built_in_talks
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.extras.puzzles.robot import Robot
+from decodery.training.align import aligned
+from decodery.training.checkable import FAMILIES, MORE, built_in
+from decodery.training.program_probe import Program, accuracies, train_program_probe
+from decodery.training.ranking import auroc
+from decodery.training.sae import edges, own_codes, pair_shares
+from decodery.training.sequential import built_in_talks
 from serving import tiny_lm
 
 

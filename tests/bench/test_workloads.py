@@ -11,8 +11,8 @@ import pytest
 from decodery.bench.settings import Settings, split_methods
 from decodery.bench.units import Case, Conversation, fixed_length, make_units
 from decodery.bench.workloads import TIERS, WORKLOADS, documents, questions, spaced
-from decodery.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.lm import LM
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
+from decodery.llm.llm import LM
 
 SPEC_BENCH_KINDS = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.budget.base import Budget
-from decodery.budget.goodput import Goodput, best_lengths
-from decodery.budget.hardware import ChildRates, Hardware, best_size, best_tree
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Observation
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.draft_length.goodput import Goodput, best_lengths
+from decodery.speculative.draft_length.hardware import ChildRates, Hardware, best_size, best_tree
+from decodery.speculative.drafters.base import Observation
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 
 TARGET = tiny_transformer(0)
@@ -240,4 +240,4 @@ def test_policies_work_for_requests_that_come_and_go() -> None:
 )
 def test_bad_settings_of_adaptive_policies_are_refused(spec: str) -> None:
     with pytest.raises(SettingsError, match="needs"):
-        dc.registry.resolve("budget", spec)
+        dc.core.registry.resolve("budget", spec)

@@ -13,12 +13,12 @@ import torch
 from decodery.bench import passes
 from decodery.bench.report import page, table
 from decodery.bench.result import dump, read
-from decodery.budget import cost
-from decodery.budget.cost import CostCurve, cost_curve, time_passes
 from decodery.cli.info import collect
-from decodery.errors import CorruptFile
-from decodery.model.footprint import precision, weight_bytes
-from decodery.model.int8 import Int8Linear
+from decodery.core.errors import CorruptFile
+from decodery.models.footprint import precision, weight_bytes
+from decodery.models.native.int8 import Int8Linear
+from decodery.step import pass_cost as cost
+from decodery.step.pass_cost import CostCurve, cost_curve, time_passes
 from decodery.testing.models import TableModel, tiny_transformer
 
 

@@ -12,28 +12,28 @@ import pytest
 
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own
-from decodery.budget.base import LARGEST, MOST_NODES, Budget
-from decodery.budget.fixed import Fixed
-from decodery.budget.hardware import Hardware
-from decodery.budget.memory import MemoryBound, held
-from decodery.budget.steps import StepCosts
 from decodery.cli.given import given
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.auto import Auto
-from decodery.draft.base import Drafter
-from decodery.draft.combine import First, Fuse
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.forced import Forced
-from decodery.draft.growth.dyspec import DySpec
-from decodery.draft.growth.sequoia import Sequoia
-from decodery.draft.lookahead import Lookahead
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.stand import STAND
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import SettingsError
-from decodery.registry import methods
+from decodery.core.errors import SettingsError
+from decodery.core.registry import methods
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.speculative.draft_length.base import LARGEST, MOST_NODES, Budget
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.draft_length.hardware import Hardware
+from decodery.speculative.draft_length.memory import MemoryBound, held
+from decodery.speculative.draft_length.steps import StepCosts
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.lookahead import Lookahead
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.speculative.trees.dyspec import DySpec
+from decodery.speculative.trees.sequoia import Sequoia
+from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer, to_int8
 from methods import DRAFTERS, GROWTHS, KINDS
 

@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from covering import FULL
-from decodery.budget.base import MOST_NODES
-from decodery.budget.memory import MemoryBound, held
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.speculative.draft_length.base import MOST_NODES
+from decodery.speculative.draft_length.memory import MemoryBound, held
+from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
 from decodery.testing.tensors import TensorBytes
 from methods import DRAFTERS, RULES, SAMPLERS, fits

@@ -14,23 +14,23 @@ import torch
 
 import decodery as dc
 from covering import covering
-from decodery.budget.base import Outlook, Policy
-from decodery.budget.confidence import Confidence, entropy_of, top_probability
-from decodery.budget.fixed import Fixed
-from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
-from decodery.core.ask import Asking
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.draft.combine import First
-from decodery.draft.copyspec import CopySpec
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.model.artifact import Artifact
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Sampler
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.core.requirements import Needs
+from decodery.models.batch import Batch, Segment
+from decodery.models.trained.artifact import Artifact
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.base import Outlook, Policy
+from decodery.speculative.draft_length.confidence import Confidence, entropy_of, top_probability
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
+from decodery.speculative.drafters.combine import First
+from decodery.speculative.drafters.copyspec import CopySpec
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, TableModel, check_distribution, decode, tiny_transformer, to_int8
-from decodery.verify.rejection import Rejection
 
 TARGET = to_int8(tiny_transformer(0))
 
@@ -129,7 +129,7 @@ def test_a_drafter_that_does_not_ask_is_refused() -> None:
 )
 def test_bad_settings_are_refused(spec: str) -> None:
     with pytest.raises(SettingsError, match="needs"):
-        dc.registry.resolve("budget", spec)
+        dc.core.registry.resolve("budget", spec)
 
 
 def _head(bias: float = 0.0) -> AcceptanceHead:
@@ -184,7 +184,9 @@ def test_a_head_is_written_and_read(tmp_path: Path) -> None:
     again, state = AcceptanceHead.load(path), torch.randn(32)
     assert (again.vocab_size, again.facts) == (64, {"texts": 7})
     assert again.acceptance(state) == pytest.approx(head.acceptance(state), abs=0.02), "weights are kept in bfloat16"
-    decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=dc.registry.resolve("budget", f"specdec++:head={path}"))
+    decode(
+        TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=dc.core.registry.resolve("budget", f"specdec++:head={path}")
+    )
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CorruptFile, match="holds no acceptance head, or is damaged"):
         AcceptanceHead.load(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decodery.budget.trials import Trials
+from decodery.speculative.draft_length.trials import Trials
 
 
 def steps(trials: Trials, texts: int, count: int, seconds: dict[bool, float], tokens: dict[bool, float]) -> list[bool]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import decodery
-from decodery.lm import LM
-from decodery.model.embedded import pull
+from decodery.llm.llm import LM
+from decodery.models.loaders.package_index import pull
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,9 @@ from filelock import FileLock
 from gguf import GGMLQuantizationType as Kind
 
 from decodery.cli.main import main
-from decodery.model import store
-from decodery.model.load import load
-from decodery.model.uses import mark_of
+from decodery.models.loaders import store
+from decodery.models.loaders.cache_use import mark_of
+from decodery.models.loaders.load import load
 from tiny_gguf import write_gguf
 from tiny_models import make_model, save
 
@@ -189,7 +189,8 @@ def test_a_terminal_is_asked(home: Path, sources: dict[str, Path]) -> None:
 
 
 def test_what_another_process_makes_or_uses_stays(home: Path, sources: dict[str, Path]) -> None:
-    code = "import sys; from decodery.model.load import load; found = load(sys.argv[1], dtype='int8', device='cpu');"
+    code = "import sys; from decodery.models.loaders.load import load\n"
+    code += "found = load(sys.argv[1], dtype='int8', device='cpu')\n"
     command = [sys.executable, "-c", code + "print(found.dtype, flush=True); sys.stdin.read()", str(sources["tiny"])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None

@@ -20,8 +20,8 @@ from commands import COMMAND, ENVIRONMENT, PROMPT, inside
 from decodery.cli.chat_input import HISTORY, editor
 from decodery.cli.conversation import Conversation
 from decodery.cli.decoding import decode
-from decodery.errors import PromptError
-from decodery.lm import LM, Output
+from decodery.core.errors import PromptError
+from decodery.llm.llm import LM, Output
 
 GENERATE = ["generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
 

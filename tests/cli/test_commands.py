@@ -17,7 +17,7 @@ import decodery
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside, run
 from decodery.cli.main import COMMANDS
 from decodery.core.trace import Trace
-from decodery.lm import LM
+from decodery.llm.llm import LM
 from serving import serving, tiny_lm
 
 

@@ -14,7 +14,7 @@ import transformers
 from commands import inside
 from decodery.cli.main import main
 from decodery.cli.training import foretelling
-from decodery.model.load import load
+from decodery.models.loaders.load import load
 from tiny_models import VOCAB, make_model, save
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.compress.coder import Decoder, Encoder
-from decodery.compress.counts import TOTAL, frequencies
-from decodery.compress.file import Header, digest, pack, unpack
-from decodery.compress.text import coded, compress, decompress, fingerprint, tokens_of
-from decodery.errors import CorruptFile, NumericalError, SettingsError, UnsupportedModel
-from decodery.lm import LM
-from decodery.model import kernels
-from decodery.model.load import LoadedModel
-from decodery.model.transformer import Transformer
+from decodery.core.errors import CorruptFile, NumericalError, SettingsError, UnsupportedModel
+from decodery.core.native import kernels
+from decodery.extras.text_compression.coder import Decoder, Encoder
+from decodery.extras.text_compression.counts import TOTAL, frequencies
+from decodery.extras.text_compression.file import Header, digest, pack, unpack
+from decodery.extras.text_compression.text import coded, compress, decompress, fingerprint, tokens_of
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.torch.transformer import Transformer
 from decodery.testing.models import to_int8
 from tiny_models import tiny_loaded
 
@@ -75,7 +75,7 @@ def test_coded_tokens_come_back_whatever_drafts_and_whichever_kernels(monkeypatc
     assert header.tokens > 0 and len(payload) < len(text)
     assert decompress(lm(), made, drafter="prompt-lookup") == decompress(lm(), made, drafter="ngram") == text
     monkeypatch.setattr(kernels, "library", lambda: None)
-    monkeypatch.setattr("decodery.model.transformer.library", lambda: None)
+    monkeypatch.setattr("decodery.models.torch.transformer.library", lambda: None)
     other = LM(LoadedModel(to_int8(tiny_loaded().model), lm().tokenizer, None, "tiny", "int8"))  # type: ignore[arg-type]
     assert other.model._stack is not lm().model._stack and compress(other, text, window=64, overlap=16) == made  # type: ignore[attr-defined]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from decodery.constrain import Grammar, JSONSchema
-from decodery.constrain.inhabited import require_text_of_grammar
-from decodery.errors import ConstraintError
+from decodery.constraints import Grammar, JSONSchema
+from decodery.constraints.inhabited import require_text_of_grammar
+from decodery.core.errors import ConstraintError
 from languages import BYTES, accepts
 
 ENDLESS: dict[str, Any] = {

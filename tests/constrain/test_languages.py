@@ -15,22 +15,23 @@ import numpy as np
 import pytest
 
 from covering import covering
-from decodery.budget.base import Budget
-from decodery.constrain import Choice, Grammar, JSONSchema, PythonType, Regex
-from decodery.constrain.pattern import parse
-from decodery.constrain.schema import prepare
-from decodery.core.ask import Asking, settled
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Drafter, Observation
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.forced import Forced
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import ConstraintError, SettingsError
-from decodery.model.vocabulary import Vocabulary
-from decodery.sample import Sampler
-from decodery.sample.constraint import Constrained, Constraint
+from decodery.constraints import Choice, Grammar, JSONSchema, PythonType, Regex
+from decodery.constraints.pattern import parse
+from decodery.constraints.schema import prepare
+from decodery.core.errors import ConstraintError, SettingsError
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling import Sampler
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, settled
+from decodery.step.sequence import Sequence
 from decodery.testing import (
     LawBroken,
     ReferenceRegex,
@@ -43,7 +44,6 @@ from decodery.testing import (
     decode,
 )
 from decodery.testing.rules import Credulous
-from decodery.verify.rejection import Rejection
 from languages import ENDS, LANGUAGES, MERGED, OTHER, PROMPTS, SCHEMA, SIZE, TARGET, VOCABULARY, accepts, constrained
 
 

@@ -16,27 +16,27 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.constrain import Choice, Grammar, JSONSchema, Language, Regex, trial
-from decodery.constrain.engine import GrammarConstraint
-from decodery.constrain.lark import lark
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.forced import Forced
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import ConstraintError, SettingsError
-from decodery.model.vocabulary import Vocabulary
-from decodery.sample import Sampler
-from decodery.sample.constraint import Constrained
+from decodery.constraints import Choice, Grammar, JSONSchema, Language, Regex, trial
+from decodery.constraints.engine import GrammarConstraint
+from decodery.constraints.lark import lark
+from decodery.core.errors import ConstraintError, SettingsError
+from decodery.core.worker import Worker
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling import Sampler
+from decodery.sampling.constraint import Constrained
 from decodery.search.coupling import Coupling
+from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import check_constraint, check_identical
-from decodery.verify.base import Accepted, Laws
-from decodery.verify.coupled import Coupled
-from decodery.worker import Worker
 from languages import ENDS, OTHER, PROMPTS, TARGET, VOCABULARY, accepts, constrained
 
 WORDS = tuple("".join(random.Random(number).choices("abcdefghij", k=20)) for number in range(3000))

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodery.constrain import Monitor
-from decodery.constrain.analyser import Analyser, analyser
-from decodery.constrain.monitor import MonitorConstraint
-from decodery.constrain.place import BREAKING, Place
-from decodery.draft.forced import Forced
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import ConstraintError, SettingsError
-from decodery.model.vocabulary import Vocabulary
-from decodery.sample import LogitBias, Sampler, Temperature
-from decodery.sample.constraint import Constrained
+from decodery.constraints import Monitor
+from decodery.constraints.analyser import Analyser, analyser
+from decodery.constraints.monitor import MonitorConstraint
+from decodery.constraints.place import BREAKING, Place
+from decodery.core.errors import ConstraintError, SettingsError
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling import LogitBias, Sampler, Temperature
+from decodery.sampling.constraint import Constrained
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.testing import check_batch, check_constraint, check_identical, decode, tiny_transformer, to_int8
 
 HERE = Path(__file__).parents[1]

@@ -19,8 +19,8 @@ import pytest
 import typing_extensions
 from pydantic import BaseModel, Field
 
-from decodery.constrain import PythonType
-from decodery.errors import ConstraintError, DecoderyError
+from decodery.constraints import PythonType
+from decodery.core.errors import ConstraintError, DecoderyError
 from languages import BYTES, accepts, written
 
 

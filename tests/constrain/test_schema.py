@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from decodery.constrain import JSONSchema
-from decodery.constrain.schema import prepare
-from decodery.errors import ConstraintError
+from decodery.constraints import JSONSchema
+from decodery.constraints.schema import prepare
+from decodery.core.errors import ConstraintError
 from languages import BYTES, accepts
 from random_schemas import is_valid, validator
 

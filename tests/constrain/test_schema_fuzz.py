@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from decodery.constrain import JSONSchema
-from decodery.errors import ConstraintError
+from decodery.constraints import JSONSchema
+from decodery.core.errors import ConstraintError
 from languages import BYTES, accepts, written
 from random_schemas import Maker, is_valid, orders, validator
 

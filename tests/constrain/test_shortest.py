@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from decodery.constrain import Choice, Grammar, JSONSchema, Regex
-from decodery.constrain.shortest import BYTES, QUICK, THOROUGH, Effort, shortest
-from decodery.diffuse.closing import Closing
-from decodery.model.vocabulary import Vocabulary
+from decodery.constraints import Choice, Grammar, JSONSchema, Regex
+from decodery.constraints.shortest import BYTES, QUICK, THOROUGH, Effort, shortest
+from decodery.diffusion.closing import Closing
+from decodery.models.tokenizers.vocabulary import Vocabulary
 
 PIECES = [*(letter.encode() for letter in "abcdxy"), b"cccc", b"ab", b"", b""]
 WORDS = Vocabulary(PIECES, frozenset({8, 9}), (8,), lambda text: [*map("abcdxy".find, text.strip("\x02"))])

@@ -9,9 +9,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from decodery.constrain.tool_calls import MARK, Call, ToolCalls, ToolCallsConstraint, read_calls
-from decodery.errors import ConstraintError
-from decodery.model.vocabulary import Vocabulary
+from decodery.constraints.tool_calls import MARK, Call, ToolCalls, ToolCallsConstraint, read_calls
+from decodery.core.errors import ConstraintError
+from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.testing import check_constraint
 
 CITY = {

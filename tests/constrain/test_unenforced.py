@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import decodery as dc
-from decodery.constrain import JSONSchema, ToolCalls
-from decodery.constrain.pattern import Chars, parse
-from decodery.errors import ConstraintError, SettingsError
+from decodery.constraints import JSONSchema, ToolCalls
+from decodery.constraints.pattern import Chars, parse
+from decodery.core.errors import ConstraintError, SettingsError
 from languages import BYTES, accepts
 
 COLOURS = {
@@ -92,7 +92,7 @@ def test_texts_are_written_anew_until_one_passes() -> None:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    return accepts(dc.constrain.Regex(pattern).compile(BYTES), text)
+    return accepts(dc.constraints.Regex(pattern).compile(BYTES), text)
 
 
 def test_case_does_not_count_after_its_flag() -> None:

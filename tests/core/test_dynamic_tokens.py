@@ -12,22 +12,22 @@ import pytest
 import torch
 
 from commands import inside
-from decodery.core.dynamic_tokens import dynamic, means
-from decodery.core.embedded import Embeddings
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, PromptError, SettingsError
-from decodery.model.artifact import Artifact
-from decodery.model.batch import Batch, Segment
-from decodery.model.merge_nets import MERGE_NET, MergeNet
-from decodery.model.merges import Merged, _Merging, merged
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
+from decodery.compression import NMSparsity
+from decodery.compression.base import transformed
+from decodery.compression.folder import save
+from decodery.core.errors import CorruptFile, PromptError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.artifact import Artifact
+from decodery.models.trained.merge_nets import MERGE_NET, MergeNet
+from decodery.models.trained.merges import Merged, _Merging, merged
+from decodery.step.dynamic_tokens import dynamic, means
+from decodery.step.embedded import Embeddings
 from decodery.testing import check_identical, tiny_transformer
-from decodery.train.merges import MergeRecipe, School, train_merges
-from decodery.transform import NMSparsity
-from decodery.transform.base import transformed
-from decodery.transform.folder import save
+from decodery.training.merges import MergeRecipe, School, train_merges
 from tiny_models import make_tokenizer, tiny_loaded
 
 TOKENIZER = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))

@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from decodery.core.ask import Asking, score
 from decodery.core.ledger import Ledger, charged, count
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.kangaroo import Kangaroo
-from decodery.draft.own_layers import OwnLayers
-from decodery.model.batch import Batch, Segment
-from decodery.model.blocks import resident
-from decodery.model.store import Progress, silent
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.guidance import Guidance
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.pages import resident
+from decodery.models.loaders.store import Progress, silent
+from decodery.sampling import Sampler
 from decodery.search.base import Branches, Search, choose
 from decodery.search.beam import Beam
-from decodery.source.guidance import Guidance
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.kangaroo import Kangaroo
+from decodery.speculative.drafters.own_layers import OwnLayers
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted
 from methods import DRAFTERS, DRAWING, KINDS, SEARCHES, TWO_MODELS

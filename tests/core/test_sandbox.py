@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from decodery.core import sandbox
-from decodery.core.sandbox import Sandbox
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
+from decodery.scorers import sandbox
+from decodery.scorers.sandbox import Sandbox
 
 BOX = Sandbox(seconds=0.7, memory_mib=256)
 PATIENT = Sandbox(seconds=60, cpu_seconds=100)
@@ -237,7 +237,7 @@ buffer = ctypes.create_string_buffer(held, len(held))
 if len(code) > 2:
     libc.prctl(38, 1, 0, 0, 0)
     assert libc.prctl(22, 2, struct.pack("H6xQ", len(code), ctypes.addressof(buffer)), 0, 0) == 0
-from decodery.core.sandbox import Sandbox
+from decodery.scorers.sandbox import Sandbox
 box = Sandbox(seconds=60)
 print(json.dumps([box.protection, [[verdict.reason, verdict.output] for verdict in map(box.run, sys.argv[2:])]]))
 """

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery.core.tree import Entered, TokenTree
+from decodery.step.draft_tree import Entered, TokenTree
 
 
 @st.composite

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from covering import FULL, in_turn
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import UnsupportedModel
-from decodery.model.batch import Batch, Scores, Segment
-from decodery.model.protocol import Capabilities
-from decodery.model.transformer import Transformer
-from decodery.source.dola import DoLa
-from decodery.source.guidance import Guidance
+from decodery.core.errors import UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.dola import DoLa
+from decodery.logits_sources.guidance import Guidance
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.protocol import Capabilities
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import check_distribution, decode, tiny_transformer, to_int8
 from methods import DRAFTERS, GROWTHS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
 from sharp import Sharp

@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery.budget.base import Budget
-from decodery.core.sequence import Sequence
-from decodery.core.text import TextStream
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import NumericalError, PromptError, SettingsError
-from decodery.model.batch import Batch, Scores
-from decodery.registry import resolve
-from decodery.sample import Sampler
+from decodery.core.errors import NumericalError, PromptError, SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Scores
+from decodery.sampling import Sampler
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.detokenizer import TextStream
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import Oracle, decode, tiny_transformer
 
 MODEL = tiny_transformer(5)
@@ -146,7 +146,7 @@ def test_min_new_tokens_and_logprobs() -> None:
     assert eos not in seq.generated[:10] and len(seq.generated) >= 10
     assert [entry.token for entry in seq.token_logprobs] == seq.generated
     tokens = seq.tokens[:-1]
-    from decodery.model.batch import Segment
+    from decodery.models.batch import Segment
 
     logits = MODEL.forward(Batch([Segment.chunk(tokens, MODEL.new_cache())])).logits
     expected = torch.log_softmax(logits.float(), -1)[len(PROMPT) - 1 :]

@@ -12,31 +12,31 @@ import numpy as np
 import pytest
 
 from covering import FULL
-from decodery import registry
-from decodery.budget.base import Budget
-from decodery.budget.fixed import Fixed
-from decodery.core.needs import WORDS, Gives, Needs, said
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode import fit
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.combine import First, Fuse
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.forced import Forced
-from decodery.draft.growth.sequoia import Sequoia
-from decodery.draft.ngram import NGram
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.stand import STAND
-from decodery.errors import SettingsError, UnknownMethod, UnsupportedModel
-from decodery.model.protocol import Capabilities
-from decodery.registry import method_of, methods, register
-from decodery.sample.constraint import Constrained, Constraint
-from decodery.sample.sampler import Sampler
-from decodery.source.entropy_adaptive import EntropyAdaptive
+from decodery.core import registry
+from decodery.core.errors import SettingsError, UnknownMethod, UnsupportedModel
+from decodery.core.registry import method_of, methods, register
+from decodery.core.requirements import WORDS, Gives, Needs, said
+from decodery.engine import validation as fit
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.entropy_adaptive import EntropyAdaptive
+from decodery.models.protocol import Capabilities
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.awrs import AWRS
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.ngram import NGram
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.trees.sequoia import Sequoia
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_batch, check_identical, check_state, decode, tiny_transformer
-from decodery.verify.awrs import AWRS
 from methods import BUDGETS, CHOOSING, DRAFTERS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
 
 TARGET = tiny_transformer(0)

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.prefixes import PrefixCache
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.route import Route
-from decodery.model.sites import Intervention
-from decodery.source.guidance import Guidance
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.logits_sources.guidance import Guidance
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.hooks import Intervention
+from decodery.models.layer_plan import Route
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.testing.models import Counted
 
@@ -147,7 +147,7 @@ def test_an_intervention_where_a_pass_was_cut_acts_once() -> None:
 
 
 def test_sources_of_several_contexts_refuse_interventions() -> None:
-    from decodery.core.ask import drive, score
+    from decodery.step.forward_request import drive, score
 
     reader = Guidance(1.5, (9, 8)).over(MODEL, PROMPT)
     segment = Segment.chunk(PROMPT, reader.new_cache())

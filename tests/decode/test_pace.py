@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from decodery.decode import account, engine
-from decodery.decode.engine import Engine
-from decodery.decode.pace import LEAST_ROWS, Pace
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Scores
+from decodery.core.errors import SettingsError
+from decodery.engine import accounting as account
+from decodery.engine import engine
+from decodery.engine.engine import Engine
+from decodery.engine.pace import LEAST_ROWS, Pace
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.models.batch import Batch, Scores
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 

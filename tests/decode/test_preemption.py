@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from covering import FULL, covering
-from decodery.core.ask import Asking, score
-from decodery.core.sequence import Sequence
-from decodery.decode import preempt
-from decodery.decode.engine import Engine
-from decodery.decode.preempt import read_again
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.decode.task import Lost, Work
-from decodery.errors import OutOfMemory
-from decodery.model.batch import Segment
-from decodery.model.blocks import resident
-from decodery.model.cache import KVCache
-from decodery.sample import Sampler
+from decodery.core.errors import OutOfMemory
+from decodery.engine import preempt
+from decodery.engine.engine import Engine
+from decodery.engine.preempt import read_again
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.engine.task import Lost, Work
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.pages import resident
+from decodery.sampling import Sampler
 from decodery.search.base import Search
 from decodery.search.beam import Beam
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted, to_int8
 from decodery.testing.states import distance_to_fresh
@@ -168,7 +168,7 @@ def test_what_was_read_wrongly_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(lost: list[Lost], rows: int) -> Asking[None]:
         return read_again([Lost(each.model, each.cache, each.tokens[::-1]) for each in lost], rows)
 
-    monkeypatch.setattr("decodery.decode.preempt.read_again", wrong)
+    monkeypatch.setattr("decodery.engine.preempt.read_again", wrong)
     engine = Engine(EXACT)
     job = entered(engine, search, wanted)
     for _ in range(4):

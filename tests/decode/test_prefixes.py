@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.prefixes import PrefixCache
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.errors import SettingsError
-from decodery.model.slab import SLOTS
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.models.cache.page_memory import SLOTS
+from decodery.sampling import Sampler
 from decodery.search.base import Search
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.step_beam import StepBeam
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import Even
@@ -171,7 +171,7 @@ def test_random_traffic_leaves_every_text_as_it_is_alone(seed: int) -> None:
 
 
 def test_logprobs_of_the_prompt_are_those_of_reading_it_at_once_whatever_interrupts() -> None:
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     logits = MODEL.forward(Batch([Segment.chunk(LONG, MODEL.new_cache())])).logits.log_softmax(dim=-1)
     expected = [float(row[token]) for row, token in zip(logits, LONG[1:], strict=False)]
@@ -190,7 +190,7 @@ def test_logprobs_of_the_prompt_are_those_of_reading_it_at_once_whatever_interru
 
 
 def test_the_trace_keeps_drafts_that_are_asked_for() -> None:
-    from decodery.draft.prompt_lookup import PromptLookup
+    from decodery.speculative.drafters.prompt_lookup import PromptLookup
 
     prompt = [1, 2, 3, 4, 5] * 6
     (plain,) = decode(MODEL, [prompt], drafter=PromptLookup(length=6), max_new_tokens=30)

@@ -15,9 +15,9 @@ import pytest
 
 import decodery as dc
 from decodery.cli.conversation import Conversation
-from decodery.constrain import Regex
-from decodery.errors import DecoderyError, ServerError, SettingsError, UnsupportedModel
-from decodery.score import TextScore
+from decodery.constraints import Regex
+from decodery.core.errors import DecoderyError, ServerError, SettingsError, UnsupportedModel
+from decodery.scorers import TextScore
 from decodery.search import IAD
 from methods import DRAWING, SAMPLED, SEARCHES
 from serving import serving, tiny_lm

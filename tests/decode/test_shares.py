@@ -8,21 +8,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from decodery.core.ask import Asking, drive, off_loop, together
+from decodery.core.errors import SettingsError
 from decodery.core.ledger import charged
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.decode.share import divided, fair
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import SettingsError
-from decodery.sample.sampler import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.engine.share import divided, fair
+from decodery.sampling.sampler import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
 from decodery.search.smc import SMC
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.forward_request import Asking, drive, off_loop, together
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.testing.models import Counted
 

@@ -13,32 +13,32 @@ import numpy as np
 import pytest
 
 from covering import FULL
-from decodery.budget.base import Budget
-from decodery.core.ask import Asking, Scored, drive, score, settled, together
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.draft.base import Drafter, Observation
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import OutOfMemory, SettingsError
-from decodery.kv.h2o import H2O
-from decodery.lm import LM, Output
-from decodery.model.batch import Segment
-from decodery.model.blocks import resident
-from decodery.model.cache import KVCache
-from decodery.sample import Sampler
+from decodery.core.errors import OutOfMemory, SettingsError
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.kv_cache.h2o import H2O
+from decodery.llm.llm import LM, Output
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.pages import resident
+from decodery.sampling import Sampler
 from decodery.search import Beam
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.cntp import CNTP
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.acceptance.typical import Typical
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, Scored, drive, score, settled, together
+from decodery.step.sequence import Sequence
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import Counted, to_int8
-from decodery.verify.base import Rule
-from decodery.verify.cntp import CNTP
-from decodery.verify.coupled import Coupled
-from decodery.verify.recursive_rejection import RecursiveRejection
-from decodery.verify.rejection import Rejection
-from decodery.verify.typical import Typical
 from methods import ADAPTIVE, DRAFTERS, KINDS, fits
 from tiny_models import tiny_loaded
 

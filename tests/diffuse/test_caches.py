@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import Ask, drive
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import Run, filled
-from decodery.diffuse.scheduled import shuffled
-from decodery.diffuse.texts import Fill, Filling
-from decodery.errors import PromptError, SettingsError
-from decodery.model.batch import Batch, Scores, Segment
-from decodery.model.rope import rope_table
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import Run, filled
+from decodery.diffusion.scheduled import shuffled
+from decodery.diffusion.texts import Fill, Filling
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.torch.rope import rope_table
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import Ask, drive
 from decodery.testing import tiny_transformer, to_int8
 from decodery.testing.models import Counted
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, nats, order

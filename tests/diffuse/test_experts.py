@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive, together
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.experts.des_seq import DESSeq
-from decodery.diffuse.experts.des_vote import DESVote
-from decodery.diffuse.run import filled
-from decodery.errors import SettingsError
-from decodery.model.mixture import Mixture, Shared
-from decodery.model.transformer import Transformer
-from decodery.train.diffusion import Recipe, untrained
+from decodery.core.errors import SettingsError
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.experts.des_seq import DESSeq
+from decodery.diffusion.experts.des_vote import DESVote
+from decodery.diffusion.run import filled
+from decodery.models.torch.mixture import Mixture, Shared
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import drive, together
+from decodery.training.diffusion import Recipe, untrained
 from diffusing import denoiser, fill, named, order
 
 SAID = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.6, 0.1, 0.2], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.constrain import Grammar, JSONSchema, Regex
-from decodery.core.ask import drive, together
-from decodery.decode.engine import Engine
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.closing import Closing
-from decodery.diffuse.held import Held, Hold
-from decodery.diffuse.lave import LAVE
-from decodery.diffuse.run import Run, filled
-from decodery.diffuse.texts import Fill, Filling
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Scores
-from decodery.model.vocabulary import Vocabulary
+from decodery.constraints import Grammar, JSONSchema, Regex
+from decodery.core.errors import SettingsError
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.closing import Closing
+from decodery.diffusion.held import Held, Hold
+from decodery.diffusion.lave import LAVE
+from decodery.diffusion.run import Run, filled
+from decodery.diffusion.texts import Fill, Filling
+from decodery.engine.engine import Engine
+from decodery.models.batch import Batch, Scores
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.step.forward_request import drive, together
 from diffusing import MASK, PROMPT, denoiser, fill, named, order
 
 END = 18

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
+from decodery.core.errors import SettingsError
 from decodery.core.noise import gumbel_argmax
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import Run, filled
-from decodery.diffuse.view import Commit, View
-from decodery.errors import SettingsError
-from decodery.registry import resolve
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import Run, filled
+from decodery.diffusion.view import Commit, View
+from decodery.step.forward_request import drive
 from decodery.testing import OracleDenoiser, chi_square
 from diffusing import fill, named, order
 
@@ -172,7 +172,7 @@ def test_blocks_of_one_are_the_likeliest_tokens_from_left_to_right() -> None:
     model, canvas = denoiser(), fill(denoiser(), "static:block=1", 8)
     tokens = canvas.tokens.copy()
     tokens[5:] = model.config.mask_id
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     for place in range(5, 13):
         logits = model.forward(Batch([Segment(np.arange(13), tokens)])).logits

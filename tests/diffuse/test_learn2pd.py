@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from commands import inside
-from decodery.decode.engine import Engine
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.filter import Filter
-from decodery.diffuse.learn2pd import Learn2PD, block
-from decodery.diffuse.texts import fill_all
-from decodery.diffuse.view import View
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.train.diffusion import Recipe, held_out, train_diffusion
-from decodery.train.learn2pd import Labelled, Replay, fit_filter, labelled
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.filter import Filter
+from decodery.diffusion.learn2pd import Learn2PD, block
+from decodery.diffusion.texts import fill_all
+from decodery.diffusion.view import View
+from decodery.engine.engine import Engine
+from decodery.training.diffusion import Recipe, held_out, train_diffusion
+from decodery.training.learn2pd import Labelled, Replay, fit_filter, labelled
 from diffusing import PROMPT, denoiser, fill, order
 
 END = 7

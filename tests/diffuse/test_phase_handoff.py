@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decodery.core.ask import drive
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.phase_handoff import PhaseHandoff
-from decodery.diffuse.run import filled
-from decodery.errors import SettingsError
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.phase_handoff import PhaseHandoff
+from decodery.diffusion.run import filled
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import drive
 from decodery.testing.models import Counted
 from diffusing import KINDS, PROMPT, denoiser, fill, named, order
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.core.ask import drive, together
-from decodery.diffuse.base import Policy
-from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.ccd_agreement import CCDAgreement, Proposed
-from decodery.diffuse.dystruct import Dystruct
-from decodery.diffuse.r2 import R2, Streaks, clusters, runs
-from decodery.diffuse.run import Run, filled
-from decodery.diffuse.scheduled import dream_quotas, quotas
-from decodery.diffuse.view import View
-from decodery.errors import SettingsError
-from decodery.registry import methods
+from decodery.core.errors import SettingsError
+from decodery.core.registry import methods
+from decodery.diffusion.base import Policy
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.ccd_agreement import CCDAgreement, Proposed
+from decodery.diffusion.dystruct import Dystruct
+from decodery.diffusion.r2 import R2, Streaks, clusters, runs
+from decodery.diffusion.run import Run, filled
+from decodery.diffusion.scheduled import dream_quotas, quotas
+from decodery.diffusion.view import View
+from decodery.step.forward_request import drive, together
 from decodery.testing import OracleDenoiser
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
 

@@ -9,15 +9,15 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
-from decodery.core.ask import Ask, Asking
-from decodery.decode.engine import Engine
-from decodery.diffuse.texts import Fill, Filling
-from decodery.errors import SettingsError
-from decodery.lm import LM
-from decodery.model.batch import Segment
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError
+from decodery.diffusion.texts import Fill, Filling
+from decodery.engine.engine import Engine
+from decodery.llm.llm import LM
+from decodery.models.batch import Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.step.forward_request import Ask, Asking
 from decodery.testing import tiny_transformer
 from diffusing import MASK, PROMPT, denoiser, named
 from tiny_models import make_tokenizer

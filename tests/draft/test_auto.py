@@ -11,28 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-import decodery.draft.auto as auto_module
-import decodery.draft.heads.advice as advice_module
-import decodery.model.load as load_module
-from decodery.budget.steps import StepCosts
+import decodery.models.loaders.load as load_module
+import decodery.speculative.drafters.auto as auto_module
+import decodery.speculative.heads.advice as advice_module
 from decodery.cli.main import main
-from decodery.core.memory import Memory
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.auto import Auto
-from decodery.draft.shapes.likeliest import Worth
-from decodery.draft.stores.blending import Blending
-from decodery.draft.stores.contexts import Contexts
-from decodery.draft.stores.expectations import CONTEXTS, LEAST, SuccessorRates
-from decodery.draft.stores.past import PastTexts
-from decodery.draft.stores.warm import WarmContexts
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.registry import resolve
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.speculative.draft_length.steps import StepCosts
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.stores.blending import Blending
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.expectations import CONTEXTS, LEAST, SuccessorRates
+from decodery.speculative.stores.past import PastTexts
+from decodery.speculative.stores.warm import WarmContexts
+from decodery.speculative.tree_building.likeliest import Worth
+from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
-from decodery.train.contexts import learn_contexts
-from decodery.train.data import Corpus, write_texts
+from decodery.training.contexts import learn_contexts
+from decodery.training.data import Corpus, write_texts
 from methods import DRAFTERS
 from tiny_models import VOCAB, tiny_loaded
 

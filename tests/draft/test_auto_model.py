@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import decodery.draft.model_advice as advice_module
-from decodery.core.memory import Memory
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.auto import Auto
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.model_advice import ModelAdvice
-from decodery.errors import SettingsError, VocabularyMismatch
-from decodery.model.protocol import LanguageModel
-from decodery.registry import resolve
-from decodery.sample import Sampler
+import decodery.speculative.drafters.model_advice as advice_module
+from decodery.core.errors import SettingsError, VocabularyMismatch
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.protocol import LanguageModel
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.model_advice import ModelAdvice
+from decodery.step.drafter_memory import Memory
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_identical, decode, tiny_transformer
 from decodery.testing.models import Counted, to_int8
 

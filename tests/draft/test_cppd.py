@@ -10,31 +10,24 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from decodery.budget.fixed import Fixed
 from decodery.cli.main import cli
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.cppd import CPPD
-from decodery.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
-from decodery.model.artifact import Artifact
-from decodery.model.load import LoadedModel
-from decodery.model.slots import SLOTS, Slots
-from decodery.puzzles.alphabet import tokenizer
-from decodery.sample import Sampler
-from decodery.source.reads import Reads
-from decodery.testing import (
-    LawBroken,
-    check_batch,
-    check_distribution,
-    check_identical,
-    check_state,
-    tiny_transformer,
-)
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles.alphabet import tokenizer
+from decodery.logits_sources.reads import Reads
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.trained.artifact import Artifact
+from decodery.models.trained.slots import SLOTS, Slots
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.drafters.cppd import CPPD
+from decodery.testing import LawBroken, check_batch, check_distribution, check_identical, check_state, tiny_transformer
 from decodery.testing.rules import Credulous, NoResidual
-from decodery.train.cppd import CPPDRecipe, School, emitted, figures, states_of, train_cppd, written
-from decodery.train.seq2seq import Seq2SeqRecipe, train_seq2seq
-from decodery.train.transductions import transduction
-from decodery.verify.rejection import Rejection
+from decodery.training.cppd import CPPDRecipe, School, emitted, figures, states_of, train_cppd, written
+from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
+from decodery.training.transductions import transduction
 from tiny_encoder import tiny_encoder_decoder
 
 START, END = 58, 56

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.rest import REST
-from decodery.draft.stores.datastore import Datastore, sort_suffixes
-from decodery.errors import CorruptFile, PromptError, SettingsError, VocabularyMismatch
-from decodery.model.tokenizer import Tokenizer
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, VocabularyMismatch
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.rest import REST
+from decodery.speculative.stores.datastore import Datastore, sort_suffixes
+from decodery.step.forward_request import drive
 from decodery.testing import TableModel
-from decodery.train.datastore import build_datastore
+from decodery.training.datastore import build_datastore
 from tiny_models import make_tokenizer
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.deer import BlockReading, Deer
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.exact import sampled_law
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.deer import BlockReading, Deer
+from decodery.step.forward_request import drive
 from decodery.testing import TableModel, check_distribution, check_identical, tiny_transformer
 from decodery.testing.models import Counted
-from decodery.verify.exact import sampled_law
-from decodery.verify.rejection import Rejection
 from methods import blocked
 from open_models import BACKENDS, make, same
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from decodery.core import ask
-from decodery.draft.base import Drafter
-from decodery.draft.deer import Deer
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.easyspec import EasySpec
-from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.nested import Nested
-from decodery.draft.ngram import NGram
-from decodery.draft.pearl import Pearl
-from decodery.sample import Sampler
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.deer import Deer
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.easyspec import EasySpec
+from decodery.speculative.drafters.hierarchical import Hierarchical
+from decodery.speculative.drafters.nested import Nested
+from decodery.speculative.drafters.ngram import NGram
+from decodery.speculative.drafters.pearl import Pearl
+from decodery.step import forward_request as ask
 from decodery.testing import decode, tiny_transformer
 from far import Devices, Far
 from methods import blocked

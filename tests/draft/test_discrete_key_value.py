@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodery.core.memory import Memory
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.discrete_key_value import DiscreteKeyValue
-from decodery.draft.stores.bottleneck import FILE, KeySet, Values, nearest
-from decodery.errors import DecoderyError
-from decodery.model.artifact import Artifact
+from decodery.core.errors import DecoderyError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.trained.artifact import Artifact
+from decodery.speculative.drafters.discrete_key_value import DiscreteKeyValue
+from decodery.speculative.stores.bottleneck import FILE, KeySet, Values, nearest
+from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
-from decodery.train.keys import KeyRecipe, learn_keys, quantized
+from decodery.training.keys import KeyRecipe, learn_keys, quantized
 
 RECIPE = KeyRecipe(codebooks=4, keys=8, dim=4, rank=16)
 MODEL = tiny_transformer(2)

@@ -7,13 +7,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.sequence import Sequence
-from decodery.draft.base import Expander
-from decodery.draft.growth.dyspec import DySpec
-from decodery.verify.base import Rule
-from decodery.verify.coupled import Coupled
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Expander
+from decodery.speculative.trees.dyspec import DySpec
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, paths
 
 SAMPLERS = {"greedy": GREEDY, "warm": WARM}

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from decodery.core.tree import TokenTree
-from decodery.draft.eagle import EAGLEHead
-from decodery.draft.falcon import FalconHead
-from decodery.draft.fspad import FSPADHead
-from decodery.draft.heads.drafter import head_kind
-from decodery.draft.heads.head import DraftHead, Guess, Heard, TrainedHead
-from decodery.draft.heads.matching import LAST, mismatch
-from decodery.draft.heads.reading import HeadReading
-from decodery.model.batch import Batch, Segment
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.drafters.eagle import EAGLEHead
+from decodery.speculative.drafters.falcon import FalconHead
+from decodery.speculative.drafters.fspad import FSPADHead
+from decodery.speculative.heads.drafter import head_kind
+from decodery.speculative.heads.head import DraftHead, Guess, Heard, TrainedHead
+from decodery.speculative.heads.matching import LAST, mismatch
+from decodery.speculative.heads.reading import HeadReading
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import tiny_transformer
 
 TARGET = tiny_transformer(0, num_layers=3)

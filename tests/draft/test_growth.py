@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.growth.dyspec import DySpec
-from decodery.draft.growth.k_chains import KChains
-from decodery.draft.growth.rsd_c import RSDC
-from decodery.draft.growth.rsd_s import RSDS
-from decodery.draft.growth.sequoia import Sequoia
-from decodery.draft.growth.specinfer import SpecInfer
-from decodery.model.batch import Batch, Scores
-from decodery.registry import methods
+from decodery.core.registry import methods
+from decodery.models.batch import Batch, Scores
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.trees.dyspec import DySpec
+from decodery.speculative.trees.k_chains import KChains
+from decodery.speculative.trees.rsd_c import RSDC
+from decodery.speculative.trees.rsd_s import RSDS
+from decodery.speculative.trees.sequoia import Sequoia
+from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.forward_request import drive
 from decodery.testing import TableModel, decode, tiny_transformer
-from decodery.verify.coupled import Coupled
 from grown_trees import GREEDY, GROWTHS, WARM, Drawing, begun, law_after, noise_after, path_tokens
 
 SAMPLERS = {"greedy": GREEDY, "warm": WARM}

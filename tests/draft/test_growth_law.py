@@ -11,29 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
 from decodery.core import noise
-from decodery.core.ask import drive
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Expander
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.growth.base import Growth
-from decodery.draft.growth.dyspec import DySpec
-from decodery.draft.growth.k_chains import KChains
-from decodery.draft.growth.rsd_c import RSDC
-from decodery.draft.growth.rsd_s import RSDS
-from decodery.draft.growth.sequoia import Sequoia
-from decodery.draft.growth.specinfer import SpecInfer
-from decodery.draft.shapes.growing import Growing
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.exact import Tests, recursive_law
+from decodery.speculative.acceptance.k_seq import KSeq, k_seq_law
+from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection, without_replacement
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Expander
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.tree_building.growing import Growing
+from decodery.speculative.trees.base import Growth
+from decodery.speculative.trees.dyspec import DySpec
+from decodery.speculative.trees.k_chains import KChains
+from decodery.speculative.trees.rsd_c import RSDC
+from decodery.speculative.trees.rsd_s import RSDS
+from decodery.speculative.trees.sequoia import Sequoia
+from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_distribution
-from decodery.verify.base import Rule
-from decodery.verify.exact import Tests, recursive_law
-from decodery.verify.k_seq import KSeq, k_seq_law
-from decodery.verify.recursive_rejection import RecursiveRejection, without_replacement
 from sharp import Sharp
 
 

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Expander
-from decodery.draft.growth.clover import Selection
-from decodery.draft.growth.eagle_2 import EAGLE2
-from decodery.draft.growth.fixed_tree import EAGLE, FixedTree
-from decodery.draft.growth.k_chains import KChains
-from decodery.draft.growth.rsd_s import RSDS, perturbed
-from decodery.draft.growth.specinfer import SpecInfer
-from decodery.draft.ngram import NGram
-from decodery.errors import SettingsError
-from decodery.registry import resolve
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Expander
+from decodery.speculative.drafters.ngram import NGram
+from decodery.speculative.trees.clover import Selection
+from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.speculative.trees.fixed_tree import EAGLE, FixedTree
+from decodery.speculative.trees.k_chains import KChains
+from decodery.speculative.trees.rsd_s import RSDS, perturbed
+from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
-from decodery.verify.coupled import Coupled
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, path_tokens, paths
 
 

@@ -8,27 +8,27 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.chimera import ChimeraHead
-from decodery.draft.clover import CloverHead
-from decodery.draft.eagle_3 import EAGLE3Head
-from decodery.draft.heads.context import ContextLayer, context_layer
-from decodery.draft.heads.drafter import head_kind, head_named
-from decodery.draft.heads.head import DraftHead, Heard, TrainedHead
-from decodery.draft.heads.parts import LayerShape, Parts
-from decodery.draft.heads.reading import HeadReading
-from decodery.draft.hydra import HydraHead
-from decodery.draft.medusa import Medusa, MedusaHead
-from decodery.draft.shapes.template import calibrated
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import Rope
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Linear
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.config import Rope
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Linear
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.chimera import ChimeraHead
+from decodery.speculative.drafters.clover import CloverHead
+from decodery.speculative.drafters.eagle_3 import EAGLE3Head
+from decodery.speculative.drafters.hydra import HydraHead
+from decodery.speculative.drafters.medusa import Medusa, MedusaHead
+from decodery.speculative.heads.context import ContextLayer, context_layer
+from decodery.speculative.heads.drafter import head_kind, head_named
+from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.parts import LayerShape, Parts
+from decodery.speculative.heads.reading import HeadReading
+from decodery.speculative.tree_building.template import calibrated
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
 from decodery.testing import tiny_transformer
 
 TARGET = tiny_transformer(0, num_layers=3)

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.ask import Asking
-from decodery.core.sequence import Sequence
+from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.core.registry import methods
 from decodery.core.topk import topk
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.auto import Auto
-from decodery.draft.base import Drafter, Expander
-from decodery.draft.eagle_3 import EAGLE3
-from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, bound, head_kind
-from decodery.draft.heads.head import DraftHead, Heard, TrainedHead
-from decodery.draft.heads.parts import Parts
-from decodery.draft.heads.reading import HeadReading
-from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.drafts import SHIPPED
-from decodery.registry import methods
-from decodery.sample.sampler import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.drafts import SHIPPED
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.base import Drafter, Expander
+from decodery.speculative.drafters.eagle_3 import EAGLE3
+from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter, bound, head_kind
+from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.parts import Parts
+from decodery.speculative.heads.reading import HeadReading
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import DRAFTERS, SOURCES

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from commands import inside
-from decodery.core.tree import TokenTree
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.hmm import BeliefReading, HiddenMarkov
-from decodery.draft.stores.hmm import FILE, HMM
-from decodery.errors import CorruptFile, DecoderyError, ModelNotFound, SettingsError, VocabularyMismatch
-from decodery.model import load as load_module
+from decodery.core.errors import CorruptFile, DecoderyError, ModelNotFound, SettingsError, VocabularyMismatch
+from decodery.models.loaders import load as load_module
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.hierarchical import Hierarchical
+from decodery.speculative.drafters.hmm import BeliefReading, HiddenMarkov
+from decodery.speculative.stores.hmm import FILE, HMM
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.train.corpus import Corpus, Text, claim, write_shard
-from decodery.train.hmm import HMMRecipe, begun, counted, train_hmm
+from decodery.training.corpus import Corpus, Text, claim, write_shard
+from decodery.training.hmm import HMMRecipe, begun, counted, train_hmm
 from tiny_models import tiny_loaded
 
 COMMON = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)

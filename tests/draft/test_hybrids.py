@@ -9,31 +9,31 @@ import numpy as np
 import pytest
 import torch
 
-import decodery.draft
-from decodery.budget.base import Budget
-from decodery.core.ask import Asking, drive, settled
-from decodery.core.memory import Memory
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Composite, Drafter, Expander
-from decodery.draft.combine import First, Fuse, Switch
-from decodery.draft.copyspec import CopySpec
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.graft import Graft
-from decodery.draft.growth.eagle_2 import EAGLE2
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.draft.rasd import RASD
-from decodery.draft.rest import REST
-from decodery.draft.shapes.layers import grow_layers
-from decodery.draft.stand import STAND
-from decodery.draft.stores.datastore import Datastore
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.registry import resolve
-from decodery.sample import Sampler
+import decodery.speculative.drafters
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Composite, Drafter, Expander
+from decodery.speculative.drafters.combine import First, Fuse, Switch
+from decodery.speculative.drafters.copyspec import CopySpec
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.graft import Graft
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.drafters.rasd import RASD
+from decodery.speculative.drafters.rest import REST
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.speculative.stores.datastore import Datastore
+from decodery.speculative.tree_building.layers import grow_layers
+from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter_memory import Memory
+from decodery.step.forward_request import Asking, drive, settled
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_identical, decode, tiny_transformer, to_int8
 from narrow import Narrow
 
@@ -201,19 +201,19 @@ def test_combinations_speak_in_turn() -> None:
         seq.draft_state = drafter.start(seq)
         return drive(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
 
-    assert drafted(decodery.draft.first(copy, other), text) == [9, 1]
-    assert drafted(decodery.draft.first(copy, other), [1, 2, 1]) == [2]
-    assert drafted(decodery.draft.switch(copy, other, match=3), text) == [9, 1]
-    assert drafted(decodery.draft.switch(copy, other, match=4), text) == [9]
-    assert drafted(decodery.draft.switch(copy, other, choose=lambda seq: 1), text) == [9]
-    both = decodery.draft.fuse(CopySpec(gamma=1, length=2, pick="last"), CopySpec(gamma=1, length=2))
+    assert drafted(decodery.speculative.drafters.first(copy, other), text) == [9, 1]
+    assert drafted(decodery.speculative.drafters.first(copy, other), [1, 2, 1]) == [2]
+    assert drafted(decodery.speculative.drafters.switch(copy, other, match=3), text) == [9, 1]
+    assert drafted(decodery.speculative.drafters.switch(copy, other, match=4), text) == [9]
+    assert drafted(decodery.speculative.drafters.switch(copy, other, choose=lambda seq: 1), text) == [9]
+    both = decodery.speculative.drafters.fuse(CopySpec(gamma=1, length=2, pick="last"), CopySpec(gamma=1, length=2))
     assert drafted(both, [3, 4, 5, 3, 6, 7, 3]) == [6, 7, 4, 5]
     assert both.gives.drafts == ("deterministic",)
-    assert decodery.draft.first(copy, STAND()).gives.drafts == ("deterministic", "without-replacement")
+    assert decodery.speculative.drafters.first(copy, STAND()).gives.drafts == ("deterministic", "without-replacement")
     with pytest.raises(SettingsError, match="cannot tell how long a match of PromptLookup is"):
-        decodery.draft.switch(other, copy)
+        decodery.speculative.drafters.switch(other, copy)
     with pytest.raises(SettingsError, match="at least two"):
-        decodery.draft.fuse(copy)
+        decodery.speculative.drafters.fuse(copy)
 
 
 @pytest.mark.parametrize(

@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.tree import UNKNOWN, TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.text import _segment
-from decodery.draft.base import Drafter
-from decodery.draft.combine import First, Fuse
-from decodery.draft.forced import Forced
-from decodery.draft.hidden_transfer import HiddenTransfer
-from decodery.draft.ppd import PPD
-from decodery.draft.shapes.stages import LONGEST, Stages, fastest_stages, find_stages, likeliest, spread
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import CorruptFile, DecoderyError
-from decodery.model.batch import Batch, Segment
-from decodery.model.placeholders import Placeholders
-from decodery.model.route import WHOLE
-from decodery.model.transfer import Transfer
-from decodery.source.guidance import Guidance
-from decodery.source.sven import SVEN
+from decodery.core.errors import CorruptFile, DecoderyError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.text import _segment
+from decodery.logits_sources.guidance import Guidance
+from decodery.logits_sources.sven import SVEN
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import WHOLE
+from decodery.models.trained.placeholders import Placeholders
+from decodery.models.trained.transfer import Transfer
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
+from decodery.speculative.drafters.ppd import PPD
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.speculative.tree_building.stages import LONGEST, Stages, fastest_stages, find_stages, likeliest, spread
+from decodery.step.draft_tree import UNKNOWN, TokenTree
 from decodery.testing import check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import SOURCES

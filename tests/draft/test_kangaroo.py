@@ -7,22 +7,22 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.heads.head import TrainedHead
-from decodery.draft.heads.parts import Held
-from decodery.draft.kangaroo import Kangaroo, KangarooHead
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Scores, Segment
-from decodery.model.route import WHOLE
-from decodery.model.transformer import Transformer
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.layer_plan import WHOLE
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.judge import Head, Judge
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.kangaroo import Kangaroo, KangarooHead
+from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.parts import Held
+from decodery.step.forward_request import drive
 from decodery.testing import check_identical, check_state, tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.verify.judge import Head, Judge
-from decodery.verify.rejection import Rejection
 
 TARGET = tiny_transformer(0, num_layers=4)
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.growth.eagle_2 import EAGLE2
-from decodery.draft.heads.head import TrainedHead
-from decodery.draft.longspec import LongSpec, LongSpecHead
-from decodery.model.batch import Batch, Segment
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.drafters.longspec import LongSpec, LongSpecHead
+from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.trees.eagle_2 import EAGLE2
 from decodery.testing import check_identical, tiny_transformer
 
 TARGET = tiny_transformer(0, num_layers=3, max_positions=4096)

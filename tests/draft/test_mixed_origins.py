@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodery.budget.base import Budget
-from decodery.core.ask import Asking, settled
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.request import Request
-from decodery.draft.combine import First, Switch
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.forced import Forced
-from decodery.draft.growth.k_chains import KChains
-from decodery.draft.growth.rsd_c import RSDC
-from decodery.draft.jacobi import Jacobi
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError
-from decodery.sample import Sampler, Temperature
-from decodery.sample.constraint import Constrained, Constraint
+from decodery.core.errors import SettingsError
+from decodery.engine.request import Request
+from decodery.sampling import Sampler, Temperature
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.speculative.acceptance.rapid import Rapid
+from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.combine import First, Switch
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.jacobi import Jacobi
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.trees.k_chains import KChains
+from decodery.speculative.trees.rsd_c import RSDC
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, settled
+from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_distribution, check_identical, decode, tiny_transformer
 from decodery.testing.rules import NoResidual
-from decodery.verify.rapid import Rapid
-from decodery.verify.recursive_rejection import RecursiveRejection
-from decodery.verify.rejection import Rejection
 from sharp import Sharp
 
 TARGET, DRAFT = Sharp(0.06, 0.55, 0.34, 0.05), Sharp(0.9, 0.04, 0.03, 0.03)

@@ -13,31 +13,31 @@ import torch
 import transformers
 
 from decodery import LM
-from decodery.budget.base import Budget
-from decodery.core.embedded import Embeddings, chunk
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.prefixes import PrefixCache
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter, Observation
-from decodery.draft.eagle import EAGLEHead
-from decodery.draft.heads.head import EMBEDDED, TrainedHead
-from decodery.draft.heads.reading import HeadReading
-from decodery.draft.msd import MSD, MSDHead
-from decodery.errors import PromptError, SettingsError
-from decodery.model.adapter import TransformersModel
-from decodery.model.batch import Batch
-from decodery.model.load import LoadedModel, load
-from decodery.model.protocol import LanguageModel
-from decodery.model.store import silent
-from decodery.model.transformer import Transformer
-from decodery.output import Output
-from decodery.sample.sampler import Sampler
-from decodery.train.data import write_texts
-from decodery.train.embedded import read_prompts, save_prompts, write_shown
-from decodery.train.features import Features, FeatureStore
-from decodery.train.head import TOP, HeadRecipe, _Course, _Store, train_head
+from decodery.core.errors import PromptError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.output import Output
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.models.batch import Batch
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.loaders.store import silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.transformers.adapter import TransformersModel
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.speculative.drafters.eagle import EAGLEHead
+from decodery.speculative.drafters.msd import MSD, MSDHead
+from decodery.speculative.heads.head import EMBEDDED, TrainedHead
+from decodery.speculative.heads.reading import HeadReading
+from decodery.step.draft_tree import TokenTree
+from decodery.step.embedded import Embeddings, chunk
+from decodery.step.sequence import Sequence
+from decodery.training.data import write_texts
+from decodery.training.embedded import read_prompts, save_prompts, write_shown
+from decodery.training.features import Features, FeatureStore
+from decodery.training.head import TOP, HeadRecipe, _Course, _Store, train_head
 from tiny_models import SHAPE, SPECIAL, randomize, save
 
 IMAGE = 258

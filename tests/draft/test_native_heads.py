@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.errors import NumericalError
+from decodery.core.native.kernels import choose, kernel_sets, library
 from decodery.core.topk import likeliest, topk
-from decodery.draft.advice import WIDTH
-from decodery.draft.eagle_3 import EAGLE3Head
-from decodery.draft.heads import parts
-from decodery.draft.heads.head import Seen, TrainedHead
-from decodery.draft.heads.parts import Parts
-from decodery.errors import NumericalError
-from decodery.model import portable
-from decodery.model.int4 import Int4Linear
-from decodery.model.kernels import choose, kernel_sets, library
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.torch import portable
+from decodery.speculative.drafters.advice import WIDTH
+from decodery.speculative.drafters.eagle_3 import EAGLE3Head
+from decodery.speculative.heads import parts
+from decodery.speculative.heads.head import Seen, TrainedHead
+from decodery.speculative.heads.parts import Parts
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from decodery.core import noise
-from decodery.core.ask import drive
-from decodery.core.needs import Needs
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Observation
-from decodery.draft.shapes.likeliest import LikeliestTree, Worth
-from decodery.draft.shapes.native_tree import NativeTree
-from decodery.draft.stores.contexts import Contexts
-from decodery.draft.stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
-from decodery.draft.stores.ngrams import Occurrences
-from decodery.draft.stores.past import PastTexts
-from decodery.errors import NumericalError
-from decodery.model.kernels import library
+from decodery.core.errors import NumericalError
+from decodery.core.native.kernels import library
+from decodery.core.requirements import Needs
+from decodery.speculative.drafters.base import Observation
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
+from decodery.speculative.stores.ngrams import Occurrences
+from decodery.speculative.stores.past import PastTexts
+from decodery.speculative.tree_building.likeliest import LikeliestTree, Worth
+from decodery.speculative.tree_building.native_tree import NativeTree
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
 
 VOCAB, LIMIT, WIDTH = 24, 12, 5
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels were not built")

@@ -11,28 +11,28 @@ import pytest
 import torch
 
 from covering import in_turn
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.easyspec import EasySpec
-from decodery.draft.follower import Follower
-from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.nested import Nested, NestedReading
-from decodery.draft.ngram import NGram
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.route import Route
-from decodery.model.transformer import Transformer
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.layer_plan import Route
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.easyspec import EasySpec
+from decodery.speculative.drafters.follower import Follower
+from decodery.speculative.drafters.hierarchical import Hierarchical
+from decodery.speculative.drafters.nested import Nested, NestedReading
+from decodery.speculative.drafters.ngram import NGram
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import Counted
-from decodery.verify.rejection import Rejection
 from methods import DRAFTERS
 from open_models import BACKENDS, LAYERS, make, same
 

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.core.gaussian_process import GaussianProcess, matern
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.dynamic_exit import DEL, tokens_per_layer
-from decodery.draft.growth.caterpillar import Caterpillar
-from decodery.draft.stores.skip_search import SkipSearch
-from decodery.draft.swift import SKIPS, Swift, matchness
-from decodery.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.route import Route
-from decodery.model.skips import SkipSet, switches
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.trained.skips import SkipSet, switches
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.dynamic_exit import DEL, tokens_per_layer
+from decodery.speculative.drafters.swift import SKIPS, Swift, matchness
+from decodery.speculative.stores.skip_search import SkipSearch
+from decodery.speculative.trees.caterpillar import Caterpillar
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
 from decodery.testing import LawBroken, check_batch, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import Counted
 from questions import prompts

@@ -14,24 +14,29 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.aggressive import Aggressive
-from decodery.draft.base import Drafter, Observation
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.jacobi import Jacobi
-from decodery.draft.lexical_unit import LexicalUnit
-from decodery.draft.lookahead import Lookahead
-from decodery.draft.rapid import Rapid, bm25
-from decodery.errors import SettingsError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.registry import resolve
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.base import Laws
+from decodery.speculative.acceptance.rapid import Rapid as RapidRule
+from decodery.speculative.acceptance.rapid import acceptance, augmented, emitted_law
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.acceptance.tolerance import Tolerance, tolerated
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.aggressive import Aggressive
+from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.jacobi import Jacobi
+from decodery.speculative.drafters.lexical_unit import LexicalUnit
+from decodery.speculative.drafters.lookahead import Lookahead
+from decodery.speculative.drafters.rapid import Rapid, bm25
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import (
     Garbage,
     LawBroken,
@@ -43,11 +48,6 @@ from decodery.testing import (
     tiny_transformer,
 )
 from decodery.testing.rules import NoResidual
-from decodery.verify.base import Laws
-from decodery.verify.rapid import Rapid as RapidRule
-from decodery.verify.rapid import acceptance, augmented, emitted_law
-from decodery.verify.rejection import Rejection
-from decodery.verify.tolerance import Tolerance, tolerated
 from questions import SAMPLED, prompts
 from scripted import Scripted, Unigram
 

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core import ask, workers
-from decodery.core.ask import Ask, Asking, answer
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.pearl import Pearl
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Scores, Segment
-from decodery.model.transformer import Transformer
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.pearl import Pearl
+from decodery.step import forward_request as ask
+from decodery.step import parallel_passes as workers
+from decodery.step.forward_request import Ask, Asking, answer
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.testing.models import Counted
-from decodery.verify.rejection import Rejection
 
 TARGET = tiny_transformer(0, num_layers=4)
 OTHER = tiny_transformer(1, num_layers=2)
@@ -171,7 +172,7 @@ def test_its_length_comes_from_what_passes_take(monkeypatch: pytest.MonkeyPatch)
             return self.time
 
     times = {id(TARGET): 7.1, id(OTHER): 1.0}
-    monkeypatch.setattr("decodery.draft.pearl.cost_curve", lambda model: Curve(times[id(model)]))
+    monkeypatch.setattr("decodery.speculative.drafters.pearl.cost_curve", lambda model: Curve(times[id(model)]))
     seq = Engine(TARGET).submit(Request([1, 2, 3], max_new_tokens=4))
     assert Pearl(OTHER, length=0).start(seq).length == 7
     with pytest.raises(SettingsError, match="pearl needs length"):

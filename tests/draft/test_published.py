@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.eagle import EAGLE
-from decodery.draft.eagle_3 import EAGLE3
-from decodery.draft.heads.drafter import HeadDrafter, head_kind
-from decodery.draft.heads.head import TrainedHead
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.drafters.eagle import EAGLE
+from decodery.speculative.drafters.eagle_3 import EAGLE3
+from decodery.speculative.heads.drafter import HeadDrafter, head_kind
+from decodery.speculative.heads.head import TrainedHead
 from decodery.testing import check_identical, tiny_transformer
 from published import HEADS, HIDDEN, INNER, KV_HEADS, TARGET, TEXT, layer, norm, run_layer, tensors_of, write
 

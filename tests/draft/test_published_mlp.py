@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.heads.drafter import HeadDrafter, head_kind
-from decodery.draft.heads.head import TrainedHead
-from decodery.draft.hydra import Hydra
-from decodery.draft.medusa import Medusa
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.drafters.hydra import Hydra
+from decodery.speculative.drafters.medusa import Medusa
+from decodery.speculative.heads.drafter import HeadDrafter, head_kind
+from decodery.speculative.heads.head import TrainedHead
 from decodery.testing import check_identical, tiny_transformer
 from published import TARGET, TEXT, layer, norm, run_layer, tensors_of, write
 

@@ -14,35 +14,35 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.memory import Memory
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.aded import ADED
-from decodery.draft.base import Drafter
-from decodery.draft.combine import Switch
-from decodery.draft.copyspec import CopySpec
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.rest import REST
-from decodery.draft.shapes.best_first import grow
-from decodery.draft.shapes.monte_carlo import SearchTree
-from decodery.draft.stand import STAND
-from decodery.draft.stores.automaton import SuffixAutomaton as Automaton
-from decodery.draft.stores.datastore import FORMAT, Datastore
-from decodery.draft.stores.suffix_trie import SuffixTrie
-from decodery.draft.suffix_automaton import SuffixAutomaton
-from decodery.draft.suffix_tree import SuffixTree
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import VocabularyMismatch
-from decodery.output import Output
-from decodery.registry import resolve
-from decodery.sample import Sampler
+from decodery.core.errors import VocabularyMismatch
+from decodery.core.registry import resolve
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.output import Output
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.aded import ADED
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.combine import Switch
+from decodery.speculative.drafters.copyspec import CopySpec
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.rest import REST
+from decodery.speculative.drafters.stand import STAND
+from decodery.speculative.drafters.suffix_automaton import SuffixAutomaton
+from decodery.speculative.drafters.suffix_tree import SuffixTree
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.speculative.stores.automaton import SuffixAutomaton as Automaton
+from decodery.speculative.stores.datastore import FORMAT, Datastore
+from decodery.speculative.stores.suffix_trie import SuffixTrie
+from decodery.speculative.tree_building.best_first import grow
+from decodery.speculative.tree_building.monte_carlo import SearchTree
+from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter_memory import Memory
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer, to_int8
-from decodery.verify.coupled import Coupled
 from methods import DRAFTERS
 from narrow import Narrow
 from serving import tiny_lm

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from decodery.core.errors import SettingsError
 from decodery.core.trace import Step, Trace
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.growth.fixed_tree import FixedTree
-from decodery.draft.growth.sequoia import Optimum, acceptance_by_rank, best_tree, fastest_tree
-from decodery.draft.shapes.template import Template
-from decodery.errors import SettingsError
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.tree_building.template import Template
+from decodery.speculative.trees.fixed_tree import FixedTree
+from decodery.speculative.trees.sequoia import Optimum, acceptance_by_rank, best_tree, fastest_tree
 from decodery.testing import TableModel, decode
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
+from decodery.core.errors import NumericalError, SettingsError
+from decodery.core.registry import resolve
 from decodery.core.topk import logsumexp, topk
-from decodery.core.tree import TokenTree
-from decodery.draft.shapes.frequency import count_prefixes, frequency_tree
-from decodery.draft.shapes.monte_carlo import enumerate_all, search
-from decodery.draft.shapes.template import STAND, TOKEN_RECYCLING, RankRates, Template, unbalanced
-from decodery.errors import NumericalError, SettingsError
-from decodery.registry import resolve
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.tree_building.frequency import count_prefixes, frequency_tree
+from decodery.speculative.tree_building.monte_carlo import enumerate_all, search
+from decodery.speculative.tree_building.template import STAND, TOKEN_RECYCLING, RankRates, Template, unbalanced
+from decodery.step.draft_tree import TokenTree
 
 
 def random_text(random: np.random.Generator, n: int, size: int) -> list[int]:

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Observation
-from decodery.draft.stores import contexts as contexts_module
-from decodery.draft.stores.adjacency import Adjacency
-from decodery.draft.stores.automaton import SuffixAutomaton
-from decodery.draft.stores.contexts import Contexts
-from decodery.draft.stores.distributions import MeanDistributions
-from decodery.draft.stores.positions import Positions
-from decodery.draft.stores.suffix_trie import SuffixTrie
-from decodery.draft.stores.trigrams import Trigrams
-from decodery.draft.stores.windows import Windows
-from decodery.model.batch import Batch, Segment
+from decodery.models.batch import Batch, Segment
+from decodery.speculative.drafters.base import Observation
+from decodery.speculative.stores import contexts as contexts_module
+from decodery.speculative.stores.adjacency import Adjacency
+from decodery.speculative.stores.automaton import SuffixAutomaton
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.distributions import MeanDistributions
+from decodery.speculative.stores.positions import Positions
+from decodery.speculative.stores.suffix_trie import SuffixTrie
+from decodery.speculative.stores.trigrams import Trigrams
+from decodery.speculative.stores.windows import Windows
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import tiny_transformer
 
 

@@ -29,8 +29,8 @@ def run(folder: Path, dtype: str = "float32") -> None:
     """Load what is in a folder, encode and render with it, and run one pass."""
     import torch
 
-    from decodery.model.batch import Batch, Segment
-    from decodery.model.load import load
+    from decodery.models.batch import Batch, Segment
+    from decodery.models.loaders.load import load
 
     loaded = load(folder, dtype=dtype, device="cpu")
     ids = loaded.tokenizer.encode("ab c")
@@ -43,7 +43,7 @@ def run(folder: Path, dtype: str = "float32") -> None:
 
 @kind("config", mutated_json("config.json", "folder"))
 def use_config(folder: Path, base: Path) -> None:
-    from decodery.model.families import FAMILIES
+    from decodery.models.families.config_json import FAMILIES
 
     run(folder) if _family(folder) in FAMILIES else _read_config(folder)
 
@@ -58,8 +58,8 @@ def _family(folder: Path) -> Any:
 
 
 def _read_config(folder: Path) -> None:
-    from decodery.model.families import read_config
-    from decodery.model.fields import read_json
+    from decodery.models.families.config_json import read_config
+    from decodery.models.loaders.fields import read_json
 
     read_config(read_json(folder / "config.json"))
 
@@ -78,7 +78,7 @@ def make_pieces(random: random.Random, base: Path, folder: Path) -> None:
 
 @kind("other tokenizers", make_pieces)
 def use_pieces(folder: Path, base: Path) -> None:
-    from decodery.model.tokenizer import Tokenizer
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     for text in ("ab foo a <s> 12 é", "", " b" * 50):
@@ -161,8 +161,8 @@ def use_shards(folder: Path, base: Path) -> None:
 
 @kind("prefixes", mutated_tensors("prefixes.safetensors"))
 def use_prefixes(folder: Path, base: Path) -> None:
-    from decodery.model.batch import Batch, Segment
-    from decodery.source.sven import SVEN
+    from decodery.logits_sources.sven import SVEN
+    from decodery.models.batch import Batch, Segment
 
     model = _model(base)
     prefixed = SVEN("secure", str(folder / "prefixes.safetensors")).over(model, [1, 2])
@@ -171,8 +171,8 @@ def use_prefixes(folder: Path, base: Path) -> None:
 
 @kind("partial attention", mutated_tensors("partial.safetensors"))
 def use_partial(folder: Path, base: Path) -> None:
-    from decodery.model.batch import Batch, Segment
-    from decodery.source.partial_attention import PartialAttention
+    from decodery.logits_sources.partial_attention import PartialAttention
+    from decodery.models.batch import Batch, Segment
 
     partial = PartialAttention(str(folder / "partial.safetensors")).over(_model(base), [1, 2])
     partial.forward(Batch([Segment.chunk([1, 2], partial.new_cache())]))
@@ -182,9 +182,9 @@ def use_partial(folder: Path, base: Path) -> None:
 def use_value(folder: Path, base: Path) -> None:
     import torch
 
-    from decodery.core.ask import drive
-    from decodery.score.base import Candidates, judge
-    from decodery.score.value_head import ValueHead
+    from decodery.scorers.base import Candidates, judge
+    from decodery.scorers.value_head import ValueHead
+    from decodery.step.forward_request import drive
 
     value = ValueHead(str(folder / "value.safetensors"))
     value.fits(_model(base))
@@ -195,7 +195,7 @@ def use_value(folder: Path, base: Path) -> None:
 def use_judge(folder: Path, base: Path) -> None:
     import torch
 
-    from decodery.verify.judge import Judge
+    from decodery.speculative.acceptance.judge import Judge
 
     rule = Judge(str(folder / "judge.safetensors"))
     rule.fits(_model(base))
@@ -206,7 +206,7 @@ def use_judge(folder: Path, base: Path) -> None:
 def use_acceptance(folder: Path, base: Path) -> None:
     import torch
 
-    from decodery.budget.specdec_pp import SpecDecPP
+    from decodery.speculative.draft_length.specdec_pp import SpecDecPP
 
     head = SpecDecPP(str(folder / "acceptance.safetensors")).trained
     head.acceptance(torch.ones(head.hidden_size))
@@ -214,9 +214,9 @@ def use_acceptance(folder: Path, base: Path) -> None:
 
 @kind("contexts", mutated_tensors("contexts.safetensors"))
 def use_contexts(folder: Path, base: Path) -> None:
-    from decodery.draft.stores.contexts import Contexts
-    from decodery.draft.stores.expectations import SuccessorRates
-    from decodery.draft.stores.warm import CONTEXTS, WarmContexts
+    from decodery.speculative.stores.contexts import Contexts
+    from decodery.speculative.stores.expectations import SuccessorRates
+    from decodery.speculative.stores.warm import CONTEXTS, WarmContexts
 
     warm, contexts = WarmContexts.load(folder / "contexts.safetensors"), Contexts(CONTEXTS, 4)
     for order in CONTEXTS:
@@ -241,7 +241,7 @@ def make_datastore(random: random.Random, base: Path, folder: Path) -> None:
 
 @kind("datastore", make_datastore)
 def use_datastore(folder: Path, base: Path) -> None:
-    from decodery.draft.stores.datastore import Datastore
+    from decodery.speculative.stores.datastore import Datastore
 
     store = Datastore.open(str(folder))
     store.fits(288)
@@ -271,7 +271,7 @@ def make_template(random: random.Random, base: Path, folder: Path) -> None:
 
 @kind("chat template", make_template)
 def use_template(folder: Path, base: Path) -> None:
-    from decodery.model.chat import ChatTemplate
+    from decodery.models.tokenizers.chat import ChatTemplate
 
     source = (folder / "template.jinja").read_text()
     ChatTemplate(source, {"bos_token": "<s>"}).render([{"role": "user", "content": "Hi there"}])
@@ -282,7 +282,7 @@ _models: dict[Path, Any] = {}
 
 def _model(base: Path) -> Any:
     """The sound model that artefacts are for."""
-    from decodery.model.load import load
+    from decodery.models.loaders.load import load
 
     if base not in _models:
         _models[base] = load(base / "folder", dtype="float32", device="cpu").model

@@ -16,17 +16,17 @@ def prepare(base: Path) -> None:
 
     import tiny_gguf
     import tiny_models
-    from decodery.budget.specdec_pp import AcceptanceHead
-    from decodery.draft.stores.warm import CONTEXTS, WarmContexts
-    from decodery.model import fused
-    from decodery.model.description import Description
-    from decodery.model.load import load
-    from decodery.model.prefix import KVPrefix, Prefixes
-    from decodery.score.value_head import LinearValue
-    from decodery.source.partial_attention import PartialWeights
+    from decodery.logits_sources.partial_attention import PartialWeights
+    from decodery.models.loaders import fused
+    from decodery.models.loaders.description import Description
+    from decodery.models.loaders.load import load
+    from decodery.models.trained.prefix import KVPrefix, Prefixes
+    from decodery.scorers.value_head import LinearValue
+    from decodery.speculative.acceptance.judge import Head
+    from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
+    from decodery.speculative.stores.warm import CONTEXTS, WarmContexts
     from decodery.testing import to_int8
-    from decodery.train.datastore import build_datastore
-    from decodery.verify.judge import Head
+    from decodery.training.datastore import build_datastore
 
     hf_model = tiny_models.make_model("llama yarn rope")
     tiny_models.save(hf_model, base / "whole")

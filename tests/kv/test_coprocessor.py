@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.core.ask import drive
-from decodery.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
-from decodery.kv.coprocessor import Augmented, Coprocessor
-from decodery.model.artifact import Artifact
-from decodery.model.batch import Batch, Segment
-from decodery.model.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
-from decodery.model.transformer import Transformer
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
+from decodery.kv_cache.coprocessor import Augmented, Coprocessor
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.artifact import Artifact
+from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
+from decodery.step.forward_request import drive
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.train.coprocessor import CoprocessorRecipe, School, train_coprocessor
+from decodery.training.coprocessor import CoprocessorRecipe, School, train_coprocessor
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from decodery.kv.after_prompt import Prompt, turned
-from decodery.kv.expected_attention import ExpectedAttention
+from decodery.kv_cache.after_prompt import Prompt, turned
+from decodery.kv_cache.expected_attention import ExpectedAttention
 from decodery.testing import tiny_transformer
 
 HEADS, LENGTH, DRAWS = 2, 24, 20_000

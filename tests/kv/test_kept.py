@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.kv.base import CachePolicy
-from decodery.kv.expected_attention import ExpectedAttention
-from decodery.kv.h2o import H2O
-from decodery.kv.pyramid_kv import PyramidKV
-from decodery.kv.quest import Quest
-from decodery.kv.snapkv import SnapKV
-from decodery.kv.streaming_llm import StreamingLLM
-from decodery.kv.tova import TOVA
-from decodery.model.batch import Batch, Segment
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.rope import rope_table
-from decodery.model.transformer import Transformer
+from decodery.kv_cache.base import CachePolicy
+from decodery.kv_cache.expected_attention import ExpectedAttention
+from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.pyramid_kv import PyramidKV
+from decodery.kv_cache.quest import Quest
+from decodery.kv_cache.snapkv import SnapKV
+from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.kv_cache.tova import TOVA
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.torch.rope import rope_table
+from decodery.models.torch.transformer import Transformer
 from open_models import LAYERS, make
 
 TOKENS = np.random.default_rng(8).integers(0, 64, 62)

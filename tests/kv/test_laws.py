@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.kv.actqkv import ActQKV, Fetching
-from decodery.kv.base import CachePolicy, State
-from decodery.kv.coprocessor import Augmented, Coprocessor
-from decodery.kv.evicting import Evicting
-from decodery.kv.h2o import H2O
-from decodery.kv.lserve import LServe, Serving
-from decodery.kv.quest import Quest
-from decodery.kv.selecting import Asked
-from decodery.kv.write_gate import Admitting, WriteGate
-from decodery.model.cache import KVCache
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.protocol import LanguageModel
+from decodery.core.errors import SettingsError
+from decodery.kv_cache.actqkv import ActQKV, Fetching
+from decodery.kv_cache.base import CachePolicy, State
+from decodery.kv_cache.coprocessor import Augmented, Coprocessor
+from decodery.kv_cache.evicting import Evicting
+from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.lserve import LServe, Serving
+from decodery.kv_cache.quest import Quest
+from decodery.kv_cache.selecting import Asked
+from decodery.kv_cache.write_gate import Admitting, WriteGate
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import LanguageModel
 from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
 from decodery.testing.policies import check_policy
 from methods import KVS
@@ -229,10 +229,10 @@ def test_what_does_not_go_together_is_said() -> None:
 
 def test_a_policy_can_be_asked_for_everywhere() -> None:
     from decodery.cli.given import given
-    from decodery.errors import UnknownMethod
-    from decodery.serve.fields import CompletionRequest
-    from decodery.serve.methods import settings_of
-    from decodery.serve.offered import offered
+    from decodery.core.errors import UnknownMethod
+    from decodery.server.fields import CompletionRequest
+    from decodery.server.methods import settings_of
+    from decodery.server.offered import offered
 
     assert given({"kv": "h2o:budget=0.3"})["kv"] == H2O(0.3) and given({"kv": "none"})["kv"] == "none"
     with pytest.raises(UnknownMethod, match="no kv method is called 'h20'"):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.kv.localist import Localist
-from decodery.model.batch import Batch, Segment
-from decodery.model.policy import Attention
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError
+from decodery.kv_cache.localist import Localist
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
 

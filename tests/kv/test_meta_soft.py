@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
-from decodery.kv.meta_soft import MetaSoft, folded
-from decodery.model.artifact import Artifact
-from decodery.model.batch import Batch, Segment
-from decodery.model.meta_tokens import META, MetaTokens, feature, library, mixture
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
+from decodery.kv_cache.meta_soft import MetaSoft, folded
+from decodery.models.batch import Batch, Segment
+from decodery.models.trained.artifact import Artifact
+from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
 from decodery.testing import decode, tiny_transformer
-from decodery.train.meta_tokens import MetaRecipe, School, Watching, distance, train_meta_tokens
+from decodery.training.meta_tokens import MetaRecipe, School, Watching, distance, train_meta_tokens
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.prefixes import PrefixCache
-from decodery.decode.request import Request
-from decodery.kv.base import CachePolicy
-from decodery.kv.quest import Quest
-from decodery.kv.selecting import Selecting
-from decodery.model.policy import AttentionPolicy
-from decodery.model.protocol import LanguageModel
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.kv_cache.base import CachePolicy
+from decodery.kv_cache.quest import Quest
+from decodery.kv_cache.selecting import Selecting
+from decodery.models.cache.attention_policy import AttentionPolicy
+from decodery.models.protocol import LanguageModel
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
 
 EXACT = to_int8(tiny_transformer(0))

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.compressed_cache import CompressedCache
-from decodery.errors import CorruptFile, SettingsError
-from decodery.kv.base import shared_out
-from decodery.kv.d2o import D2O
-from decodery.kv.dapq import DapQ
-from decodery.kv.double_sparsity import DoubleSparsity
-from decodery.kv.h2o import H2O
-from decodery.kv.quantized import Codes, Quantized
-from decodery.model.artifact import Artifact
-from decodery.model.attention import attend
-from decodery.model.batch import Batch, Segment
-from decodery.model.key_channels import CHANNELS, KeyChannels
-from decodery.model.policy import Attention, AttentionPolicy
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.kv_cache.base import shared_out
+from decodery.kv_cache.d2o import D2O
+from decodery.kv_cache.dapq import DapQ
+from decodery.kv_cache.double_sparsity import DoubleSparsity
+from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.quantized import Codes, Quantized
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.torch.attention import attend
+from decodery.models.trained.artifact import Artifact
+from decodery.models.trained.key_channels import CHANNELS, KeyChannels
+from decodery.speculative.drafters.compressed_cache import CompressedCache
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
-from decodery.train.key_channels import calibrate
+from decodery.training.key_channels import calibrate
 
 MODEL = tiny_transformer(0)
 PROMPT = np.random.default_rng(4).integers(0, 64, 30).tolist()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import ContextFull, OutOfMemory
-from decodery.kv.streaming_llm import Streaming, StreamingLLM
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import ModelConfig, Rope
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.rope import turns
+from decodery.core.errors import ContextFull, OutOfMemory
+from decodery.kv_cache.streaming_llm import Streaming, StreamingLLM
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.config import ModelConfig, Rope
+from decodery.models.torch.rope import turns
 from decodery.testing import LawBroken, decode, tiny_transformer, to_int8
 from decodery.testing.policies import check_policy
 
@@ -120,9 +120,9 @@ def test_which_models_have_no_end() -> None:
 
 
 def test_a_long_prompt_needs_the_memory_of_its_window() -> None:
-    from decodery.decode.engine import Engine
-    from decodery.decode.request import Request
-    from decodery.decode.schedule import Limits
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.engine.schedule import Limits
 
     bounded = Engine(EXACT, limits=Limits(cache_bytes=SHORT.new_cache().slot_bytes * 300))
     prompt = (LONG[0] * 8)[:400]

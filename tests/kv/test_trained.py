@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
-from decodery.kv.lserve import LServe
-from decodery.kv.quest import Quest
-from decodery.kv.write_gate import WriteGate
-from decodery.model.artifact import Artifact
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.head_gates import GATES, HeadGates
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.write_gates import WRITE_GATE, WriteGates
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
+from decodery.kv_cache.lserve import LServe
+from decodery.kv_cache.quest import Quest
+from decodery.kv_cache.write_gate import WriteGate
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.trained.artifact import Artifact
+from decodery.models.trained.head_gates import GATES, HeadGates
+from decodery.models.trained.write_gates import WRITE_GATE, WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.train.head_gates import GateRecipe, hide_keys, train_head_gates
-from decodery.train.head_gates import School as GateSchool
-from decodery.train.write_gates import School as WriteSchool
-from decodery.train.write_gates import WriteGateRecipe, train_write_gate
+from decodery.training.head_gates import GateRecipe, hide_keys, train_head_gates
+from decodery.training.head_gates import School as GateSchool
+from decodery.training.write_gates import School as WriteSchool
+from decodery.training.write_gates import WriteGateRecipe, train_write_gate
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)

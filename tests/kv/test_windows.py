@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.kv.base import CachePolicy
-from decodery.kv.coprocessor import Coprocessor
-from decodery.kv.localist import Localist
-from decodery.kv.streaming_llm import StreamingLLM
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.slab import SLOTS
-from decodery.model.transformer import Transformer
+from decodery.kv_cache.base import CachePolicy
+from decodery.kv_cache.coprocessor import Coprocessor
+from decodery.kv_cache.localist import Localist
+from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_memory import SLOTS
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from decodery.testing.policies import check_policy
 from methods import KVS

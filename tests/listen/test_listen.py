@@ -13,31 +13,24 @@ import torch
 
 import decodery as dc
 from covering import FULL
-from decodery.core.ask import Asking, drive, score
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import PromptError, SettingsError
-from decodery.listen.base import Heard, Listen, Stream, listening
-from decodery.listen.local_agreement import LocalAgreement
-from decodery.listen.redecode import Redecode
-from decodery.listen.stability import Stability
-from decodery.listen.streaming_beam import StreamingBeam
-from decodery.listen.wait_k import WaitK
-from decodery.model.batch import Batch, Segment
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.registry import methods, resolve
-from decodery.source.reads import Reads
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.registry import methods, resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.simultaneous.base import Heard, Listen, Stream, listening
+from decodery.extras.simultaneous.local_agreement import LocalAgreement
+from decodery.extras.simultaneous.redecode import Redecode
+from decodery.extras.simultaneous.stability import Stability
+from decodery.extras.simultaneous.streaming_beam import StreamingBeam
+from decodery.extras.simultaneous.wait_k import WaitK
+from decodery.logits_sources.reads import Reads
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.step.forward_request import Asking, drive, score
 from decodery.testing import tiny_transformer
-from decodery.train.seq2seq import (
-    Seq2SeqRecipe,
-    leaves,
-    lesson,
-    random_encoder_decoder,
-    right,
-    train_seq2seq,
-)
-from decodery.train.transductions import TRANSDUCTIONS, sources, transduction
-from decodery.train.two_stacks import predicted
+from decodery.training.seq2seq import Seq2SeqRecipe, leaves, lesson, random_encoder_decoder, right, train_seq2seq
+from decodery.training.transductions import TRANSDUCTIONS, sources, transduction
+from decodery.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
 
 BLOCK, START, ENDS = 3, 58, (56, 2)

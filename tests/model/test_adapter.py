@@ -10,16 +10,16 @@ import pytest
 import torch
 import transformers
 
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model import adapter_trial
-from decodery.model.adapter import TransformersModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.graphs import StaticPasses
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.model.route import Route
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.cuda.graphs import StaticPasses
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.transformers import adapter_trial
+from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import Oracle, check_identical, check_state, decode, tiny_transformer, to_int8
 from tiny_models import (
     SHAPE,

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.errors import UnsupportedModel
-from decodery.model.adapter import TransformersModel
-from decodery.model.families import FAMILIES as NATIVE
+from decodery.core.errors import UnsupportedModel
+from decodery.models.families.config_json import FAMILIES as NATIVE
+from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import decode
 from small_configs import FAMILIES, small_model
 from tiny_models import reference

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from decodery.errors import OutOfMemory
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache, Mark, resident
-from decodery.model.protocol import LanguageModel
-from decodery.model.route import Route
-from decodery.model.slab import SLOTS
-from decodery.model.transformer import Transformer
+from decodery.core.errors import OutOfMemory
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache, Mark, resident
+from decodery.models.cache.page_memory import SLOTS
+from decodery.models.layer_plan import Route
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import LawBroken, TableModel, check_cache, tiny_transformer
 
 MODEL = tiny_transformer(3)

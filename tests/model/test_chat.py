@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 
-from decodery.errors import CorruptFile, DecoderyError, PromptError
-from decodery.model import chat
-from decodery.model.chat import ChatTemplate
+from decodery.core.errors import CorruptFile, DecoderyError, PromptError
+from decodery.models.tokenizers import chat
+from decodery.models.tokenizers.chat import ChatTemplate
 from tiny_models import make_tokenizer
 
 TEMPLATES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.model.coded import MOST, SCALE, apart, decode, encode, products, weigh
+from decodery.models.cache.coded import MOST, SCALE, apart, decode, encode, products, weigh
 
 ROWS = torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 500)[:, None]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import transformers
 
-from decodery.errors import DecoderyError, UnsupportedModel
-from decodery.model.config import ModelConfig
-from decodery.model.config_keys import DEFAULTS
-from decodery.model.families import FAMILIES, read_config
-from decodery.model.masked import LIKE
+from decodery.core.errors import DecoderyError, UnsupportedModel
+from decodery.models.config import ModelConfig
+from decodery.models.families.config_json import FAMILIES, read_config
+from decodery.models.families.masked import LIKE
+from decodery.models.loaders.config_keys import DEFAULTS
 from tiny_models import CASES, make_model
 
 OURS = [name for name in FAMILIES if name not in LIKE]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from decodery.core.conversation import PromptTokens
-from decodery.core.embedded import Embeddings
-from decodery.errors import PromptError, SettingsError
-from decodery.model.chat import ChatTemplate
-from decodery.model.chat_prompt import chat_tokens
-from decodery.model.tokenizer import Tokenizer
+from decodery.core.errors import PromptError, SettingsError
+from decodery.models.tokenizers.chat import ChatTemplate
+from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.step.embedded import Embeddings
 from prefixed import prefixed_lm, prefixed_tokenizer
 from serving import TEMPLATE, tiny_lm
 from tiny_models import make_tokenizer

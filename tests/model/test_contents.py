@@ -10,20 +10,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.heads.published import published
-from decodery.draft.stores.datastore import FORMAT, Datastore
-from decodery.draft.stores.trigrams import Trigrams
-from decodery.lm import LM
-from decodery.model import named
-from decodery.model.adapters import Adapter
-from decodery.model.load import load
-from decodery.registry import resolve
-from decodery.score.reward_model import RewardModel
+from decodery.compression.copies import copy_of
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.loaders import named
+from decodery.models.loaders.adapters import Adapter
+from decodery.models.loaders.load import load
+from decodery.scorers.reward_model import RewardModel
 from decodery.search.documents import demonstrations, library
+from decodery.speculative.heads.published import published
+from decodery.speculative.stores.datastore import FORMAT, Datastore
+from decodery.speculative.stores.trigrams import Trigrams
 from decodery.testing.models import tiny_transformer
-from decodery.transform.copies import copy_of
 from published import write
 from tiny_models import make_model, save
 

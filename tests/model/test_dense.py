@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.draft import TokenRecycling
-from decodery.model.batch import Batch, Segment
-from decodery.model.kernels import choose, kernel_sets
-from decodery.model.packed import Packed
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Layer, Linear, Weights, floating
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.batch import Batch, Segment
+from decodery.models.native.packed import Packed
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Linear, Weights, floating
+from decodery.speculative.drafters import TokenRecycling
 from decodery.testing import Garbage, check_identical, tiny_transformer
 
 DTYPES = [torch.bfloat16, torch.float16]

@@ -13,11 +13,12 @@ import transformers
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from decodery.constrain import JSONSchema
-from decodery.errors import CorruptFile, DecoderyError
-from decodery.lm import LM
-from decodery.model import embedded, store
-from decodery.model.batch import Batch, Segment
+from decodery.constraints import JSONSchema
+from decodery.core.errors import CorruptFile, DecoderyError
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders import package_index as embedded
+from decodery.models.loaders import store
 from tiny_models import reference
 
 

@@ -14,15 +14,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import decodery as dc
-from decodery.core.ask import drive, score
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, DecoderyError, PromptError, SettingsError, UnsupportedModel
-from decodery.model.batch import Segment
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.model.load import load
-from decodery.sample import Sampler
-from decodery.source.reads import Reads
+from decodery.core.errors import CorruptFile, DecoderyError, PromptError, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.reads import Reads
+from decodery.models.batch import Segment
+from decodery.models.loaders.load import load
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.sampling import Sampler
+from decodery.step.forward_request import drive, score
 from decodery.testing import check_identical, check_state
 from tiny_models import TREE_PARENTS, VOCAB, make_tokenizer, random_ids, randomize, tree_mask
 
@@ -70,7 +70,7 @@ def tiny(folders: dict[str, tuple[Path, Any]]) -> EncoderDecoder:
     """One whose every number is float64, for laws."""
     model = load(folders["t5"][0]).model
     assert isinstance(model, EncoderDecoder)
-    from decodery.model.t5 import read_weights, tensors
+    from decodery.models.families.t5 import read_weights, tensors
 
     parts = {name: tensor.double() for name, tensor in tensors(model.config, model.weights)}
     return EncoderDecoder(model.config, read_weights(model.config, parts.__getitem__, parts))

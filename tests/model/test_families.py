@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import Rope
-from decodery.model.families import read_config
-from decodery.model.load import load
-from decodery.model.transformer import Transformer
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.config import Rope
+from decodery.models.families.config_json import read_config
+from decodery.models.loaders.load import load
+from decodery.models.torch.transformer import Transformer
 from tiny_models import CASES, assert_same_logits, make_model, random_ids, save
 
 

@@ -12,10 +12,10 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model.gguf_file import GGUFFile
-from decodery.model.gguf_model import GGUFCheckpoint
-from decodery.model.load import LoadedModel, load
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.loaders.gguf_file import GGUFFile
+from decodery.models.loaders.gguf_model import GGUFCheckpoint
+from decodery.models.loaders.load import LoadedModel, load
 from decodery.testing import check_identical
 from tiny_gguf import TEMPLATE, write_gguf, write_states
 from tiny_models import assert_same_logits, make_model

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
-from decodery.model import embedded
-from decodery.model.gguf_file import GGUFFile
-from decodery.model.gguf_tokenizer import read_texts
-from decodery.model.load import load
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.models.loaders import package_index as embedded
+from decodery.models.loaders.gguf_file import GGUFFile
+from decodery.models.loaders.gguf_tokenizer import read_texts
+from decodery.models.loaders.load import load
 from tiny_gguf import write_gguf
 from tiny_models import assert_same_logits, make_model
 

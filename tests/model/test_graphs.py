@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from covering import in_turn
-from decodery.core.tree import TokenTree
-from decodery.model.batch import Batch, Scores, Segment
-from decodery.model.cache import KVCache
-from decodery.model.config import ModelConfig, Rope
-from decodery.model.graphs import MOST_ROWS, StaticPasses
-from decodery.model.load import load
-from decodery.model.route import Route
-from decodery.model.sites import Visits
-from decodery.model.transformer import Transformer
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig, Rope
+from decodery.models.cuda.graphs import MOST_ROWS, StaticPasses
+from decodery.models.hooks import Visits
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.load import load
+from decodery.models.torch.transformer import Transformer
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import Garbage, Oracle, check_batch, check_identical, check_state, decode, tiny_transformer
 from methods import DRAFTERS, SAMPLERS
 from tiny_models import CASES, assert_same_logits, make_model, save
@@ -295,7 +295,7 @@ def test_the_memory_of_all_arenas_stays_within_the_budget() -> None:
 
 
 def test_there_are_never_many_arenas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodery.model.graphs._MOST_ARENAS", 2)
+    monkeypatch.setattr("decodery.models.cuda.graphs._MOST_ARENAS", 2)
     pair = Pair("plain", 2)
     for _ in range(4):
         pair.add()
@@ -313,7 +313,7 @@ def test_a_budget_too_small_or_a_full_device_means_the_ordinary_pass(monkeypatch
         raise torch.OutOfMemoryError("the device is full")
 
     model = tiny()
-    monkeypatch.setattr("decodery.model.graphs._Arena", full)
+    monkeypatch.setattr("decodery.models.cuda.graphs._Arena", full)
     check_identical(model, PROMPTS, drafter=Garbage())
     assert model.static is not None and model.static.budget == 0
 

@@ -14,18 +14,28 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
-from decodery.errors import CorruptFile
-from decodery.model.batch import Batch, Segment
-from decodery.model.footprint import weight_bytes
-from decodery.model.gguf_blocks import NUMBERS, READ, SIZES
-from decodery.model.gguf_model import GGUFCheckpoint
-from decodery.model.in_place import IN_PLACE, BlocksInPlace, File, InPlace, Piece, Plan, Rows, WeightsInPlace, in_place
-from decodery.model.int4 import Int4Linear
-from decodery.model.kernels import choose, kernel_sets
-from decodery.model.load import load
-from decodery.model.packed import Packed, packed_size
-from decodery.model.store import converted
-from decodery.model.transformer import Transformer
+from decodery.core.errors import CorruptFile
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.batch import Batch, Segment
+from decodery.models.footprint import weight_bytes
+from decodery.models.loaders.gguf_blocks import NUMBERS, READ, SIZES
+from decodery.models.loaders.gguf_model import GGUFCheckpoint
+from decodery.models.loaders.in_place import (
+    IN_PLACE,
+    BlocksInPlace,
+    File,
+    InPlace,
+    Piece,
+    Plan,
+    Rows,
+    WeightsInPlace,
+    in_place,
+)
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import converted
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.packed import Packed, packed_size
+from decodery.models.torch.transformer import Transformer
 from tiny_gguf import as_linear, random_blocks, write_gguf
 from tiny_models import make_model, random_ids
 
@@ -114,7 +124,7 @@ def test_a_model_read_in_place_keeps_no_copy_of_its_blocks_and_says_the_same(
     assert not names & plan.slots.keys()
     ids = random_ids(19)
     said = model.forward(Batch([Segment.chunk(ids, model.new_cache(), logit_rows=range(19))])).logits
-    monkeypatch.setattr("decodery.model.load._in_place", lambda *_: False)
+    monkeypatch.setattr("decodery.models.loaders.load._in_place", lambda *_: False)
     whole = load(path, device="cpu").model
     assert isinstance(whole, Transformer) and not isinstance(whole.weights, WeightsInPlace)
     assert torch.equal(said, whole.forward(Batch([Segment.chunk(ids, whole.new_cache(), logit_rows=range(19))])).logits)

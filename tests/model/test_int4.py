@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.errors import UnsupportedModel
-from decodery.model.int4 import Int4Linear
-from decodery.model.kernels import choose, kernel_sets
+from decodery.core.errors import UnsupportedModel
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.native.int4 import Int4Linear
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

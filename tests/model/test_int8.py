@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.model.int8 import Int8Linear, quantize_rows
-from decodery.model.kernels import choose, kernel_sets
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.native.int8 import Int8Linear, quantize_rows
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

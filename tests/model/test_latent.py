@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.config_check import check_config
-from decodery.model.description import Description
-from decodery.model.families import read_config
-from decodery.model.load import LoadedModel, load
-from decodery.model.transformer import Transformer
+from decodery.compression import Int8
+from decodery.compression.base import transformed
+from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.families.config_json import read_config
+from decodery.models.loaders.config_check import check_config
+from decodery.models.loaders.description import Description
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing import check_identical, check_state, decode
-from decodery.train.draft import check_target
-from decodery.transform import Int8
-from decodery.transform.base import transformed
+from decodery.training.draft import check_target
 from tiny_models import make_model, random_ids, reference, save
 
 CASE = "deepseek_v2, queries in two steps, yarn"

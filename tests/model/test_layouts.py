@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.families import read_config
-from decodery.model.load import load
-from decodery.model.portable import PortableStack, exact_gelu
-from decodery.model.transformer import Transformer
+from decodery.compression.base import transformed
+from decodery.compression.int8 import Int8
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.families.config_json import read_config
+from decodery.models.loaders.load import load
+from decodery.models.torch.portable import PortableStack, exact_gelu
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import check_identical
-from decodery.train.draft import check_target
-from decodery.transform.base import transformed
-from decodery.transform.int8 import Int8
+from decodery.training.draft import check_target
 from tiny_models import assert_same_logits, make_model, random_ids, reference, save
 
 

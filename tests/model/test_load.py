@@ -13,10 +13,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.gguf_model import GGUFCheckpoint
-from decodery.model.load import LoadedModel, choose_dtype, load
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.gguf_model import GGUFCheckpoint
+from decodery.models.loaders.load import LoadedModel, choose_dtype, load
 from tiny_gguf import write_gguf
 from tiny_models import assert_same_logits, make_model, reference, save
 
@@ -56,7 +56,8 @@ def test_a_warm_load_needs_neither_source_nor_heavy_imports(home: Path, tmp_path
     write_gguf(path, make_model("llama"), Kind.Q8_0)
     load(path, device="cpu")
     code = (
-        "import sys; from decodery.model.load import load; m = load(sys.argv[1], device='cpu'); print(m.dtype);"
+        "import sys; from decodery.models.loaders.load import load\n"
+        "m = load(sys.argv[1], device='cpu'); print(m.dtype)\n"
         "print([n for n in ('transformers', 'gguf', 'rich', 'huggingface_hub', 'jinja2.sandbox') if n in sys.modules])"
     )
     output = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout
@@ -132,7 +133,7 @@ def test_a_stretched_context_is_announced_once_to_who_is_watching(
 
 def test_two_processes_may_load_at_once(home: Path, tmp_path: Path) -> None:
     folder = save(make_model("llama"), tmp_path / "model")
-    code = "import sys; from decodery.model.load import load; print(load(sys.argv[1], dtype='float32').dtype)"
+    code = "import sys; from decodery.models.loaders.load import load; print(load(sys.argv[1], dtype='float32').dtype)"
     command = [sys.executable, "-c", code, str(folder)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in running] == ["float32", "float32"]
@@ -157,7 +158,7 @@ def test_int8_is_close_and_bfloat16_closer(home: Path, tmp_path: Path) -> None:
 def test_auto_is_the_precision_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("int4", "quantized", "bfloat16", "float16", "float32")
     for hardware, bfloat16 in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("decodery.model.load.computes_bfloat16", lambda device, has=hardware: has)
+        monkeypatch.setattr("decodery.models.loaders.load.computes_bfloat16", lambda device, has=hardware: has)
         chosen = [choose_dtype("auto", kind, CPU) for kind in kinds]
         assert chosen == ["int4", "int8", bfloat16, "float32", "float32"]
     assert choose_dtype("bfloat16", "float32", CPU) == "bfloat16"
@@ -168,11 +169,11 @@ def test_checkpoints_of_16_bits_keep_them_where_kernels_do(
     dtype: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(make_model("qwen2").to(getattr(torch, dtype)), tmp_path / "model")
-    monkeypatch.setattr("decodery.model.load.vectorised", lambda: True)
+    monkeypatch.setattr("decodery.models.loaders.load.vectorised", lambda: True)
     loaded = load(folder, device="cpu")
     assert loaded.dtype == dtype
-    monkeypatch.setattr("decodery.model.load.vectorised", lambda: False)
-    monkeypatch.setattr("decodery.model.load.computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("decodery.models.loaders.load.vectorised", lambda: False)
+    monkeypatch.setattr("decodery.models.loaders.load.computes_bfloat16", lambda device: False)
     exact = load(folder, device="cpu")
     assert exact.dtype == "float32"
     segment, other = (Segment.chunk(list(range(20, 60)), each.model.new_cache()) for each in (loaded, exact))
@@ -283,7 +284,7 @@ def test_tensors_that_would_not_be_used_are_refused(home: Path, tmp_path: Path) 
     folder = save(model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_bias": False}))
-    from decodery.model.folder import FolderCheckpoint
+    from decodery.models.loaders.folder import FolderCheckpoint
 
     with pytest.raises(UnsupportedModel, match="bias"):
         FolderCheckpoint(folder)

@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 import tiny_gguf
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.families import read_config
-from decodery.model.load import load
-from decodery.model.names import tensor_name
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.families.config_json import read_config
+from decodery.models.families.tensor_names import tensor_name
+from decodery.models.loaders.load import load
 from decodery.testing import tiny_transformer
 from tiny_models import make_model, random_ids, save
 

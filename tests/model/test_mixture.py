@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import CorruptFile, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.config_check import check_config
-from decodery.model.load import LoadedModel, load
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.config_check import check_config
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import check_identical, decode
-from decodery.train.draft import check_target
+from decodery.training.draft import check_target
 from tiny_models import make_model, random_ids, reference, save
 
 

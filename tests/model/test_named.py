@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import SettingsError
-from decodery.lm import LM
-from decodery.model.drafts import SHIPPED
-from decodery.model.load import load
-from decodery.model.named import Precision, named
-from decodery.model.protocol import LanguageModel
-from decodery.registry import methods, resolve
+from decodery.core.errors import SettingsError
+from decodery.core.registry import methods, resolve
+from decodery.llm.llm import LM
+from decodery.models.loaders.drafts import SHIPPED
+from decodery.models.loaders.load import load
+from decodery.models.loaders.named import Precision, named
+from decodery.models.protocol import LanguageModel
+from decodery.speculative.drafters.draft_model import DraftModel
 from tiny_gguf import write_gguf
 from tiny_models import make_model
 

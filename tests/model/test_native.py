@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.errors import CorruptFile, NumericalError
+from decodery.core.native.kernels import check_layout, choose, kernel_sets, library, read_bandwidth, status
 from decodery.core.topk import topk
-from decodery.errors import CorruptFile, NumericalError
-from decodery.model import native
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.config import ModelConfig, Rope
-from decodery.model.int8 import Int8Linear
-from decodery.model.kernels import check_layout, choose, kernel_sets, library, read_bandwidth, status
-from decodery.model.portable import PortableStack
-from decodery.model.route import WHOLE, Stop, stops
-from decodery.model.sites import Site, Visits
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Layer, Weights
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig, Rope
+from decodery.models.hooks import Site, Visits
+from decodery.models.layer_plan import WHOLE, Stop, stops
+from decodery.models.native import stack as native
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.portable import PortableStack
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Layer, Weights
 
 KEPT = [torch.float32, torch.float16, torch.int8]
 """What keys and values may lie in."""

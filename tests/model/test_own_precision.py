@@ -13,24 +13,24 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model import fused
-from decodery.model.batch import Batch, Segment
-from decodery.model.block_linear import BlockLinear
-from decodery.model.footprint import precision
-from decodery.model.fused_slots import slots
-from decodery.model.gguf_blocks import READ
-from decodery.model.gguf_model import GGUFCheckpoint
-from decodery.model.int4 import Int4Linear
-from decodery.model.int8 import Int8Linear
-from decodery.model.kernels import Form, choose, kernel_sets
-from decodery.model.load import load
-from decodery.model.packed import BITS
-from decodery.model.portable import PortableStack
-from decodery.model.resident import forget, mapped_files
-from decodery.model.route import WHOLE, stops
-from decodery.model.sites import Visits
-from decodery.model.transformer import Transformer
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.native.kernels import Form, choose, kernel_sets
+from decodery.models.batch import Batch, Segment
+from decodery.models.footprint import precision
+from decodery.models.hooks import Visits
+from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.loaders import fused
+from decodery.models.loaders.fused_slots import slots
+from decodery.models.loaders.gguf_blocks import READ
+from decodery.models.loaders.gguf_model import GGUFCheckpoint
+from decodery.models.loaders.load import load
+from decodery.models.mapped_memory import forget, mapped_files
+from decodery.models.native.block_linear import BlockLinear
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import BITS
+from decodery.models.torch.portable import PortableStack
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from tiny_gguf import as_linear, random_blocks, write_gguf
 from tiny_models import assert_same_logits, make_model, save

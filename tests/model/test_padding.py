@@ -11,23 +11,23 @@ import tokenizers
 import torch
 from tokenizers import models
 
-from decodery.budget.base import Budget
-from decodery.core.ask import drive
-from decodery.core.needs import Gives
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.base import Drafter
-from decodery.model.batch import Batch, Segment
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
-from decodery.model.vocabularies import excluded, padding_of, speaks
-from decodery.model.weights import Dense
-from decodery.sample import Sampler
-from decodery.suggest.ngrams import NGrams
-from decodery.suggest.superposed import Superposition, superpose
+from decodery.core.requirements import Gives
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.superposed.ngrams import NGrams
+from decodery.extras.superposed.superposed import Superposition, superpose
+from decodery.models.batch import Batch, Segment
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.tokenizers.vocabularies import excluded, padding_of, speaks
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.sampling import Sampler
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
 from methods import DRAFTERS, DRAWING, KVS, LOSSY_RULES, RULES, SEARCHES, SOURCES, TWO_MODELS, fits
 from tiny_encoder import tiny_encoder_decoder

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch.nn.functional import layer_norm, linear, silu
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import load
-from decodery.model.pldrllm import read_pldr
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.families.pldrllm import read_pldr
+from decodery.models.loaders.load import load
 from tiny_models import VOCAB, make_tokenizer
 
 LAYERS, HEADS, DIM, INNER, NET, UNITS, DEPTH = 2, 3, 8, 20, 10, 2, 2

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import UnsupportedModel
-from decodery.model.adapter import TransformersModel
-from decodery.model.attention import visible
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.graphs import StaticPasses
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.transformer import Transformer
+from decodery.core.errors import UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.cuda.graphs import StaticPasses
+from decodery.models.torch.attention import visible
+from decodery.models.torch.transformer import Transformer
+from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import LawBroken, Oracle, check_cache, check_identical, check_state, decode
 from open_models import BACKENDS, LAYERS, make, same
 from tiny_models import make_model

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import DecoderyError
-from decodery.model.batch import Batch, Segment
-from decodery.model.power_law import OperatorNets, PowerLaw, side_by_side, with_operators
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Layer, Weights
-from decodery.puzzles import puzzle
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import DecoderyError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles import puzzle
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.power_law import OperatorNets, PowerLaw, side_by_side, with_operators
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import tiny_transformer, to_int8
-from decodery.train.pldr import PLDRRecipe, random_power_law, train_pldr
+from decodery.training.pldr import PLDRRecipe, random_power_law, train_pldr
 
 RECIPE = PLDRRecipe(heads=2, head_dim=8, layers=2, inner=24, operator_inner=12, context=64, seed=5)
 TOKENS = [3, 40, 7, 12, 21, 5, 9, 30, 2, 2, 17]

@@ -9,18 +9,18 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, ModelNotFound
-from decodery.model.adapter import TransformersModel
-from decodery.model.attention import rotate
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.load import load
-from decodery.model.portable import PortableStack
-from decodery.model.prefix import KVPrefix, Prefixed, Prefixes
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
+from decodery.core.errors import CorruptFile, ModelNotFound
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.attention import rotate
+from decodery.models.torch.portable import PortableStack
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
+from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from tiny_models import make_model, save

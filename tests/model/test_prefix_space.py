@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from decodery.constrain import Choice, Regex
+from decodery.constraints import Choice, Regex
 from prefixed import prefixed_lm
 
 LM = prefixed_lm()

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import decodery
-from decodery.constrain import Regex
+from decodery.constraints import Regex
+from decodery.core.native.kernels import address, library
 from decodery.core.noise import gumbel_argmax
 from decodery.core.topk import topk
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.int8 import Int8Linear
-from decodery.model.kernels import address, library
-from decodery.model.load import load
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import load
+from decodery.models.native.int8 import Int8Linear
 from decodery.testing.models import tiny_transformer
 from tiny_models import make_model, save
 

@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
-from decodery.model import fused
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import Mamba
-from decodery.model.description import Description
-from decodery.model.families import read_config
-from decodery.model.footprint import weight_bytes
-from decodery.model.kept_rows import behind, parents
-from decodery.model.kernels import choose, kernel_sets
-from decodery.model.load import load
-from decodery.model.native_scan import NativeScan
-from decodery.model.recurrence import advance, tree_scan
-from decodery.model.route import Route
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.core.errors import CorruptFile, DecoderyError, UnsupportedModel
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.kept_rows import behind, parents
+from decodery.models.config import Mamba
+from decodery.models.families.config_json import read_config
+from decodery.models.footprint import weight_bytes
+from decodery.models.layer_plan import Route
+from decodery.models.loaders import fused
+from decodery.models.loaders.description import Description
+from decodery.models.loaders.load import load
+from decodery.models.native.scan import NativeScan
+from decodery.models.torch.recurrence import advance, tree_scan
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing import check_cache, check_identical, check_state, decode, tiny_transformer
-from decodery.train.cut import changeable, parameters
-from decodery.train.draft import check_target
+from decodery.training.cut import changeable, parameters
+from decodery.training.draft import check_target
 from methods import DRAFTERS
 from tiny_models import doubled, make_model, random_ids, reference, save, tree_mask
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.adapter import TransformersModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.route import WHOLE, Route
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import tiny_transformer
 from open_models import BACKENDS, LAYERS, make, same
 from tiny_models import make_model

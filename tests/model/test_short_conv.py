@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
-from decodery.model import fused
-from decodery.model.attention import rotate
-from decodery.model.batch import Batch, Segment
-from decodery.model.config import Mamba, ShortConv
-from decodery.model.config_check import check_config
-from decodery.model.description import Description
-from decodery.model.short_conv import ShortConvolution
-from decodery.model.transformer import Transformer
-from decodery.source.prefix_lm import PrefixLM
+from decodery.core.errors import CorruptFile, DecoderyError, UnsupportedModel
+from decodery.logits_sources.prefix_lm import PrefixLM
+from decodery.models.batch import Batch, Segment
+from decodery.models.config import Mamba, ShortConv
+from decodery.models.loaders import fused
+from decodery.models.loaders.config_check import check_config
+from decodery.models.loaders.description import Description
+from decodery.models.torch.attention import rotate
+from decodery.models.torch.short_conv import ShortConvolution
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import check_cache, check_identical, check_state, decode, tiny_transformer
-from decodery.train.draft import check_target
-from decodery.train.short_conv import parameters, with_short_convolutions
+from decodery.training.draft import check_target
+from decodery.training.short_conv import parameters, with_short_convolutions
 from tiny_models import TREE_PARENTS, tree_mask
 
 KERNEL = 4

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.adapter import TransformersModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.graphs import StaticPasses
-from decodery.model.route import Route
-from decodery.model.sites import Intervention, Site, site
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.cuda.graphs import StaticPasses
+from decodery.models.hooks import Intervention, Site, site
+from decodery.models.layer_plan import Route
+from decodery.models.torch.transformer import Transformer
+from decodery.models.transformers.adapter import TransformersModel
 from open_models import BACKENDS, LAYERS, make, same
 from tiny_models import make_model
 

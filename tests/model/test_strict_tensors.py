@@ -11,9 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model.adapter import TransformersModel
-from decodery.model.load import load
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.loaders.load import load
+from decodery.models.transformers.adapter import TransformersModel
 from small_configs import small_model
 from tiny_models import SHAPE, assert_same_logits, make_model, random_ids, randomize, reference, save
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, UnsupportedModel
-from decodery.model import fused
-from decodery.model.int8 import Int8Linear
-from decodery.model.kernels import choose, kernel_sets
-from decodery.model.packed import packed_size
-from decodery.model.ternary import TernaryLinear
+from decodery.compression import BitNet, transformed
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.loaders import fused
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import packed_size
+from decodery.models.native.ternary import TernaryLinear
 from decodery.testing import tiny_transformer
-from decodery.transform import BitNet, transformed
 
 
 def layer(outputs: int, inputs: int) -> tuple[TernaryLinear, Int8Linear]:

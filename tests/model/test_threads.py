@@ -11,8 +11,8 @@ import pytest
 PROGRAM = """
 import os, sys, threading
 import numpy as np, torch
-from decodery.model.batch import Batch, Segment
-from decodery.model.threads import one_thread
+from decodery.models.batch import Batch, Segment
+from decodery.core.threads import one_thread
 from decodery.testing.models import tiny_transformer
 
 models = [tiny_transformer(hidden_size=256, vocab_size=4096, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from decodery.errors import CorruptFile, PromptError, UnsupportedModel
-from decodery.model.folder import FolderCheckpoint
-from decodery.model.gguf_tokenizer import read_texts
-from decodery.model.tokenizer import Tokenizer
+from decodery.core.errors import CorruptFile, PromptError, UnsupportedModel
+from decodery.models.loaders.folder import FolderCheckpoint
+from decodery.models.loaders.gguf_tokenizer import read_texts
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from tiny_gguf import byte_vocabulary
 from tiny_models import make_model, make_tokenizer, save
 

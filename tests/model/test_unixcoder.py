@@ -14,17 +14,17 @@ import torch
 import transformers
 
 import decodery as dc
-from decodery.core.ask import drive, score
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel, load
-from decodery.model.transformer import Transformer
-from decodery.model.unixcoder import MODES, framed, read_weights, vectors
-from decodery.sample import Sampler
-from decodery.source.prefix_lm import PrefixLM
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.prefix_lm import PrefixLM
+from decodery.models.batch import Batch, Segment
+from decodery.models.families.unixcoder import MODES, framed, read_weights, vectors
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.forward_request import drive, score
 from decodery.testing import check_identical, check_state
 from tiny_models import TREE_PARENTS, make_tokenizer, random_ids, randomize, tree_mask
 

@@ -9,18 +9,18 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from decodery.core.sequence import Sequence
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.rapid import Rapid
-from decodery.errors import VocabularyMismatch
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer, byte_alphabet
-from decodery.model.transformer import Transformer
-from decodery.model.vocabularies import Fitted, fitted
-from decodery.model.weights import Dense
-from decodery.source.entropy_adaptive import EntropyAdaptive
+from decodery.core.errors import VocabularyMismatch
+from decodery.logits_sources.entropy_adaptive import EntropyAdaptive
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer, byte_alphabet
+from decodery.models.tokenizers.vocabularies import Fitted, fitted
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.rapid import Rapid
+from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer
 from tiny_models import SPECIAL
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.prefixes import PrefixCache
-from decodery.decode.request import Request
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.model import blocks
-from decodery.model import cache as caches
-from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
-from decodery.model.int8 import Int8Linear
-from decodery.model.resident import discards
-from decodery.model.slab import SLOTS
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Layer, Weights
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache import cache as caches
+from decodery.models.cache import pages as blocks
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_memory import SLOTS
+from decodery.models.mapped_memory import discards
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import tiny_transformer
 
 WINDOW, LAYERS, BEHIND = 20, 3, 32

@@ -10,8 +10,8 @@ import transformers
 from tokenizers import models, pre_tokenizers
 
 import decodery as dc
-from decodery.errors import UnsupportedModel
-from decodery.model.tokenizer import Tokenizer
+from decodery.core.errors import UnsupportedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from tiny_models import randomize
 
 WORDS = ["[UNK]", "<s>", "</s>", *(f"w{n}" for n in range(60)), "é"]

@@ -15,27 +15,27 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from commands import inside
-from decodery.errors import CorruptFile, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.monitor.factcheckmate import FactCheckmate
-from decodery.monitor.los import LOS, LOSHead
-from decodery.monitor.neurofeedback import Neurofeedback
-from decodery.monitor.probe import Probe
-from decodery.monitor.program_probe import ProgramProbe
-from decodery.monitor.sae import SAE
-from decodery.monitor.threshold import Threshold
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.monitors.factcheckmate import FactCheckmate
+from decodery.monitors.los import LOS, LOSHead
+from decodery.monitors.neurofeedback import Neurofeedback
+from decodery.monitors.probe import Probe
+from decodery.monitors.program_probe import ProgramProbe
+from decodery.monitors.sae import SAE
+from decodery.monitors.threshold import Threshold
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.train import axes, head_texts, sequential
-from decodery.train.activations import ActivationCollector, Answered
-from decodery.train.checkable import Question, built_in
-from decodery.train.codebook import train_codebook
-from decodery.train.evaluation import CONTROL, Evaluation, doubts
-from decodery.train.head_texts import Read
-from decodery.train.los import highest, train_los
-from decodery.train.probe import evaluated, train_probe, worst
-from decodery.train.ranking import parts
-from decodery.train.sae import Example, shares, train_sae
-from decodery.train.sequential import Heard, Talk
+from decodery.training import axes, head_texts, sequential
+from decodery.training.activations import ActivationCollector, Answered
+from decodery.training.checkable import Question, built_in
+from decodery.training.codebook import train_codebook
+from decodery.training.evaluation import CONTROL, Evaluation, doubts
+from decodery.training.head_texts import Read
+from decodery.training.los import highest, train_los
+from decodery.training.probe import evaluated, train_probe, worst
+from decodery.training.ranking import parts
+from decodery.training.sae import Example, shares, train_sae
+from decodery.training.sequential import Heard, Talk
 from methods import untrained_codes, untrained_fields
 from methods import untrained_probe as probe
 from serving import tiny_lm
@@ -139,7 +139,7 @@ def test_few_answers_do_not_end_the_training_of_los_at_once() -> None:
     assert head.facts["steps"] >= 300
     _, report = evaluated(given, lambda items: head, highest, 0)
     assert set(report) >= {"auroc", "interval", "baselines", CONTROL}
-    from decodery.train.ranking import auroc
+    from decodery.training.ranking import auroc
 
     assert auroc(highest(head, fresh), [each.wrong for each in fresh]) > 0.9
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.decode import watch
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.watch import Watch
-from decodery.model.sites import Intervention
-from decodery.monitor.base import Action, Monitor, Prompt, Rollback, Row
-from decodery.monitor.confidence import Confidence
-from decodery.monitor.context_awareness import ContextAwareness
-from decodery.sample.sampler import Sampler
+from decodery.core.requirements import Needs
+from decodery.engine import watch
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.watch import Watch
+from decodery.models.hooks import Intervention
+from decodery.monitors.base import Action, Monitor, Prompt, Rollback, Row
+from decodery.monitors.confidence import Confidence
+from decodery.monitors.context_awareness import ContextAwareness
+from decodery.sampling.sampler import Sampler
+from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
 from decodery.testing.drafters import Garbage, Oracle
 from methods import DRAFTERS, MONITORS, READING

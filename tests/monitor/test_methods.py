@@ -11,29 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.policy import Attention, AttentionPolicy
-from decodery.model.sites import Intervention
-from decodery.monitor.codebook import Codebook, Codebooks, coding
-from decodery.monitor.confidence import Confidence
-from decodery.monitor.context_awareness import ContextAwareness, adding
-from decodery.monitor.neurofeedback import Neurofeedback
-from decodery.monitor.probe import Pool, Probe
-from decodery.monitor.program_probe import ProgramProbe
-from decodery.monitor.sae import SAE, HeadCodes
-from decodery.monitor.sequential import Sequential
-from decodery.monitor.threshold import Threshold
-from decodery.puzzles.robot import Robot
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.extras.puzzles.robot import Robot
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.hooks import Intervention
+from decodery.monitors.codebook import Codebook, Codebooks, coding
+from decodery.monitors.confidence import Confidence
+from decodery.monitors.context_awareness import ContextAwareness, adding
+from decodery.monitors.neurofeedback import Neurofeedback
+from decodery.monitors.probe import Pool, Probe
+from decodery.monitors.program_probe import ProgramProbe
+from decodery.monitors.sae import SAE, HeadCodes
+from decodery.monitors.sequential import Sequential
+from decodery.monitors.threshold import Threshold
+from decodery.sampling.sampler import Sampler
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.train import codebook
-from decodery.train.axes import axis_of
-from decodery.train.codebook import train_codebook
-from decodery.train.program_probe import Program, rows_and_states
-from decodery.train.puzzle_model import Shape, random_transformer
-from decodery.train.sae import own_codes, train_sae
-from decodery.train.sequential import built_in_talks, triples
+from decodery.training import codebook
+from decodery.training.axes import axis_of
+from decodery.training.codebook import train_codebook
+from decodery.training.program_probe import Program, rows_and_states
+from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.sae import own_codes, train_sae
+from decodery.training.sequential import built_in_talks, triples
 from methods import untrained_codebooks, untrained_codes, untrained_fields, untrained_probe
 from serving import tiny_lm
 

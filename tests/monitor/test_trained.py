@@ -12,21 +12,21 @@ import torch
 
 from decodery.bench.watching.settings import WatchSettings
 from decodery.bench.watching.specificity import specificity
-from decodery.core.sequence import Sequence
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.monitor.factcheckmate import FactCheckmate, Shift
-from decodery.monitor.los import LOS, LOSHead
-from decodery.monitor.probe import Pool, Probe
-from decodery.monitor.recorder import Recorder
-from decodery.monitor.truthprint import TruthPrInt
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.monitors.factcheckmate import FactCheckmate, Shift
+from decodery.monitors.los import LOS, LOSHead
+from decodery.monitors.probe import Pool, Probe
+from decodery.monitors.recorder import Recorder
+from decodery.monitors.truthprint import TruthPrInt
+from decodery.sampling.sampler import Sampler
+from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
-from decodery.train.activations import ActivationCollector, Answered
-from decodery.train.checkable import Question, built_in, read_checkable
-from decodery.train.los import scores, train_los
-from decodery.train.probe import train_probe, worst
-from decodery.train.ranking import auroc, interval, parts, within
+from decodery.training.activations import ActivationCollector, Answered
+from decodery.training.checkable import Question, built_in, read_checkable
+from decodery.training.los import scores, train_los
+from decodery.training.probe import train_probe, worst
+from decodery.training.ranking import auroc, interval, parts, within
 from methods import DRAFTERS
 from methods import untrained_probe as probe
 from methods import untrained_shift as shift

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from decodery.cli.given import given
-from decodery.core.needs import Needs
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import MonitorFailed, SettingsError, UnknownMethod
-from decodery.monitor.base import Monitor, Rollback, Row
-from decodery.monitor.confidence import Confidence
-from decodery.monitor.signature import Signature
-from decodery.monitor.threshold import Threshold
-from decodery.registry import methods
-from decodery.sample.sampler import Sampler
-from decodery.serve.fields import CompletionRequest
-from decodery.serve.methods import settings_of
+from decodery.core.errors import MonitorFailed, SettingsError, UnknownMethod
+from decodery.core.registry import methods
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.monitors.base import Monitor, Rollback, Row
+from decodery.monitors.confidence import Confidence
+from decodery.monitors.signature import Signature
+from decodery.monitors.threshold import Threshold
+from decodery.sampling.sampler import Sampler
+from decodery.server.fields import CompletionRequest
+from decodery.server.methods import settings_of
+from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from serving import tiny_lm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .models import Parcel
+from decodery.models import Parcel
 
 
 class Tariff:

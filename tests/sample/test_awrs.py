@@ -13,15 +13,15 @@ import torch
 
 import decodery as dc
 from covering import FULL
-from decodery.constrain import Checker, Choice
+from decodery.constraints import Checker, Choice
+from decodery.core.errors import ConstraintError, SettingsError
 from decodery.core.noise import gumbel_argmax
-from decodery.errors import ConstraintError, SettingsError
-from decodery.sample import Sampler
-from decodery.sample.awrs import Trial, first_accepted, geometric, in_order, recursive, weighted
-from decodery.sample.constraint import Constrained, Constraint
+from decodery.sampling import Sampler
+from decodery.sampling.awrs import Trial, first_accepted, geometric, in_order, recursive, weighted
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.speculative.acceptance.awrs import AWRS
 from decodery.testing import check_batch, check_constraint, check_identical, check_state, decode
 from decodery.testing.statistics import chi_square
-from decodery.verify.awrs import AWRS
 from languages import ENDS, LANGUAGES, OTHER, PROMPTS, TARGET, VOCABULARY, constrained
 from methods import DRAFTERS
 

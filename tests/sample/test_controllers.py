@@ -13,12 +13,12 @@ from scipy import stats
 from transformers.generation import logits_process as hf
 
 from decodery.core.noise import WARP, draw
-from decodery.core.tree import TokenTree
-from decodery.sample import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram, Sampler, Temperature, TopH
-from decodery.sample.history import Counts, Repeats
-from decodery.sample.mirostat import rank_bound, zipf_exponents
+from decodery.sampling import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram, Sampler, Temperature, TopH
+from decodery.sampling.history import Counts, Repeats
+from decodery.sampling.mirostat import rank_bound, zipf_exponents
+from decodery.speculative.acceptance.base import Accepted, Laws, Rule
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import check_identical, tiny_transformer
-from decodery.verify.base import Accepted, Laws, Rule
 
 INF = math.inf
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery.sample import DRY, Context, Momentum, Sampler, Warp
-from decodery.sample.history import Counts, Repeats, token_counts
-from decodery.sample.momentum import depths
+from decodery.sampling import DRY, Context, Momentum, Sampler, Warp
+from decodery.sampling.history import Counts, Repeats, token_counts
+from decodery.sampling.momentum import depths
 from decodery.testing import decode, tiny_transformer
 
 INF = math.inf

@@ -14,8 +14,8 @@ import torch
 from scipy import stats
 from transformers.generation import logits_process as hf
 
-from decodery.errors import NumericalError, SettingsError
-from decodery.sample import (
+from decodery.core.errors import NumericalError, SettingsError
+from decodery.sampling import (
     DRY,
     ORDERS,
     XTC,

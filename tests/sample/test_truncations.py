@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from covering import FULL
-from decodery.sample import (
-    TopK,
-    TopP,
-    Typical,
-    Warp,
-)
-from decodery.sample import top_p as top_p_file
-from decodery.sample import typical as typical_file
-from decodery.sample.prefix import smallest_prefix
+from decodery.sampling import TopK, TopP, Typical, Warp
+from decodery.sampling import top_p as top_p_file
+from decodery.sampling import typical as typical_file
+from decodery.sampling.prefix import smallest_prefix
 from plain_warps import (
     ROWS,
     TRUNCATIONS,

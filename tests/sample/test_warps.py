@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
-from decodery.errors import SettingsError
-from decodery.registry import methods
-from decodery.sample import (
+from decodery.core.errors import SettingsError
+from decodery.core.registry import methods
+from decodery.sampling import (
     DRY,
     XTC,
     Context,
@@ -35,8 +35,8 @@ from decodery.sample import (
     Typical,
     Warp,
 )
-from decodery.sample import typical as typical_file
-from decodery.sample.no_citation import Citations
+from decodery.sampling import typical as typical_file
+from decodery.sampling.no_citation import Citations
 from methods import WARPS
 from plain_warps import (
     INF,

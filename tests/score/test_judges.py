@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.decode.calls import Calls
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.score import InfAlign, LLMJudge, TextScore
-from decodery.score.base import Candidates, judge
-from decodery.score.infalign import transform, win_rate
+from decodery.core.errors import SettingsError
+from decodery.engine.calls import Calls
+from decodery.models.batch import Batch, Segment
+from decodery.scorers import InfAlign, LLMJudge, TextScore
+from decodery.scorers.base import Candidates, judge
+from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
+from decodery.step.forward_request import drive
 from decodery.testing.scripted import Said, ScriptedLM
 from serving import tiny_lm
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from decodery.core.ask import drive
-from decodery.errors import SettingsError, VocabularyMismatch
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.chat import ChatTemplate
-from decodery.model.load import LoadedModel
-from decodery.score import InfAlign, LLMJudge, LogProbability, RewardModel, SelfEvaluation
-from decodery.score.base import Candidates, judge
+from decodery.core.errors import SettingsError, VocabularyMismatch
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.chat import ChatTemplate
+from decodery.scorers import InfAlign, LLMJudge, LogProbability, RewardModel, SelfEvaluation
+from decodery.scorers.base import Candidates, judge
 from decodery.search import BestOfN, StepBeam
+from decodery.step.forward_request import drive
 from decodery.testing import tiny_transformer
 from decodery.testing.scripted import ScriptedLM
 from serving import VOCAB, tiny_lm

@@ -13,25 +13,25 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.core.ask import Asking, drive, score_all
-from decodery.core.sandbox import Sandbox
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.registry import resolve
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer, judge, log_scores
-from decodery.score.budgeted import Budgeted
-from decodery.score.corrupted import Corrupted
-from decodery.score.length_normalised import LengthNormalised
-from decodery.score.log_probability import LogProbability
-from decodery.score.product import Product
-from decodery.score.self_evaluation import SelfEvaluation
-from decodery.score.text import TextScore
-from decodery.score.value_head import LinearValue, ValueHead
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources import ControlledDecoding
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer, judge, log_scores
+from decodery.scorers.budgeted import Budgeted
+from decodery.scorers.corrupted import Corrupted
+from decodery.scorers.length_normalised import LengthNormalised
+from decodery.scorers.log_probability import LogProbability
+from decodery.scorers.product import Product
+from decodery.scorers.sandbox import Sandbox
+from decodery.scorers.self_evaluation import SelfEvaluation
+from decodery.scorers.text import TextScore
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search import PGTD, SMC, BestOfN, ControlledBlocks
-from decodery.source import ControlledDecoding
+from decodery.step.forward_request import Asking, drive, score_all
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
 from decodery.testing.scripted import ScriptedLM
 from methods import ASKING, SCORERS, Even
@@ -352,7 +352,7 @@ def test_a_source_asks_a_scorer_that_asks_the_model() -> None:
 
 def test_tests_of_programs_are_scored_in_the_sandbox() -> None:
     box = Sandbox(seconds=2.0)
-    scorer = dc.score.ProgramTests(tests=("assert f(2) == 4", "assert f(3) == 9"), sandbox=box)
+    scorer = dc.scorers.ProgramTests(tests=("assert f(2) == 4", "assert f(3) == 9"), sandbox=box)
     prompt, bodies = "def f(x):\n    return", (" x * x", " 4", " x *")
     given = Candidates([1], [[1], [2], [3]], [True] * 3, texts=bodies, decode=lambda ids: prompt)
     assert drive(judge(scorer, given)).tolist() == [1.0, 0.5, 0.0]

@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.core.noise import draw, mix
 from decodery.core.trace import Grown
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search import a_star
 from decodery.search.a_star import AStar, Frontier, Waiting, edge_cost
 from decodery.search.steps import Node
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import TableModel, decode
 
 END, MODEL, PROMPT = 0, TableModel(4, order=3), [1]

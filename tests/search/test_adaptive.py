@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.puzzles import puzzle
-from decodery.sample import Sampler
-from decodery.score.base import Candidates
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles import puzzle
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates
 from decodery.search.adaptive_sampling import AdaptiveSampling, at_share
 from decodery.search.best_of_n import BestOfN
 from decodery.search.early_pruning import EarlyPruning
 from decodery.testing import ScriptedChain
 from decodery.testing.models import Counted
-from decodery.train.prm import PRMRecipe, labelled
-from decodery.train.restart import compared, not_better
+from decodery.training.prm import PRMRecipe, labelled
+from decodery.training.restart import compared, not_better
 from methods import DRAFTERS, Even
 from sampled import MODEL, OTHER, Constant, Failing, plain, run, told, written_of
 

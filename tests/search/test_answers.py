@@ -10,7 +10,7 @@ from time import perf_counter, process_time
 
 import pytest
 
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
 from decodery.search.answers import Answers, canonical, vote
 from decodery.search.features import Features, features, standardised
 from decodery.testing.scripted import ScriptedLM

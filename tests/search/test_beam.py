@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.sampling import Sampler
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.diverse_beam import DiverseBeam
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, decode, tiny_transformer
 from tiny_models import make_model, random_ids, save, without_tokenizer
 

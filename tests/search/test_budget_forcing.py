@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from covering import FULL, in_turn
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.puzzles.alphabet import tokenizer
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles.alphabet import tokenizer
+from decodery.sampling import Sampler
 from decodery.search.budget_forcing import BudgetForcing
+from decodery.step.sequence import Sequence
 from decodery.testing import decode
 from decodery.testing.states import distance_to_fresh
 from methods import DRAFTERS

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
-from decodery.score.corrupted import Corrupted
-from decodery.score.log_probability import LogProbability
-from decodery.score.product import Product
-from decodery.score.self_evaluation import SelfEvaluation
-from decodery.score.text import TextScore
-from decodery.score.value_head import LinearValue, ValueHead
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
+from decodery.scorers.corrupted import Corrupted
+from decodery.scorers.log_probability import LogProbability
+from decodery.scorers.product import Product
+from decodery.scorers.self_evaluation import SelfEvaluation
+from decodery.scorers.text import TextScore
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.base import Search
 from decodery.search.best_of_n import BestOfN
 from decodery.search.feature_vote import FeatureVote

@@ -17,12 +17,12 @@ from decodery.bench.searches.allocation import Fold, crossed, fitted
 from decodery.bench.searches.job import SearchJob
 from decodery.bench.searches.settings import SearchSettings
 from decodery.cli.main import cli
-from decodery.errors import CorruptFile, SettingsError
-from decodery.lm import LM
-from decodery.model.artifact import Artifact
-from decodery.model.load import LoadedModel
-from decodery.puzzles.alphabet import tokenizer
-from decodery.registry import resolve
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import resolve
+from decodery.extras.puzzles.alphabet import tokenizer
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.trained.artifact import Artifact
 from decodery.search.allocation import Allocation
 from decodery.search.compute_optimal import ComputeOptimal
 from decodery.testing import ScriptedChain
@@ -160,7 +160,7 @@ def test_a_benchmark_of_searches_takes_puzzles_of_one_split(tmp_path: Path) -> N
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    with pytest.raises(decodery.errors.ModelNotFound, match="decodery train compute-optimal"):
+    with pytest.raises(decodery.core.errors.ModelNotFound, match="decodery train compute-optimal"):
         Allocation.load(path)
     sound = table(BEST)
     sound.save(path)

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from covering import in_turn
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.load import load
-from decodery.model.protocol import Capabilities
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.guidance import Guidance
+from decodery.models.loaders.load import load
+from decodery.models.protocol import Capabilities
+from decodery.sampling import Sampler
 from decodery.search.contrastive_search import ContrastiveSearch
-from decodery.source.guidance import Guidance
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, decode, tiny_transformer
 from tiny_models import make_model, random_ids, save, without_tokenizer
 

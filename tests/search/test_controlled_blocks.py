@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
-from decodery.score.value_head import LinearValue, ValueHead
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.testing import decode, tiny_transformer
 
@@ -57,13 +57,13 @@ def test_every_block_is_the_best_of_those_drawn_after_the_one_before() -> None:
 
 
 def _logits(tokens: list[int]) -> torch.Tensor:
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     return MODEL.forward(Batch([Segment.chunk(tokens, MODEL.new_cache(), logit_rows=[len(tokens) - 1])])).logits
 
 
 def test_a_head_reads_the_state_of_the_last_token_of_each_block() -> None:
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     head = LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=2)
     texts = decode(MODEL, [PROMPT], sampler=SAMPLER, seeds=range(5, 9), max_new_tokens=6)

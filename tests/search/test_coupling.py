@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
 from decodery.search.belief import Belief, join, split
 from decodery.search.coupling import Coupling, Reading
 from decodery.search.mec import bottleneck, couple, entropy

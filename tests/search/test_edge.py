@@ -8,18 +8,18 @@ from random import Random
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.model.adapters import Adapter, Thin, tuned
-from decodery.model.batch import Batch, Segment
-from decodery.model.transformer import Transformer
-from decodery.sample import Sampler
-from decodery.score.base import Candidates
-from decodery.score.value_head import LinearValue
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.adapters import Adapter, Thin, tuned
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates
+from decodery.scorers.value_head import LinearValue
 from decodery.search.best_of_n import BestOfN
 from decodery.search.edge import Edge, _begun
 from decodery.search.weighted_vote import WeightedVote
 from decodery.testing import decode, tiny_transformer
-from decodery.train.value import fit_switch, states_of
+from decodery.training.value import fit_switch, states_of
 from methods import DRAFTERS, Even
 from sampled import MODEL, OTHER, PROMPT, plain, run, told
 

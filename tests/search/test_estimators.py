@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
 from decodery.search.estimators import best_of, pass_at
 
 SCORES = [0.5, 0.1, 0.5, 0.9, 0.1, 0.9, 0.3]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import PromptError, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Sampler
+from decodery.core.errors import PromptError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
 from decodery.search.exact_extract import ExactExtract
+from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, decode, tiny_transformer
 
 END = (0,)

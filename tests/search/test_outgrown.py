@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from decodery.errors import ContextFull
-from decodery.score import LLMJudge, TextScore
+from decodery.core.errors import ContextFull
+from decodery.scorers import LLMJudge, TextScore
 from decodery.search import (
     IAD,
     AdaptiveSampling,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from decodery.core.ask import Asking, settled
 from decodery.search.particles import Block, Population, Target, move_log_ratio
 from decodery.search.smc import SMC
 from decodery.search.weights import log_mean, systematic
+from decodery.step.forward_request import Asking, settled
 from toy_world import END, LENGTH, MODEL, PROMPT, TARGETS, Psi, log_psi, population, search
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from decodery.core.ask import drive
+from decodery.core.errors import SettingsError
 from decodery.core.noise import draw
-from decodery.core.sandbox import Sandbox
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, judge
-from decodery.score.program_tests import ProgramTests
-from decodery.score.text import TextScore
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, judge
+from decodery.scorers.program_tests import ProgramTests
+from decodery.scorers.sandbox import Sandbox
+from decodery.scorers.text import TextScore
 from decodery.search.base import Branches
 from decodery.search.beam import Beam
 from decodery.search.pg_td import PGTD, Programs, Tree
+from decodery.step.forward_request import drive
 from decodery.testing import TableModel, decode, tiny_transformer, to_int8
 
 TOY = TableModel(3, seed=5)

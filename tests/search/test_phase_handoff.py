@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from decodery.core.sequence import TokenLogprob
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
 from decodery.search.phase_handoff import PhaseHandoff, entropy
+from decodery.step.sequence import TokenLogprob
 from decodery.testing.models import Counted
 from methods import DRAFTERS
 from sampled import MODEL, OTHER, PROMPT, plain, run
@@ -86,6 +86,6 @@ def plain_entropies() -> list[TokenLogprob]:
 
 
 def best(tokens: list[int]) -> int:
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     return int(OTHER.forward(Batch([Segment.chunk(tokens, OTHER.new_cache())])).logits[-1].argmax())

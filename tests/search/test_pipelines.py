@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from decodery.core.ask import together
 from decodery.core.conversation import Conversation
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, ServerError, SettingsError
-from decodery.model.store import silent
-from decodery.score import LLMJudge, TextScore
+from decodery.core.errors import CorruptFile, ServerError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.loaders.store import silent
+from decodery.scorers import LLMJudge, TextScore
 from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote, archon_layers
 from decodery.search.archon_layers import ranking
 from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
+from decodery.step.forward_request import together
 from decodery.testing import tiny_transformer
 from decodery.testing.scripted import Asked, Said, ScriptedLM
 from methods import PIPELINES
@@ -424,7 +424,7 @@ def test_calls_of_one_layer_share_passes(lm: Any) -> None:
     assert request.conversation is not None
 
     def asking(prompts: list[str], apart: bool) -> Any:
-        from decodery.decode.calls import Calls
+        from decodery.engine.calls import Calls
 
         calls = Calls(engine, request, request.conversation)
         said = [calls.conversation.apart(prompt) for prompt in prompts]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from covering import FULL
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
 from decodery.search.best_of_n import BestOfN
 from decodery.search.first_finish import FirstFinish
 from decodery.search.self_consistency import SelfConsistency

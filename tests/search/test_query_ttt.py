@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.queries import Span, queries_of, with_queries
+from decodery.core.errors import UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.trained.queries import Span, queries_of, with_queries
 from decodery.search import QueryTTT
 from decodery.testing import check_search, decode, tiny_transformer, to_int8
 

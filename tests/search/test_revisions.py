@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from decodery.errors import SettingsError
-from decodery.puzzles import puzzle
-from decodery.score import PuzzleExamples, TextScore
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles import puzzle
+from decodery.scorers import PuzzleExamples, TextScore
 from decodery.search import IAD, Revisions, WeightedVote
 from decodery.testing.scripted import Asked, Said, ScriptedLM
 

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from covering import in_turn
-from decodery.budget.fixed import Fixed
-from decodery.core.ask import Asking
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.schedule import Limits
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Scores
-from decodery.registry import methods
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import SettingsError
+from decodery.core.registry import methods
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.models.batch import Batch, Scores
+from decodery.sampling.sampler import Sampler
 from decodery.search.base import Branches, Search, choose
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_search, decode, tiny_transformer, to_int8
 from decodery.testing.models import Counted
 from methods import CHOOSING, DRAWING, LOSSY_RULES, PIPELINES, SAMPLERS, SEARCHES, WRITTEN_BY_THE_LOOP

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from decodery.core.ask import drive
+from decodery.core.errors import ModelNotFound, SettingsError, VocabularyMismatch
 from decodery.core.trace import Trace
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import ModelNotFound, SettingsError, VocabularyMismatch
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, judge
-from decodery.score.curiosity import Curiosity, inverted_u
-from decodery.score.rating import Rating
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, judge
+from decodery.scorers.curiosity import Curiosity, inverted_u
+from decodery.scorers.rating import Rating
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.spec_reason import SpecReason
+from decodery.step.forward_request import drive
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
 from decodery.testing.states import distance_to_fresh
-from decodery.train.router import Decisions, decisions, fit_router, spearman
+from decodery.training.router import Decisions, decisions, fit_router, spearman
 from methods import DRAFTERS, SEARCHES, TWO_MODELS, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, SETTINGS, plain, run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decodery.score import TextScore
+from decodery.scorers import TextScore
 from decodery.search.steps import Growth, Node
 from serving import tiny_lm
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import decodery as dc
+from decodery.core.errors import ConstraintError, SettingsError
 from decodery.core.noise import PARTICLE, mix
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import ConstraintError, SettingsError
-from decodery.sample import Sampler
-from decodery.sample.constraint import Constrained, Constraint
-from decodery.score.text import TextScore
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.scorers.text import TextScore
 from decodery.search.smc import SMC
 from decodery.search.weights import effective_size, log_mean, systematic
 from decodery.testing import TableModel, decode
@@ -162,7 +162,7 @@ def test_the_published_mixture_and_errors_of_potentials() -> None:
 
 
 def test_texts_of_a_real_model_follow_constraint_and_potential(smollm2_int8: dc.LM) -> None:
-    digits = dc.constrain.Checker(lambda text: set(text) <= set("37") and len(text) < 4, lambda text: len(text) == 3)
+    digits = dc.constraints.Checker(lambda text: set(text) <= set("37") and len(text) < 4, lambda text: len(text) == 3)
 
     def sevens(text: str) -> float:
         return 8.0 * text.count("7")

@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
+from decodery.core.errors import SettingsError
 from decodery.core.noise import PARTICLE, draw, gumbel, mix, nth_seed
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search.a_star import AStar
 from decodery.search.entropic_particle_filter import EntropicParticleFilter, annealed
 from decodery.search.parallel_tempering import ParallelTempering, swap_log_ratio
@@ -32,6 +30,8 @@ from decodery.search.particle_search import ParticleSearch, note, resampler
 from decodery.search.steps import Node
 from decodery.search.sweeps import Line, Sweep, log_potential
 from decodery.search.weights import effective_size, multinomial, normalised, systematic
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.forward_request import drive
 from decodery.testing import TableModel, decode
 
 Text = tuple[int, ...]

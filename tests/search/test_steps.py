@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.trace import Trace
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.puzzles.alphabet import tokenizer
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles.alphabet import tokenizer
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search.best_of_n import BestOfN
 from decodery.search.budget_forcing import BudgetForcing
 from decodery.search.dvts import DVTS

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.core.noise import draw
 from decodery.core.trace import Trace
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
 from decodery.search import mcts
 from decodery.search.dvts import DVTS
 from decodery.search.lookahead import Lookahead

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from decodery.errors import SettingsError
+from decodery.core.errors import SettingsError
 from decodery.search import Archon, ContextLaw, Split, Trial, best_archons
 from decodery.testing.scripted import ScriptedLM
 

@@ -15,10 +15,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from decodery.lm import LM, Output
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
+from decodery.llm.llm import LM, Output
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.testing import tiny_transformer
 from serving import TOOLS, client, serving, tiny_lm, user
 from tiny_models import make_tokenizer

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from decodery.errors import CorruptFile, DecoderyError
-from decodery.lm import LM
-from decodery.serve.app import Front
-from decodery.serve.batch import answer_batch
-from decodery.serve.batch_file import Answers, BatchFile, Totals, read_lines
-from decodery.serve.run import EngineFailed
-from decodery.serve.settings import ServerSettings
+from decodery.core.errors import CorruptFile, DecoderyError
+from decodery.llm.llm import LM
+from decodery.server.app import Front
+from decodery.server.batch import answer_batch
+from decodery.server.batch_file import Answers, BatchFile, Totals, read_lines
+from decodery.server.run import EngineFailed
+from decodery.server.settings import ServerSettings
 from serving import client, serving, tiny_lm, user, wait_until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -168,7 +168,7 @@ def test_an_interruption_leaves_what_is_in_progress_for_later(lm: LM, tmp_path: 
 
 
 def test_an_engine_that_ends_answers_nobody_wrongly(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodery.decode.engine import Engine
+    from decodery.engine.engine import Engine
 
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("\n".join(ask(f"r{n}", max_tokens=12, decodery={"ignore_eos": True}) for n in range(12)))

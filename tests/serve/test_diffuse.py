@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from decodery.cli.chat import Conversation
-from decodery.errors import PromptError
-from decodery.lm import LM
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
+from decodery.core.errors import PromptError
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from diffusing import named
 from serving import VOCAB, client, serving, tiny_lm

@@ -18,18 +18,18 @@ import httpx
 import openai
 import pytest
 
-from decodery import registry
-from decodery.budget.base import Budget
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Drafter
-from decodery.errors import SettingsError
-from decodery.lm import LM
-from decodery.registry import register
-from decodery.serve.fair import FairQueue
-from decodery.serve.keys import Keys, read_keys
-from decodery.serve.run import EngineFailed, Server, serve
-from decodery.serve.settings import ServerSettings
+from decodery.core import registry
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.llm.llm import LM
+from decodery.server.fair import FairQueue
+from decodery.server.keys import Keys, read_keys
+from decodery.server.run import EngineFailed, Server, serve
+from decodery.server.settings import ServerSettings
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from serving import SECONDS, client, serving, tiny_lm, user, wait_until
 
 WRITTEN = "decodery_generation_tokens_total{"
@@ -296,7 +296,7 @@ def test_what_breaks_leaves_a_line_in_the_log(lm: LM, caplog: pytest.LogCaptureF
         wait_until(lambda: server.front.service.idle)
     assert (broken.status_code, deep.status_code, wrong.status_code) == (500, 500, 400)
     assert "on purpose" not in broken.text and "RecursionError" in deep.json()["error"]["message"]
-    said = [record.getMessage() for record in caplog.records if record.name == "decodery.serve"]
+    said = [record.getMessage() for record in caplog.records if record.name == "decodery.server"]
     begun = [line.partition(" (")[0] for line in said]
     assert begun[0] == "decodery: a request of 'ann' failed: RuntimeError: on purpose"
     assert len(said) == 2 and begun[1].startswith("decodery: a request of 'ann' failed: RecursionError: ")
@@ -306,7 +306,7 @@ def test_what_breaks_leaves_a_line_in_the_log(lm: LM, caplog: pytest.LogCaptureF
 def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
     with serving(lm) as (_, url):
         assert post(url, decodery={"drafter": "breaks-for-tests:early=true"}).status_code == 500
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "decodery.serve"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "decodery.server"]
     assert line.startswith("decodery: a request that is being read failed: ZeroDivisionError: division by zero (")
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import decodery as dc
 from covering import FULL
-from decodery.core.sequence import Sequence
-from decodery.lm import LM
-from decodery.serve.service import Service
+from decodery.llm.llm import LM
+from decodery.server.service import Service
+from decodery.step.sequence import Sequence
 from serving import SECONDS, serving, tiny_lm, wait_until
 
 TRACES = 200 if FULL else 2

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-import decodery.serve.page as page
-from decodery.errors import DecoderyError
-from decodery.registry import resolve
-from decodery.spec import from_network
+import decodery.server.page as page
+from decodery.core.errors import DecoderyError
+from decodery.core.method_spec import from_network
+from decodery.core.registry import resolve
 from serving import serving, tiny_lm
 
 FOLDER = Path(page.__file__).parent
@@ -58,7 +58,7 @@ def test_a_wheel_has_all_files() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["decodery"]
     for name in FILES:
-        assert any(fnmatch(f"serve/page/{name}", pattern) for pattern in patterns), name
+        assert any(fnmatch(f"server/page/{name}", pattern) for pattern in patterns), name
 
 
 def test_methods_are_offered_that_strangers_may_name(url: str) -> None:

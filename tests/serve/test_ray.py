@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import decodery as dc
-from decodery.serve.affinity import beginning, ranked
+from decodery.server.affinity import beginning, ranked
 from serving import SECONDS, client, user, wait_until
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: pip install 'decodery[ray]'")

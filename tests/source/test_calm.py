@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.lm import LM
-from decodery.model.attention import rotate
-from decodery.model.batch import Batch, Segment
-from decodery.model.exits import EXITS, Exits
-from decodery.model.load import LoadedModel
-from decodery.model.route import Route
-from decodery.model.tokenizer import Tokenizer
-from decodery.source.calm import CALM, softmax_gap, state_similarity, thresholds
-from decodery.source.early_exit import Leaving
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
+from decodery.llm.llm import LM
+from decodery.logits_sources.calm import CALM, softmax_gap, state_similarity, thresholds
+from decodery.logits_sources.early_exit import Leaving
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.attention import rotate
+from decodery.models.trained.exits import EXITS, Exits
+from decodery.step.forward_request import drive
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.train.calm import NEVER, CalmRecipe, calibrate, last_passed, rouge_l
+from decodery.training.calm import NEVER, CalmRecipe, calibrate, last_passed, rouge_l
 from questions import prompts
 from sourced import logits_after
 from tiny_models import VOCAB, make_tokenizer

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive, score
-from decodery.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.token_routers import TokenRouters, inputs, least_important, received, uniform
-from decodery.source.ftp import FTP, ROUTERS, Pruned, PrunedCache, stages
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
+from decodery.llm.llm import LM
+from decodery.logits_sources.ftp import FTP, ROUTERS, Pruned, PrunedCache, stages
+from decodery.models.batch import Batch, Segment
+from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, received, uniform
+from decodery.step.forward_request import drive, score
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.train.ftp import masked, pruned, said
+from decodery.training.ftp import masked, pruned, said
 from questions import prompts
 
 TARGET = tiny_transformer(0, num_layers=4)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive, score
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.micro_steps import MICRO, MicroSteps, quarters, shapes
-from decodery.source.hamburger import GroupCache, Hamburger
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.logits_sources.hamburger import GroupCache, Hamburger
+from decodery.models.batch import Batch, Segment
+from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
+from decodery.step.forward_request import drive, score
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.train.corpus import Text
-from decodery.train.hamburger import Lesson, said
+from decodery.training.corpus import Text
+from decodery.training.hamburger import Lesson, said
 from methods import random_micro_steps
 from questions import prompts
 

@@ -12,19 +12,19 @@ import torch
 from click.testing import CliRunner
 
 from decodery.cli.main import cli
-from decodery.errors import CorruptFile, ModelNotFound, PromptError, SettingsError, UnsupportedModel
-from decodery.model.attention import rotate
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
-from decodery.registry import resolve
-from decodery.source.partial_attention import PartialAttention, PartialCache, PartialWeights
+from decodery.core.errors import CorruptFile, ModelNotFound, PromptError, SettingsError, UnsupportedModel
+from decodery.core.registry import resolve
+from decodery.logits_sources.partial_attention import PartialAttention, PartialCache, PartialWeights
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.attention import rotate
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.train.loop import Plan
-from decodery.train.partial import pair_loss, read_pairs, train_partial
+from decodery.training.loop import Plan
+from decodery.training.partial import pair_loss, read_pairs, train_partial
 from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(0)
@@ -230,7 +230,7 @@ def test_the_command_trains_the_last_layers_and_says_what_it_brings(tmp_path: Pa
     tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
     model = tiny_transformer(3, vocab_size=VOCAB, dtype=torch.float32)
     loaded = LoadedModel(model, tokenizer, None, "tiny", "float32")
-    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: loaded)
+    monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: loaded)
     lines = [{"source": f"say {number % 3}: ", "target": "abc"[number % 3] * 3} for number in range(30)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     command = ["train", "partial", str(tmp_path / "pairs.jsonl"), "--out", str(tmp_path / "out"), "--last", "1"]

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.core.needs import Gives, Needs
-from decodery.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.exits import EXIT, HEADS, STOP, ExitHeads
-from decodery.model.protocol import LanguageModel
-from decodery.model.route import Route
-from decodery.model.transformer import Transformer
-from decodery.source.base import Source
-from decodery.source.early_exit import LEAVE, Check, Gate, Leaving
-from decodery.source.sec import SEC
+from decodery.core.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
+from decodery.core.requirements import Gives, Needs
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.early_exit import LEAVE, Check, Gate, Leaving
+from decodery.logits_sources.sec import SEC
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
+from decodery.step.forward_request import drive
 from decodery.testing import decode, tiny_transformer
 
 LAYERS, WIDTH, END = 4, 32, 1

@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, softmax
 
-from decodery.core.needs import Needs
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import PromptError, SettingsError, UnknownMethod, UnsupportedModel, VocabularyMismatch
-from decodery.model.adapter import TransformersModel
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.registry import resolve
-from decodery.sample import Context, Sampler, Stage, Temperature, Warp
-from decodery.source.dola import DoLa, candidates
-from decodery.source.entropy_adaptive import EntropyAdaptive
-from decodery.source.guidance import Guidance
-from decodery.source.uscd import USCD, collision_mass, contrast, without_examples
+from decodery.core.errors import PromptError, SettingsError, UnknownMethod, UnsupportedModel, VocabularyMismatch
+from decodery.core.registry import resolve
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.dola import DoLa, candidates
+from decodery.logits_sources.entropy_adaptive import EntropyAdaptive
+from decodery.logits_sources.guidance import Guidance
+from decodery.logits_sources.uscd import USCD, collision_mass, contrast, without_examples
+from decodery.models.loaders.load import load
+from decodery.models.protocol import LanguageModel
+from decodery.models.transformers.adapter import TransformersModel
+from decodery.sampling import Context, Sampler, Stage, Temperature, Warp
 from decodery.testing import Garbage, LawBroken, check_identical, decode, tiny_transformer
-from decodery.train.switching import calibrate, large_share
+from decodery.training.switching import calibrate, large_share
 from methods import SOURCES
 from sourced import OTHER, PROMPTS, TARGET, logits_after, text
 from tiny_models import make_model, save, without_tokenizer
@@ -163,7 +163,7 @@ def test_entropy_adaptive_between_its_ends_is_one_model() -> None:
 
 def test_a_source_that_looks_at_the_rows_beside_a_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entropies that are taken over the pass in place of the path break the law of identity."""
-    from decodery.source import entropy_adaptive
+    from decodery.logits_sources import entropy_adaptive
 
     fair = entropy_adaptive.entropy
     monkeypatch.setattr(entropy_adaptive, "entropy", lambda logp: fair(logp) * 0 + fair(logp).mean())

@@ -14,23 +14,23 @@ from click.testing import CliRunner
 from tokenizers.normalizers import Lowercase
 
 from decodery.cli.main import cli
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import PromptError, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.prefix import KVPrefix, Prefixed, Prefixes
-from decodery.model.prefixes import WEIGHTS, shipped_for
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
-from decodery.registry import resolve
-from decodery.source.sven import SVEN
+from decodery.core.errors import PromptError, SettingsError, UnsupportedModel
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.sven import SVEN
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.prefixes import WEIGHTS, shipped_for
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.train import loop
-from decodery.train.fixes import built_in_pairs
-from decodery.train.programs import LabelledProgram, Pair, changed_characters, programs_of, read_pairs, tokens_of
-from decodery.train.sven import CONTROLS, School, SVENRecipe, losses_of, train_sven
+from decodery.training import loop
+from decodery.training.fixes import built_in_pairs
+from decodery.training.programs import LabelledProgram, Pair, changed_characters, programs_of, read_pairs, tokens_of
+from decodery.training.sven import CONTROLS, School, SVENRecipe, losses_of, train_sven
 from tiny_models import VOCAB, make_tokenizer
 
 BEFORE = "import yaml\n\ndef f(é):\n    return yaml.load(é)\n# end\n"

@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, softmax
 
-from decodery.core.ask import drive, score
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.registry import resolve
-from decodery.sample import Sampler
-from decodery.score.base import Candidates, Scorer
-from decodery.score.value_head import LinearValue, ValueHead
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.controlled_decoding import ControlledDecoding
+from decodery.logits_sources.transfer_q import TransferQ, expected_reward
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.scorers.base import Candidates, Scorer
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
-from decodery.source.controlled_decoding import ControlledDecoding
-from decodery.source.transfer_q import TransferQ, expected_reward
+from decodery.step.forward_request import drive, score
 from decodery.testing import TableModel, decode
-from decodery.train.value import fit_value, read_judged, train_value
+from decodery.training.value import fit_value, read_judged, train_value
 from sourced import OTHER, PROMPTS, TARGET, logits_after, text
 
 

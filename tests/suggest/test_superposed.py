@@ -13,13 +13,13 @@ import torch
 from click.testing import CliRunner
 
 from decodery.cli.main import cli
-from decodery.core.ask import drive
-from decodery.errors import DecoderyError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.suggest import superposed
-from decodery.suggest.ngrams import NGrams, load_ngrams, ngrams_for, save_ngrams
-from decodery.suggest.superposed import Superposition, mixture, ngram_scores, superpose
+from decodery.core.errors import DecoderyError
+from decodery.extras.superposed import superposed
+from decodery.extras.superposed.ngrams import NGrams, load_ngrams, ngrams_for, save_ngrams
+from decodery.extras.superposed.superposed import Superposition, mixture, ngram_scores, superpose
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.step.forward_request import drive
 from decodery.testing import decode, tiny_transformer
 
 TARGET = tiny_transformer(0)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
-from decodery.budget.fixed import Fixed
-from decodery.core.sequence import Sequence
-from decodery.core.tree import TokenTree
-from decodery.draft.base import Drafter
-from decodery.draft.prompt_lookup import PromptLookup
-from decodery.registry import methods
-from decodery.sample import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
+from decodery.core.registry import methods
+from decodery.sampling import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.draft_length.fixed import Fixed
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 from decodery.testing import (
     Garbage,
     LawBroken,

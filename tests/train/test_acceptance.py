@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.specdec_pp import HEAD, SpecDecPP
-from decodery.errors import CorruptFile, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.speculative.draft_length.specdec_pp import HEAD, SpecDecPP
 from decodery.testing import tiny_transformer
-from decodery.train.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
-from decodery.train.corpus import Corpus, Text
-from decodery.train.data import write_texts
+from decodery.training.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
+from decodery.training.corpus import Corpus, Text
+from decodery.training.data import write_texts
 from tiny_models import make_tokenizer
 
 TARGET = tiny_transformer(0)
@@ -131,7 +131,7 @@ def test_a_head_whose_labels_are_shuffled_learns_nothing(corpus: Corpus, tmp_pat
         return states, labels[torch.from_numpy(random.permutation(len(labels)))]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decodery.train.acceptance.judged", shuffled)
+        patch.setattr("decodery.training.acceptance.judged", shuffled)
         scores = fit(corpus, tmp_path / "out")
     assert 0.9 * scores["constant"] < scores["loss"] <= 1.05 * scores["constant"]
 

@@ -13,26 +13,26 @@ import torch
 from safetensors.torch import save_file
 
 from commands import inside
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
-from decodery.model.adapters import FILE, Adapter, Columns, Thin, tuned
-from decodery.model.batch import Batch, Segment
-from decodery.model.int8 import Int8Linear
-from decodery.model.load import LoadedModel, load
-from decodery.model.protocol import LanguageModel, Reader
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Kept
-from decodery.source.adapter import Tuned
+from decodery.compression import S2FT, Int4, Int8
+from decodery.compression.base import LINEARS, transformed
+from decodery.compression.folder import save
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.adapter import Tuned
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.adapters import FILE, Adapter, Columns, Thin, tuned
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Kept
 from decodery.testing import tiny_transformer
-from decodery.train.adapter import LoRARemaking, S2FTRemaking, train_adapter
-from decodery.train.corpus import Corpus
-from decodery.train.data import cut_files, write_texts
-from decodery.train.lesson import lesson, predictions
-from decodery.train.remade import CopyRecipe, Course, Remade, written_rows
-from decodery.transform import S2FT, Int4, Int8
-from decodery.transform.base import LINEARS, transformed
-from decodery.transform.folder import save
+from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
+from decodery.training.corpus import Corpus
+from decodery.training.data import cut_files, write_texts
+from decodery.training.lesson import lesson, predictions
+from decodery.training.remade import CopyRecipe, Course, Remade, written_rows
 from scripted import Unigram
 from tiny_models import assert_same_logits, make_model, tiny_loaded
 from tiny_models import save as save_folder

@@ -13,31 +13,31 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from decodery.cli.main import cli
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.decode.text import _segment
-from decodery.draft.hidden_transfer import HiddenTransfer
-from decodery.draft.in_pass import InPass
-from decodery.draft.ppd import PPD
-from decodery.errors import DecoderyError
-from decodery.lm import LM
-from decodery.model.batch import Batch
-from decodery.model.drafts import PROMPTS, TRANSFER
-from decodery.model.load import LoadedModel
-from decodery.model.placeholders import Placeholders
-from decodery.model.route import WHOLE
-from decodery.model.transfer import Transfer
-from decodery.model.transformer import Transformer
+from decodery.core.errors import DecoderyError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.text import _segment
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch
+from decodery.models.layer_plan import WHOLE
+from decodery.models.loaders.drafts import PROMPTS, TRANSFER
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.placeholders import Placeholders
+from decodery.models.trained.transfer import Transfer
+from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
+from decodery.speculative.drafters.in_pass import InPass
+from decodery.speculative.drafters.ppd import PPD
+from decodery.step.draft_tree import TokenTree
 from decodery.testing import check_identical
 from decodery.testing.models import to_int8
-from decodery.train import loop
-from decodery.train.ahead import School
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.hidden_transfer import TransferRecipe, TransferSchool, train_transfer
-from decodery.train.ppd import PPDRecipe, train_ppd
-from decodery.train.units import PlaceholderSchool
+from decodery.training import loop
+from decodery.training.ahead import School
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.hidden_transfer import TransferRecipe, TransferSchool, train_transfer
+from decodery.training.ppd import PPDRecipe, train_ppd
+from decodery.training.units import PlaceholderSchool
 from tiny_models import tiny_loaded
 
 LAYERS = (0, 1, 1)
@@ -176,7 +176,7 @@ def test_they_learn_alone_and_a_run_goes_on_where_it_stopped(
 def test_the_commands_make_what_the_drafters_read(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: target)
     (tmp_path / "prompts").write_text("\n".join(map(str, range(20))))
     common = ["--out", str(tmp_path / "out"), "--texts", "20", "--prompts", str(tmp_path / "prompts")]
     common += ["--max-new-tokens", "12", "--steps", "2"]

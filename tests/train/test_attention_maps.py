@@ -7,21 +7,14 @@ import math
 import pytest
 import torch
 
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.config import ShortConv
-from decodery.model.transformer import Transformer
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.config import ShortConv
+from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
-from decodery.train.attention_maps import (
-    entropy_penalty,
-    evenness,
-    locality_penalty,
-    looked_at,
-    most,
-    row_entropy,
-)
-from decodery.train.cut import parameters
-from decodery.train.puzzle_model import predicted
-from decodery.train.short_conv import with_short_convolutions
+from decodery.training.attention_maps import entropy_penalty, evenness, locality_penalty, looked_at, most, row_entropy
+from decodery.training.cut import parameters
+from decodery.training.puzzle_model import predicted
+from decodery.training.short_conv import with_short_convolutions
 
 TOKENS = torch.randint(0, 64, (3, 24), generator=torch.Generator().manual_seed(0))
 

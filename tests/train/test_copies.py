@@ -11,23 +11,23 @@ import pytest
 import torch
 
 from commands import inside
-from decodery.errors import SettingsError
-from decodery.model.load import LoadedModel, load
-from decodery.model.ternary import TernaryLinear
-from decodery.model.weights import Dense
-from decodery.train import loop
-from decodery.train.bitnet import TernaryRemaking, rounded
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.grpo import GRPORecipe
-from decodery.train.hyperfit import HyperfitRecipe
-from decodery.train.lq_lora import LowRankRemaking
-from decodery.train.nm_sparsity import SparseRemaking
-from decodery.train.remade import CopyRecipe, Course, Remaking, train_copy
-from decodery.transform import Int8, LQLoRA
-from decodery.transform.base import transformed
-from decodery.transform.bitnet import three
-from decodery.transform.folder import save
+from decodery.compression import Int8, LQLoRA
+from decodery.compression.base import transformed
+from decodery.compression.bitnet import three
+from decodery.compression.folder import save
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.native.ternary import TernaryLinear
+from decodery.models.torch.weights import Dense
+from decodery.training import loop
+from decodery.training.bitnet import TernaryRemaking, rounded
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.grpo import GRPORecipe
+from decodery.training.hyperfit import HyperfitRecipe
+from decodery.training.lq_lora import LowRankRemaking
+from decodery.training.nm_sparsity import SparseRemaking
+from decodery.training.remade import CopyRecipe, Course, Remaking, train_copy
 from tiny_models import tiny_loaded
 
 REMAKINGS: dict[str, Remaking] = {

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.deer import BlockReading, Deer
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import load
-from decodery.sample import Sampler
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import load
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.deer import BlockReading, Deer
 from decodery.testing import check_identical, tiny_transformer
-from decodery.train.corpus import Corpus, Text
-from decodery.train.cut import Shape, cut_draft, keep_tokens
-from decodery.train.data import write_texts
-from decodery.train.deer import Block, DeerRecipe, blocks_behind, continuation, drawn, suffix, train_deer, with_mask
+from decodery.training.corpus import Corpus, Text
+from decodery.training.cut import Shape, cut_draft, keep_tokens
+from decodery.training.data import write_texts
+from decodery.training.deer import Block, DeerRecipe, blocks_behind, continuation, drawn, suffix, train_deer, with_mask
 from tiny_models import tiny_loaded
 
 TEXT = Text(np.array([5, 6, 7, 8, 9, 10, 11, 12], np.int32), 2)

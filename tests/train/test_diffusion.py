@@ -11,11 +11,11 @@ import torch
 
 import decodery as dc
 from commands import inside
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.train import diffusion, grids, lists, llada_folder
-from decodery.train.diffusion import Recipe, held_out, train_diffusion, untrained
-from decodery.train.loop import CHECKPOINT, Plan
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.training import diffusion, grids, lists, llada_folder
+from decodery.training.diffusion import Recipe, held_out, train_diffusion, untrained
+from decodery.training.loop import CHECKPOINT, Plan
 
 RECIPE = Recipe(("copy", "shuffle"), steps=2, batch=16)
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.core.ask import drive, score
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.model.batch import Segment
-from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.puzzles.alphabet import END_ID
-from decodery.source.reads import Reads
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles.alphabet import END_ID
+from decodery.logits_sources.reads import Reads
+from decodery.models.batch import Segment
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.step.forward_request import drive, score
 from decodery.testing import tiny_transformer
-from decodery.train.distilled import Distillation, distance, drawn, said
-from decodery.train.one_stack import OneStackRecipe, asking, train_one_stack
-from decodery.train.puzzle_model import Shape, random_transformer
-from decodery.train.seq2seq import Seq2SeqRecipe, train_seq2seq
-from decodery.train.transductions import transduction
-from decodery.train.two_stacks import predicted
+from decodery.training.distilled import Distillation, distance, drawn, said
+from decodery.training.one_stack import OneStackRecipe, asking, train_one_stack
+from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
+from decodery.training.transductions import transduction
+from decodery.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
 
 SHAPE = Shape(16, 1, 2, 16, 64)
@@ -88,7 +88,7 @@ def test_a_pair_is_trained_and_goes_on_where_it_was(tmp_path: Path) -> None:
     alone = OneStackRecipe(SHAPE, steps=2, batch=2, every=1, held=2)
     found = train_one_stack(kind, tmp_path / "teacher", recipe=alone)
     assert train_one_stack(kind, tmp_path / "teacher", recipe=alone) == found
-    teacher = dc.model.load.load(tmp_path / "teacher")
+    teacher = dc.models.loaders.load.load(tmp_path / "teacher")
     recipe = Seq2SeqRecipe(hidden=16, heads=2, inner=16, encoder_layers=1, decoder_layers=1, batch=2, steps=2, every=1,
                            held=2)  # fmt: skip
     pair = train_seq2seq(kind, tmp_path / "pair", recipe=recipe, teacher=teacher)

@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.core.tree import TokenTree
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.draft_model import DraftModel
-from decodery.draft.nested import Nested
-from decodery.errors import CorruptFile, SettingsError, VocabularyMismatch
-from decodery.model import fused
-from decodery.model.batch import Batch, Segment
-from decodery.model.drafts import DESCRIPTION, SHIPPED, WEIGHTS
-from decodery.model.load import LoadedModel, load
-from decodery.model.transformer import Transformer
-from decodery.sample.min_new_tokens import MinNewTokens
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import CorruptFile, SettingsError, VocabularyMismatch
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders import fused
+from decodery.models.loaders.drafts import DESCRIPTION, SHIPPED, WEIGHTS
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling.min_new_tokens import MinNewTokens
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.nested import Nested
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import drive
 from decodery.testing import check_batch, check_identical, check_state
-from decodery.train.cut import Shape, cut_draft, keep_tokens, quantized
-from decodery.train.data import Corpus, Text, write_texts
-from decodery.train.draft import train_draft
-from decodery.train.lesson import distance, judged, lesson, predictions
-from decodery.train.loop import Plan
-from decodery.verify.coupled import Coupled
-from decodery.verify.rejection import Rejection
+from decodery.training.cut import Shape, cut_draft, keep_tokens, quantized
+from decodery.training.data import Corpus, Text, write_texts
+from decodery.training.draft import train_draft
+from decodery.training.lesson import distance, judged, lesson, predictions
+from decodery.training.loop import Plan
 from tiny_models import VOCAB, tiny_loaded
 
 SHAPE = Shape(layers=1, inner=48, tokens=80, window=16)

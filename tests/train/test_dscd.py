@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.model.load import load
-from decodery.train.diffusion import Recipe, train_diffusion, untrained
-from decodery.train.dscd import Distillation, Nested, distil, losses
-from decodery.train.llada_folder import MODEL
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.load import load
+from decodery.training.diffusion import Recipe, train_diffusion, untrained
+from decodery.training.dscd import Distillation, Nested, distil, losses
+from decodery.training.llada_folder import MODEL
 
 LONG = Distillation(("json",), letters=12, steps=10, batch=32)
 

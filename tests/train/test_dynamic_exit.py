@@ -11,16 +11,16 @@ import torch
 from click.testing import CliRunner
 
 from decodery.cli.main import cli
-from decodery.draft.dynamic_exit import DEL
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.route import Route
-from decodery.model.tokenizer import Tokenizer
-from decodery.registry import resolve
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.speculative.drafters.dynamic_exit import DEL
 from decodery.testing import tiny_transformer
-from decodery.train.corpus import Text
-from decodery.train.dynamic_exit import choose, find_exits, shadows
+from decodery.training.corpus import Text
+from decodery.training.dynamic_exit import choose, find_exits, shadows
 from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(3, vocab_size=VOCAB, num_layers=4, dtype=torch.float32)
@@ -81,7 +81,7 @@ def test_the_command_refuses_them_before_texts_are_written(wrong: list[str], tmp
 
 def test_the_command_prints_settings_that_del_takes(tmp_path: Path, monkeypatch) -> None:
     target = LoadedModel(MODEL, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
-    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: target)
     (tmp_path / "prompts.txt").write_text("one and two\nthree and four\n")
     given = ["--prompts", str(tmp_path / "prompts.txt"), "--texts", "20", "--max-new-tokens", "6", "--exits", "2"]
     done = CliRunner().invoke(cli, ["train", "del", "--out", str(tmp_path / "out"), *given], catch_exceptions=False)

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.model.exits import CONTINUE, EXIT, EXITS, HEADS, STOP, ExitHeads, Exits, agreeing
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.source.calm import CALM
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.calm import CALM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.trained.exits import CONTINUE, EXIT, EXITS, HEADS, STOP, ExitHeads, Exits, agreeing
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.train.calm import CalmRecipe, calibrate
-from decodery.train.corpus import Corpus
-from decodery.train.data import cut_files, write_texts
-from decodery.train.exits import Checks, fit_agreement
-from decodery.train.sec import SECRecipe, labels, train_sec
+from decodery.training.calm import CalmRecipe, calibrate
+from decodery.training.corpus import Corpus
+from decodery.training.data import cut_files, write_texts
+from decodery.training.exits import Checks, fit_agreement
+from decodery.training.sec import SECRecipe, labels, train_sec
 from tiny_models import VOCAB, whole_tokenizer
 
 RECIPE = SECRecipe(every=1, rank=16, epochs=10.0, lr=1e-2)

@@ -10,17 +10,17 @@ import torch
 from click.testing import CliRunner
 
 from decodery.cli.main import cli
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.token_routers import TokenRouters, uniform
-from decodery.model.tokenizer import Tokenizer
-from decodery.source.ftp import ROUTERS
+from decodery.core.errors import SettingsError
+from decodery.logits_sources.ftp import ROUTERS
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.trained.token_routers import TokenRouters, uniform
 from decodery.testing import tiny_transformer
-from decodery.train.corpus import Corpus, Text
-from decodery.train.data import write_texts
-from decodery.train.ftp import Expected, FTPRecipe, router_loss, said, train_ftp, train_routers
-from decodery.train.schedules import Evolution, evolve, fitted
+from decodery.training.corpus import Corpus, Text
+from decodery.training.data import write_texts
+from decodery.training.ftp import Expected, FTPRecipe, router_loss, said, train_ftp, train_routers
+from decodery.training.schedules import Evolution, evolve, fitted
 from tiny_models import VOCAB, make_tokenizer
 
 RECIPE = FTPRecipe(0.3, width=8, evolution=Evolution(5, 2), texts=2, length=12, steps=4, lr=1e-2, sinks=1)
@@ -120,7 +120,7 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, written: Corpus,
 
 
 def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: target)
     (tmp_path / "prompts.txt").write_text("one and two\nthree and four\n")
     given = ["--prompts", str(tmp_path / "prompts.txt"), "--texts", "20", "--max-new-tokens", "6", "--sparsity", "0.2"]
     small = ["--population", "4", "--generations", "1", "--read", "1", "--length", "12", "--steps", "2"]

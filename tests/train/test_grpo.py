@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.model.load import load
-from decodery.puzzles import puzzle
-from decodery.score import TextScore
-from decodery.train.cut import quantized
-from decodery.train.grpo import GRPORecipe, surrogate, train_grpo, win_rate
-from decodery.train.puzzle_model import Shape, random_transformer
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles import puzzle
+from decodery.models.loaders.load import load
+from decodery.scorers import TextScore
+from decodery.training.cut import quantized
+from decodery.training.grpo import GRPORecipe, surrogate, train_grpo, win_rate
+from decodery.training.puzzle_model import Shape, random_transformer
 
 BETA = 0.3
 

@@ -11,17 +11,17 @@ import torch
 from click.testing import CliRunner
 
 from decodery.cli.main import cli
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.load import LoadedModel, load
-from decodery.model.micro_steps import MICRO, MicroSteps
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Weights
-from decodery.source.hamburger import Hamburger
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.logits_sources.hamburger import Hamburger
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Weights
+from decodery.models.trained.micro_steps import MICRO, MicroSteps
 from decodery.testing import decode, tiny_transformer
-from decodery.train.corpus import Corpus, Text
-from decodery.train.data import write_texts
-from decodery.train.hamburger import (
+from decodery.training.corpus import Corpus, Text
+from decodery.training.data import write_texts
+from decodery.training.hamburger import (
     MODEL,
     HamburgerRecipe,
     Lesson,
@@ -146,7 +146,7 @@ def test_what_cannot_learn_is_refused(target: LoadedModel, corpus: Corpus, tmp_p
 
 
 def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: target)
     (tmp_path / "prompts.txt").write_text("one and two\nthree and four\n")
     given = ["--prompts", str(tmp_path / "prompts.txt"), "--texts", "20", "--max-new-tokens", "12", "--base-lr", "0"]
     command = ["train", "hamburger", "--out", str(tmp_path / "out"), *given, "--layers", "1", "--epochs", "1"]

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodery.draft.heads.drafter import head_kind
-from decodery.draft.heads.head import TrainedHead
-from decodery.errors import SettingsError
-from decodery.model.load import LoadedModel
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.load import LoadedModel
+from decodery.speculative.heads.drafter import head_kind
+from decodery.speculative.heads.head import TrainedHead
 from decodery.testing import tiny_transformer
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.head import HeadRecipe, train_head
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.head import HeadRecipe, train_head
 from tiny_models import tiny_loaded
 
 KINDS = ["medusa", "eagle-3"]
@@ -87,7 +87,7 @@ def test_a_cut_training_leaves_the_best_head_so_far(
 ) -> None:
     """With each checkpoint; then the same call goes on and ends as one that was not cut."""
     clock = itertools.count(step=100)
-    monkeypatch.setattr("decodery.train.loop.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("decodery.training.loop.monotonic", lambda: float(next(clock)))
     recipe = HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
 
     def cut(what: str, done: int, total: int) -> None:

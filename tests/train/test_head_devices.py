@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from decodery.draft.heads.drafter import TrainedDrafter, head_kind
-from decodery.draft.heads.head import TrainedHead
-from decodery.model.load import LoadedModel
-from decodery.model.transformer import Transformer
-from decodery.registry import methods
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.head import HeadRecipe, train_head
+from decodery.core.registry import methods
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.torch.transformer import Transformer
+from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
+from decodery.speculative.heads.head import TrainedHead
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.head import HeadRecipe, train_head
 from far import Devices, FarTensor
 from tiny_models import tiny_loaded
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodery.draft.heads.drafter import TrainedDrafter, head_kind
-from decodery.draft.heads.head import TrainedHead
-from decodery.model.load import LoadedModel
-from decodery.model.store import silent
-from decodery.registry import methods, resolve
+from decodery.core.registry import methods, resolve
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import silent
+from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
+from decodery.speculative.heads.head import TrainedHead
 from decodery.testing import check_identical
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.features import FeatureStore
-from decodery.train.head import HeadRecipe, _Course, _Store, train_head
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.features import FeatureStore
+from decodery.training.head import HeadRecipe, _Course, _Store, train_head
 from tiny_models import tiny_loaded
 
 KINDS = ["chimera", "clover", "eagle", "falcon", "fspad", "hydra", "kangaroo", "longspec"]

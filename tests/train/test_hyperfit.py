@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from commands import inside
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.lm import LM
-from decodery.model.load import LoadedModel, load
-from decodery.sample import NoCitation, Sampler
-from decodery.sample.no_citation import FILE, Citations
+from decodery.compression import Int8
+from decodery.compression.base import transformed
+from decodery.compression.folder import save
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.sampling import NoCitation, Sampler
+from decodery.sampling.no_citation import FILE, Citations
 from decodery.testing import decode, tiny_transformer
-from decodery.train import hyperfit as module
-from decodery.train import loop
-from decodery.train.data import cut_files
-from decodery.train.hyperfit import HyperfitRecipe, hyperfit, judged
-from decodery.train.loop import Plan
-from decodery.transform import Int8
-from decodery.transform.base import transformed
-from decodery.transform.folder import save
+from decodery.training import hyperfit as module
+from decodery.training import loop
+from decodery.training.data import cut_files
+from decodery.training.hyperfit import HyperfitRecipe, hyperfit, judged
+from decodery.training.loop import Plan
 from tiny_models import tiny_loaded
 
 RECIPE = HyperfitRecipe(texts=4, epochs=60, batch=4, lr=1e-2, written=24)

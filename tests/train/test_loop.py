@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, DecoderyError, NumericalError, PromptError, SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.tokenizer import Tokenizer
-from decodery.sample.sampler import Sampler
+from decodery.core.errors import CorruptFile, DecoderyError, NumericalError, PromptError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.sampling.sampler import Sampler
 from decodery.testing import tiny_transformer
-from decodery.train import data
-from decodery.train.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
-from decodery.train.loop import CHECKPOINT, Plan, batches, train
-from decodery.train.thresholds import read_solutions
+from decodery.training import data
+from decodery.training.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
+from decodery.training.loop import CHECKPOINT, Plan, batches, train
+from decodery.training.thresholds import read_solutions
 from tiny_models import VOCAB, whole_tokenizer
 
 PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]

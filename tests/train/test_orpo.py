@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.core.trace import Grown
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import SettingsError
-from decodery.model.load import load
-from decodery.model.store import silent
-from decodery.puzzles import puzzle
-from decodery.puzzles.alphabet import END_ID, tokenizer
-from decodery.sample.sampler import Sampler
-from decodery.score import TextScore
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles import puzzle
+from decodery.extras.puzzles.alphabet import END_ID, tokenizer
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import silent
+from decodery.sampling.sampler import Sampler
+from decodery.scorers import TextScore
 from decodery.search import MCTS, BestOfN
 from decodery.search.mcts import Visited
-from decodery.train import orpo as module
-from decodery.train.cut import quantized
-from decodery.train.orpo import ORPORecipe, Pair, backed_up, orpo, pairs, train_orpo
-from decodery.train.puzzle_model import Shape, random_transformer
+from decodery.training import orpo as module
+from decodery.training.cut import quantized
+from decodery.training.orpo import ORPORecipe, Pair, backed_up, orpo, pairs, train_orpo
+from decodery.training.puzzle_model import Shape, random_transformer
 
 LAST = TextScore(lambda text: float(text[-1:] in "0123456789"), lambda text: float(text[-1:] in "0123456789"))
 SEARCH = MCTS(LAST, delimiter=None, step_tokens=1, n=12, simulations=1, rounds=2)

@@ -9,19 +9,19 @@ from random import Random
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.errors import CorruptFile, SettingsError
-from decodery.model.artifact import Artifact
-from decodery.puzzles import puzzle
-from decodery.puzzles.alphabet import encoded, tokenizer
-from decodery.score.base import Candidates, judge
-from decodery.score.process_reward import ProcessHead, ProcessReward
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.extras.puzzles import puzzle
+from decodery.extras.puzzles.alphabet import encoded, tokenizer
+from decodery.models.trained.artifact import Artifact
+from decodery.scorers.base import Candidates, judge
+from decodery.scorers.process_reward import ProcessHead, ProcessReward
+from decodery.step.forward_request import drive
 from decodery.testing import ScriptedChain
-from decodery.train import prm
-from decodery.train.prm import LABELS, PRM, PRMRecipe, annotated, labelled, train_prm
-from decodery.train.puzzle_model import Shape, random_transformer
-from decodery.train.solving import solved
-from decodery.train.value import states_of
+from decodery.training import prm
+from decodery.training.prm import LABELS, PRM, PRMRecipe, annotated, labelled, train_prm
+from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.solving import solved
+from decodery.training.value import states_of
 
 CHAIN = puzzle("chain:operations=2")
 PROMPT, RIGHT, WRONG = "7+3*2%10=", "7+3=0;0*2=0;#0", "7+3=0;0*2=1;#1"

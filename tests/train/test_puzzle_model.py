@@ -10,13 +10,20 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.train import puzzle_model
-from decodery.train.loop import CHECKPOINT, Plan, train
-from decodery.train.puzzle_model import PuzzleRecipe, Shape, lesson, predicted, random_transformer, train_puzzle_model
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles import drawn, puzzle
+from decodery.extras.puzzles.alphabet import END_ID, encoded
+from decodery.models.batch import Batch, Segment
+from decodery.training import puzzle_model
+from decodery.training.loop import CHECKPOINT, Plan, train
+from decodery.training.puzzle_model import (
+    PuzzleRecipe,
+    Shape,
+    lesson,
+    predicted,
+    random_transformer,
+    train_puzzle_model,
+)
 
 SMALL = Shape(32, 2, 2, 48, 64)
 CHAIN = puzzle("chain:operations=2")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.diffuse.static import Static
-from decodery.errors import SettingsError
-from decodery.train.diffusion import Recipe, logits_at, train_diffusion, trained, untrained
-from decodery.train.lists import END, MASK, VOCABULARY
-from decodery.train.llada_folder import MODEL
-from decodery.train.r2 import States, Tuning, redundancy_loss, states, tune_r2
+from decodery.core.errors import SettingsError
+from decodery.diffusion.static import Static
+from decodery.training.diffusion import Recipe, logits_at, train_diffusion, trained, untrained
+from decodery.training.lists import END, MASK, VOCABULARY
+from decodery.training.llada_folder import MODEL
+from decodery.training.r2 import States, Tuning, redundancy_loss, states, tune_r2
 
 MASKED = VOCABULARY.index(MASK)
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.swift import SKIPS, Swift, matchness
-from decodery.errors import SettingsError
-from decodery.model.load import LoadedModel
-from decodery.model.route import Route
-from decodery.model.skips import SkipSet
-from decodery.model.tokenizer import Tokenizer
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.trained.skips import SkipSet
+from decodery.speculative.drafters.swift import SKIPS, Swift, matchness
+from decodery.step.forward_request import drive
 from decodery.testing import check_identical, tiny_transformer
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.swift import SkipRecipe, Window, find_skips
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.swift import SkipRecipe, Window, find_skips
 from tiny_models import VOCAB, make_tokenizer
 
 RECIPE = SkipRecipe(ratio=0.4, proposals=25, bayes=10, texts=3, window=6)

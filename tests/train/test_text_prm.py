@@ -9,14 +9,14 @@ from random import Random
 import pytest
 import torch
 
-from decodery.core.ask import drive
-from decodery.errors import SettingsError
-from decodery.puzzles.alphabet import encoded, tokenizer
-from decodery.score.base import Candidates, judge
-from decodery.score.process_reward import ProcessReward
-from decodery.train.prm import PRM
-from decodery.train.puzzle_model import Shape, random_transformer
-from decodery.train.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles.alphabet import encoded, tokenizer
+from decodery.scorers.base import Candidates, judge
+from decodery.scorers.process_reward import ProcessReward
+from decodery.step.forward_request import drive
+from decodery.training.prm import PRM
+from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
 
 MODEL = random_transformer(Shape(32, 2, 2, 48, 64), 3)
 RECIPE = TextPRMRecipe(delimiter=";", steps=80)

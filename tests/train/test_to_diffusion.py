@@ -9,13 +9,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.load import load
-from decodery.model.route import WHOLE, stops
-from decodery.model.side_by_side import SideBySide
-from decodery.model.sites import Visits
-from decodery.train import to_diffusion
-from decodery.train.to_diffusion import (
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.hooks import Visits
+from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.loaders.load import load
+from decodery.models.torch.side_by_side import SideBySide
+from decodery.training import to_diffusion
+from decodery.training.to_diffusion import (
     Adaptation,
     AdaptedModel,
     WordTask,

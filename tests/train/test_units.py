@@ -11,32 +11,32 @@ import torch
 from click.testing import CliRunner
 from safetensors import safe_open
 
-from decodery.budget.base import Budget
 from decodery.cli.main import cli
-from decodery.core.tree import UNKNOWN
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.draft.combine import First, Fuse
-from decodery.draft.forced import Forced
-from decodery.draft.lexical_unit import LexicalUnit
-from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import DecoderyError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel
-from decodery.model.placeholders import Placeholders
-from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import Transformer
-from decodery.source.guidance import Guidance
-from decodery.suggest.ngrams import load_ngrams
+from decodery.core.errors import DecoderyError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.superposed.ngrams import load_ngrams
+from decodery.llm.llm import LM
+from decodery.logits_sources.guidance import Guidance
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.placeholders import Placeholders
+from decodery.speculative.acceptance.lexical_unit import LexicalUnit as LexicalUnitRule
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.lexical_unit import LexicalUnit
+from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_tree import UNKNOWN
 from decodery.testing import Garbage, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.train import loop
-from decodery.train.ahead import sure_runs
-from decodery.train.corpus import Corpus
-from decodery.train.data import write_texts
-from decodery.train.units import UNITS, PlaceholderSchool, UnitsRecipe, train_units
-from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
+from decodery.training import loop
+from decodery.training.ahead import sure_runs
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.units import UNITS, PlaceholderSchool, UnitsRecipe, train_units
 from scripted import Scripted, Unigram
 from tiny_models import VOCAB, make_tokenizer
 
@@ -221,7 +221,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
 def test_both_commands_share_the_texts_of_one_folder(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: target)
     (tmp_path / "prompts").write_text("\n".join(map(str, range(20))))
     common = ["--out", str(tmp_path / "out"), "--texts", "20", "--prompts", str(tmp_path / "prompts")]
     common += ["--max-new-tokens", "12"]

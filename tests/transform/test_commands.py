@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from commands import inside
-from decodery.model.load import load
-from decodery.transform import Int8, transformed
-from decodery.transform.folder import save
+from decodery.compression import Int8, transformed
+from decodery.compression.folder import save
+from decodery.models.loaders.load import load
 from tiny_models import tiny_loaded
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.errors import SettingsError
-from decodery.model.weights import Dense
-from decodery.transform.jlcm import JLCM, Coded, grouped
+from decodery.compression.jlcm import JLCM, Coded, grouped
+from decodery.core.errors import SettingsError
+from decodery.models.torch.weights import Dense
 
 GROUP = torch.arange(24) % 2
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from decodery.errors import SettingsError
-from decodery.model.batch import Batch, Segment
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
-from decodery.registry import resolve
+from decodery.compression import LQLoRA
+from decodery.compression.base import LINEARS, transformed
+from decodery.compression.budget import cheapest
+from decodery.compression.fisher import Means, fisher_means
+from decodery.compression.lq_lora import Decomposition, normal_float
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.models.batch import Batch, Segment
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
 from decodery.testing import tiny_transformer
-from decodery.transform import LQLoRA
-from decodery.transform.base import LINEARS, transformed
-from decodery.transform.budget import cheapest
-from decodery.transform.fisher import Means, fisher_means
-from decodery.transform.lq_lora import Decomposition, normal_float
 
 MODEL = tiny_transformer(0)
 TEXTS = [np.random.default_rng(seed).integers(0, 64, 24) for seed in range(6)]

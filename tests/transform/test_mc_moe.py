@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import LoadedModel, load
-from decodery.model.protocol import LanguageModel
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.compression import Int8, MCMoE
+from decodery.compression.base import transformed
+from decodery.compression.folder import save
+from decodery.compression.mc_moe import allotted, few
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.transform import Int8, MCMoE
-from decodery.transform.base import transformed
-from decodery.transform.folder import save
-from decodery.transform.mc_moe import allotted, few
 from tiny_models import tiny_loaded
 
 IDS = np.random.default_rng(9).integers(0, 64, 20)

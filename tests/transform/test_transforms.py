@@ -12,26 +12,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import CorruptFile, NotTrusted, SettingsError, UnsupportedModel
-from decodery.model.batch import Batch, Segment
-from decodery.model.load import load
-from decodery.model.protocol import LanguageModel
-from decodery.model.rounded_inputs import RoundedInputs, nearest, powers
-from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
-from decodery.registry import methods, resolve
-from decodery.sample import Sampler, Temperature
-from decodery.spec import from_network
+from decodery.compression import FP4, EvoPress, FFNSplit, Int4, Int8, NMSparsity, SliceGPT
+from decodery.compression.base import transformed
+from decodery.compression.evopress import switched
+from decodery.compression.ffn_split import grouped, routed
+from decodery.compression.folder import save
+from decodery.compression.fp4 import FORMATS, codes, input_levels
+from decodery.compression.int4 import rounded
+from decodery.core.errors import CorruptFile, NotTrusted, SettingsError, UnsupportedModel
+from decodery.core.method_spec import from_network
+from decodery.core.registry import methods, resolve
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import load
+from decodery.models.native.rounded_inputs import RoundedInputs, nearest, powers
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.sampling import Sampler, Temperature
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing import check_identical, check_state, decode, tiny_transformer
-from decodery.transform import FP4, EvoPress, FFNSplit, Int4, Int8, NMSparsity, SliceGPT
-from decodery.transform.base import transformed
-from decodery.transform.evopress import switched
-from decodery.transform.ffn_split import grouped, routed
-from decodery.transform.folder import save
-from decodery.transform.fp4 import FORMATS, codes, input_levels
-from decodery.transform.int4 import rounded
-from decodery.verify.coupled import Coupled
 from methods import OF_FILES, OF_MIXTURES, TRANSFORMS
 from tiny_models import tiny_loaded
 

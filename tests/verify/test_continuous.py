@@ -10,11 +10,10 @@ import pytest
 from scipy.stats import ks_1samp, ks_2samp, norm
 
 from decodery.core import noise
-from decodery.decode.continuous import generate_values
-from decodery.decode.request import Request
-from decodery.errors import SettingsError, UnknownMethod
-from decodery.testing.continuous import Diffusion, DiffusionChain, Mixture, MixtureChain
-from decodery.verify.continuous.density_ratio import (
+from decodery.core.errors import SettingsError, UnknownMethod
+from decodery.engine.continuous import generate_values
+from decodery.engine.request import Request
+from decodery.speculative.acceptance.continuous.density_ratio import (
     Density,
     DensityRatio,
     Emitted,
@@ -25,6 +24,7 @@ from decodery.verify.continuous.density_ratio import (
     uniforms,
     worst_case,
 )
+from decodery.testing.continuous import Diffusion, DiffusionChain, Mixture, MixtureChain
 
 NARROW = Mixture(np.array([0.3, 0.7]), np.array([[-1.0], [1.0]]), np.array([[0.5], [0.8]]))
 WIDE = Mixture(np.array([1.0]), np.array([[0.4]]), np.array([[1.3]]))

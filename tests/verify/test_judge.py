@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.draft.draft_model import DraftModel
-from decodery.errors import CorruptFile, ModelNotFound, PromptError, SettingsError
-from decodery.sample import Sampler
+from decodery.core.errors import CorruptFile, ModelNotFound, PromptError, SettingsError
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.judge import Head, Judge, normalized
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing import Garbage, check_identical, decode, tiny_transformer
-from decodery.train.judge import JUDGE, auc, fit
-from decodery.train.mining import Examples, Mining, from_answers, last_number, mined, read_questions
-from decodery.verify.judge import Head, Judge, normalized
+from decodery.training.judge import JUDGE, auc, fit
+from decodery.training.mining import Examples, Mining, from_answers, last_number, mined, read_questions
 
 TARGET, PROMPTS = tiny_transformer(0), [[1, 2, 3], [5] * 6 + [7, 8, 9]]
 DRAFTER = DraftModel(tiny_transformer(3), length=4)
@@ -84,7 +84,7 @@ def test_answers_are_labelled_up_to_the_mistake() -> None:
     states, valid = from_answers(TARGET, prompt, right, wrong)
     assert valid.tolist() == [True, True, True, False]
     # The states are those of plain reading.
-    from decodery.model.batch import Batch, Segment
+    from decodery.models.batch import Batch, Segment
 
     for row, text in enumerate(([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 9])):
         scores = TARGET.forward(Batch([Segment.chunk(text, TARGET.new_cache())]), taps=(2,))

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from covering import in_turn
+from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import gumbel, mix
-from decodery.core.sequence import Sequence
-from decodery.decode.engine import Engine
-from decodery.decode.request import Request
-from decodery.errors import CorruptFile, SettingsError
-from decodery.lm import LM
-from decodery.model.batch import Batch, Segment
-from decodery.sample import Sampler
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.adadec import AdaDec
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.cntp import CNTP
+from decodery.step.sequence import Sequence
 from decodery.testing import check_batch, check_state, decode, tiny_transformer, to_int8
-from decodery.train.thresholds import fit, observe, read_solutions
-from decodery.verify.adadec import AdaDec
-from decodery.verify.base import Rule
-from decodery.verify.cntp import CNTP
+from decodery.training.thresholds import fit, observe, read_solutions
 from methods import DRAFTERS, KINDS
 
 TARGET = to_int8(tiny_transformer(0))

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.budget.base import Budget
 from decodery.core import noise
-from decodery.core.ask import Asking
-from decodery.core.needs import Gives, Needs
-from decodery.core.sequence import Sequence
-from decodery.core.tree import Origin, TokenTree
-from decodery.draft.base import Drafter
-from decodery.draft.draft_model import DraftModel
-from decodery.sample import Sampler
+from decodery.core.requirements import Gives, Needs
+from decodery.sampling import Sampler
+from decodery.speculative.acceptance.base import Accepted, Laws, Rule
+from decodery.speculative.acceptance.exact import recursive_law
+from decodery.speculative.acceptance.k_seq import KSeq, discount, k_seq_law
+from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection, without_replacement
+from decodery.speculative.acceptance.typical import Typical, threshold
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.draft_tree import Origin, TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
 from decodery.testing import (
     LawBroken,
     TableModel,
@@ -31,11 +36,6 @@ from decodery.testing import (
     to_int8,
 )
 from decodery.testing.transport import best_acceptance, enumerate_draws, linear_program, node_law
-from decodery.verify.base import Accepted, Laws, Rule
-from decodery.verify.exact import recursive_law
-from decodery.verify.k_seq import KSeq, discount, k_seq_law
-from decodery.verify.recursive_rejection import RecursiveRejection, without_replacement
-from decodery.verify.typical import Typical, threshold
 from sharp import Sharp
 
 TARGET, OTHER = Sharp(0.02, 0.9, 0.08), Sharp(0.9, 0.05, 0.05)

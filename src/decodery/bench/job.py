@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from ..budget.cost import CostCurve, cost_curve
-from ..core.noise import nth_seed
-from ..errors import UnknownMethod
-from ..lm import LM
-from ..resolving import resolve_drafter
+from decodery.core.errors import UnknownMethod
+from decodery.core.noise import nth_seed
+from decodery.llm.llm import LM
+from decodery.llm.resolve_settings import resolve_drafter
+from decodery.step.pass_cost import CostCurve, cost_curve
+
 from .peers import PEERS, Order, UnavailableError, is_peer
 from .peers.apart import open_apart
 from .report import save

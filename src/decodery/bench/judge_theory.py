@@ -13,7 +13,7 @@ import math
 import numpy as np
 import torch
 
-from ..core.noise import gumbel_argmax
+from decodery.core.noise import gumbel_argmax
 
 _POINTS = 6000
 

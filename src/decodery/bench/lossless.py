@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.noise import gumbel
-from ..lm import LM
-from ..model.batch import Batch, Segment
+from decodery.core.noise import gumbel
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
 
 EPSILON = {
     "float64": 1e-9,

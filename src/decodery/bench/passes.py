@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..budget.cost import CONTEXT, FAR_CONTEXT, CostCurve, remember, time_far, time_passes
-from ..budget.machine import describe
-from ..model.footprint import weight_bytes
-from ..model.kernels import read_bandwidth
-from ..model.protocol import LanguageModel
+from decodery.core.machine import describe
+from decodery.core.native.kernels import read_bandwidth
+from decodery.models.footprint import weight_bytes
+from decodery.models.protocol import LanguageModel
+from decodery.step.pass_cost import CONTEXT, FAR_CONTEXT, CostCurve, remember, time_far, time_passes
+
 from .result import FORMAT, PASSES, Result
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..errors import CorruptFile
+from decodery.core.errors import CorruptFile
+
 from .lossless import Difference
 from .metrics import Timed, merge
 from .subject import PARTS, Run, Subject

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..budget.cost import CostCurve
-from ..budget.machine import describe
-from ..errors import CorruptFile, DecoderyError
-from ..lm import LM
-from ..model.footprint import precision, weight_bytes
+from decodery.core.errors import CorruptFile, DecoderyError
+from decodery.core.machine import describe
+from decodery.llm.llm import LM
+from decodery.models.footprint import precision, weight_bytes
+from decodery.step.pass_cost import CostCurve
+
 from .lossless import EPSILON
 from .metrics import FEWEST
 from .record import Record

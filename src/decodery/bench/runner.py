@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.noise import nth_seed
-from ..lm import LM
+from decodery.core.noise import nth_seed
+from decodery.llm.llm import LM
+
 from .lossless import compare
 from .record import Prompt, Record
 from .settings import PLAIN, Settings

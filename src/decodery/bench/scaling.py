@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
 
 LEVEL = 0.95
 _WIDTH, _HEIGHT, _EDGE = 640, 360, 56

@@ -6,9 +6,10 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..budget.base import LARGEST, MOST_NODES
-from ..errors import SettingsError
-from ..spec import split
+from decodery.core.errors import SettingsError
+from decodery.core.method_spec import split
+from decodery.speculative.draft_length.base import LARGEST, MOST_NODES
+
 from .workloads import WORKLOADS
 
 QUALITATIVE, THROUGHPUT = "qualitative", "throughput"

@@ -14,9 +14,10 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConstraintError, SettingsError
-from ..lm import LM
-from ..sample.constraint import Constraint
+from decodery.core.errors import ConstraintError, SettingsError
+from decodery.llm.llm import LM
+from decodery.sampling.constraint import Constraint
+
 from .settings import Settings
 from .workloads import questions
 
@@ -52,7 +53,7 @@ def compile_schemas(lm: LM, settings: Settings) -> list[Schema]:
     """Every schema the benchmark asks for, compiled where that is possible; none without the workload."""
     if WORKLOAD not in settings.workloads:
         return []
-    from ..constrain.json_schema import JSONSchema
+    from decodery.constraints.json_schema import JSONSchema
 
     data = None if settings.data is None else Path(settings.data)
     found = []

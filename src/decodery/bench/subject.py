@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from ..budget.base import MOST_NODES
-from ..core.memory import Memory, Scope
-from ..core.noise import nth_seed
-from ..core.sequence import Sequence as Decoding
-from ..core.trace import Step
-from ..decode.engine import Engine
-from ..lm import LM
-from ..resolving import resolve_drafter
-from ..sample.constraint import Constraint
-from ..sample.timed import Clock, timed
+from decodery.core.noise import nth_seed
+from decodery.core.trace import Step
+from decodery.engine.engine import Engine
+from decodery.llm.llm import LM
+from decodery.llm.resolve_settings import resolve_drafter
+from decodery.sampling.constraint import Constraint
+from decodery.sampling.timed import Clock, timed
+from decodery.speculative.draft_length.base import MOST_NODES
+from decodery.step.drafter_memory import Memory, Scope
+from decodery.step.sequence import Sequence as Decoding
 
 PARTS = ("propose", "score", "choose", "commit")
 COLD, HOT = "cold", "hot"

@@ -6,14 +6,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..budget.base import MOST_NODES
-from ..core.sequence import Sequence
-from ..core.tree import UNKNOWN, TokenTree
-from ..decode.engine import Engine
-from ..lm import LM
-from ..resolving import resolve_drafter
-from ..verify.base import Accepted, Laws
-from ..verify.coupled import Coupled
+from decodery.engine.engine import Engine
+from decodery.llm.llm import LM
+from decodery.llm.resolve_settings import resolve_drafter
+from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import MOST_NODES
+from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.sequence import Sequence
 
 _MOST_PASSES = 400
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import SettingsError
-from ..lm import LM
-from ..sample.constraint import Constraint
+from decodery.core.errors import SettingsError
+from decodery.llm.llm import LM
+from decodery.sampling.constraint import Constraint
+
 from .record import Prompt
 from .settings import QUALITATIVE, THROUGHPUT, Settings
 from .structured import Schema

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptFile, SettingsError
+from decodery.core.errors import CorruptFile, SettingsError
 
 _MOST_BYTES = 1 << 28
 _MOST_SCHEMA = 2000

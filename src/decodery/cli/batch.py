@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .decoding import leave_if_terminated, note, stop_on_interrupt
 from .options import OUT_FILE, Command, model_options, server_option
 
 if TYPE_CHECKING:
-    from ..serve.batch_file import Totals
-    from ..serve.settings import ServerSettings
+    from decodery.server.batch_file import Totals
+    from decodery.server.settings import ServerSettings
 
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -47,8 +48,8 @@ def batch(
     Whatever ends it, a kill included: the same command goes on where it was. Exit status 1 if a line of OUT.jsonl is an
     error; all other lines are answered.
     """
-    from ..bench.terminal import progress_bar
-    from ..serve.settings import ServerSettings, kv_bytes
+    from decodery.bench.terminal import progress_bar
+    from decodery.server.settings import ServerSettings, kv_bytes
 
     if replicas is not None and not ray:
         raise click.UsageError("--replicas belongs to --ray")
@@ -94,12 +95,12 @@ def _here(
     stopped: Callable[[], bool],
 ) -> Totals:
     try:
-        from ..serve.app import Front
-        from ..serve.batch import answer_batch
-        from ..serve.batch_file import BatchFile
+        from decodery.server.app import Front
+        from decodery.server.batch import answer_batch
+        from decodery.server.batch_file import BatchFile
     except ImportError as error:
         raise SettingsError("batches need some packages: pip install 'decodery[serve]'") from error
-    from .. import load
+    from decodery import load
 
     front = Front(load(model, dtype=dtype), settings)
     front.service.start()
@@ -125,8 +126,8 @@ def _by_ray(
 ) -> Totals:
     """shared: engines may be on one machine, whose memory has to do for all."""
     try:
-        from ..serve.ray import fleet_of
-        from ..serve.ray_batch import answer_by_ray
+        from decodery.server.ray import fleet_of
+        from decodery.server.ray_batch import answer_by_ray
     except ImportError as error:
         raise SettingsError("many machines need a package: pip install 'decodery[ray]'") from error
     fleet = fleet_of(settings, model, dtype, replicas, shared=shared)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .decoding import leave_if_terminated, note, stop_on_interrupt
 from .options import OUT_FOLDER, Command, Option, recorded_import_option
 
 if TYPE_CHECKING:
-    from ..bench.result import Result
-    from ..bench.settings import Settings
-    from ..model.protocol import LanguageModel
+    from decodery.bench.result import Result
+    from decodery.bench.settings import Settings
+    from decodery.models.protocol import LanguageModel
 
 _INTERRUPTED = 130
 _LONG = 512
@@ -46,7 +47,7 @@ class _Names(click.ParamType):
 
 class _Methods(_Names):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from ..bench.settings import split_methods
+        from decodery.bench.settings import split_methods
 
         return split_methods(value)
 
@@ -245,10 +246,10 @@ def bench(
 
 
 def _methods(given: dict[str, Any], out: Path | None, as_json: bool, source: Path | None, resume: bool) -> None:
-    from .. import load
-    from ..bench.job import Job, check_methods
-    from ..bench.result import summary
-    from ..bench.terminal import progress_bar, show
+    from decodery import load
+    from decodery.bench.job import Job, check_methods
+    from decodery.bench.result import summary
+    from decodery.bench.terminal import progress_bar, show
 
     settings, earlier = _settings(given, out, source, resume)
     check_methods(settings.methods)
@@ -276,9 +277,9 @@ def _settings(
     given: dict[str, Any], out: Path | None, source: Path | None, resume: bool
 ) -> tuple[Settings, Result | None]:
     """What to measure, and the interrupted result to go on from."""
-    from ..bench.peers import installed
-    from ..bench.result import read, require_benchmark
-    from ..bench.settings import Settings
+    from decodery.bench.peers import installed
+    from decodery.bench.result import read, require_benchmark
+    from decodery.bench.settings import Settings
 
     if resume:
         if out is None or source is not None:
@@ -311,8 +312,8 @@ def _require_imports(settings: Settings, given: dict[str, Any], path: Path) -> N
 
 
 def _compare(paths: tuple[Path, Path], as_json: bool) -> None:
-    from ..bench.result import compare, read, require_benchmark
-    from ..bench.terminal import show_comparison
+    from decodery.bench.result import compare, read, require_benchmark
+    from decodery.bench.terminal import show_comparison
 
     first, second = (require_benchmark(read(path)) for path in paths)
     comparison = compare(first, second)
@@ -323,9 +324,9 @@ def _compare(paths: tuple[Path, Path], as_json: bool) -> None:
 
 
 def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | None, as_json: bool) -> None:
-    from ..bench.passes import ROWS, measure
-    from ..bench.report import save
-    from ..bench.terminal import progress_bar, show_passes
+    from decodery.bench.passes import ROWS, measure
+    from decodery.bench.report import save
+    from decodery.bench.terminal import progress_bar, show_passes
 
     if strange := sorted(set(given) - {"model", "dtype", "data", "imports"}):
         raise click.UsageError(f"--pass has no use for --{strange[0].replace('_', '-')}")
@@ -346,9 +347,9 @@ def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | Non
 
 def _load_precisions(name: str, dtype: str) -> dict[str, LanguageModel]:
     """The model in the precision asked for; for "auto" in every one it can be loaded in."""
-    from .. import load
-    from ..errors import UnsupportedModel
-    from ..model.footprint import precision
+    from decodery import load
+    from decodery.core.errors import UnsupportedModel
+    from decodery.models.footprint import precision
 
     models: dict[str, LanguageModel] = {}
     for each in _PRECISIONS if dtype == "auto" else (dtype,):

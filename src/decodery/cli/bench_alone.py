@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .decoding import stop_on_interrupt
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from ..bench.result import Result
-    from ..lm import LM
-    from ..model.store import Progress
+    from decodery.bench.result import Result
+    from decodery.llm.llm import LM
+    from decodery.models.loaders.store import Progress
 
     class Described(DataclassInstance, Protocol):
         """Settings that a result file can hold."""
@@ -35,7 +36,7 @@ def settled(
     kind: of its result files. Raises UsageError for options that it has no use for, SettingsError for an interrupted
     result of other settings.
     """
-    from ..bench.result import read, require
+    from decodery.bench.result import read, require
 
     if given.pop("workloads") != (workload,):
         raise click.UsageError(f"--workload {workload} stands alone")
@@ -64,10 +65,10 @@ def settled(
 
 def shown(settings: Any, measure: Callable[[LM, Progress, Callable[[], bool]], Result], *, as_json: bool) -> Result:
     """What `measure` finds, printed. measure: of the model the settings name, what shows progress, and what ends it."""
-    from .. import load
-    from ..bench.report import table
-    from ..bench.result import summary
-    from ..bench.terminal import progress_bar
+    from decodery import load
+    from decodery.bench.report import table
+    from decodery.bench.result import summary
+    from decodery.bench.terminal import progress_bar
 
     lm = load(settings.model, dtype=settings.dtype)
     with stop_on_interrupt() as stopped, progress_bar() as report:

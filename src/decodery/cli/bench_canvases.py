@@ -10,14 +10,14 @@ import click
 from .bench_alone import settled, shown
 
 if TYPE_CHECKING:
-    from ..bench.result import Result
+    from decodery.bench.result import Result
 
 
 def measure(given: dict[str, Any], out: Path | None, *, as_json: bool, resume: bool) -> Result:
     """Measure ways of filling canvases, and show what came of it. given: other options."""
-    from ..bench.canvases.job import measure as fill
-    from ..bench.canvases.settings import CanvasSettings
-    from ..bench.result import CANVASES
+    from decodery.bench.canvases.job import measure as fill
+    from decodery.bench.canvases.settings import CanvasSettings
+    from decodery.bench.result import CANVASES
 
     if "model" not in given and not resume:
         raise click.UsageError("--workload parallelbench needs --model, a masked diffusion model")

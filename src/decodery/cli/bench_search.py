@@ -10,15 +10,15 @@ import click
 from .bench_alone import settled, shown
 
 if TYPE_CHECKING:
-    from ..bench.result import Result
+    from decodery.bench.result import Result
 
 
 def measure(given: dict[str, Any], out: Path | None, *, as_json: bool, resume: bool) -> Result:
     """Measure searches on puzzles, and show what came of it. given: other options."""
-    from ..bench.result import SEARCH
-    from ..bench.searches.job import SearchJob
-    from ..bench.searches.settings import SearchSettings
-    from ..puzzles import SPLITS
+    from decodery.bench.result import SEARCH
+    from decodery.bench.searches.job import SearchJob
+    from decodery.bench.searches.settings import SearchSettings
+    from decodery.extras.puzzles import SPLITS
 
     if "splits" in given:
         *others, split = given["splits"] or ("",)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .decoding import stop_on_interrupt
 
 if TYPE_CHECKING:
-    from ..bench.result import Result
+    from decodery.bench.result import Result
 
 _NOT_OF_LOAD = ("methods", "splits", "input_tokens", "max_nodes", "rounds")
 
@@ -21,14 +22,14 @@ _NOT_OF_LOAD = ("methods", "splits", "input_tokens", "max_nodes", "rounds")
 def measure(url: str, given: dict[str, Any], out: Path | None, *, as_json: bool, resume: bool) -> Result:
     """Measure the server at `url`, or one that is started for it, and show what came of it. given: other options."""
     try:
-        from ..bench.load.job import LoadJob
-        from ..bench.load.show import show
-        from ..bench.load.target import Target, own
+        from decodery.bench.load.job import LoadJob
+        from decodery.bench.load.show import show
+        from decodery.bench.load.target import Target, own
     except ImportError as error:
         raise SettingsError("measuring servers needs a package: pip install 'decodery[serve]'") from error
-    from ..bench.load.settings import LoadSettings
-    from ..bench.result import read, require_load, summary
-    from ..bench.terminal import progress_bar, screen
+    from decodery.bench.load.settings import LoadSettings
+    from decodery.bench.result import read, require_load, summary
+    from decodery.bench.terminal import progress_bar, screen
 
     if strange := [name for name in _NOT_OF_LOAD if name in given]:
         raise click.UsageError(f"--serve has no use for --{strange[0].removesuffix('s').replace('_', '-')}")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .training import command_line
 
 if TYPE_CHECKING:
-    from ..draft.base import Drafter
-    from ..lm import LM
-    from ..output import Output
+    from decodery.engine.output import Output
+    from decodery.llm.llm import LM
+    from decodery.speculative.drafters.base import Drafter
 
 BATCH = "batch"
 _LEAST_TOGETHER = 5
@@ -32,10 +33,10 @@ def sweep(
 
     resume: go on from what an interrupted sweep of the same settings has left in `out`.
     """
-    from .. import load
-    from ..bench.scaling import Law, joint_report, plot, plot_foretold, report
-    from ..bench.workloads import questions
-    from ..model.store import write_text
+    from decodery import load
+    from decodery.bench.scaling import Law, joint_report, plot, plot_foretold, report
+    from decodery.bench.workloads import questions
+    from decodery.models.loaders.store import write_text
 
     if strange := sorted(set(given) - _USES):
         raise click.UsageError(f"--sweep has no use for --{strange[0].replace('_', '-')}")
@@ -93,7 +94,7 @@ class _Known:
     @classmethod
     def begin(cls, out: Path | None, named: tuple[str, ...], given: dict[str, Any], resume: bool) -> _Known:
         """Raises SettingsError where an interrupted sweep in `out` had other settings."""
-        from ..model.fields import Fields, Named, Number, Record, read_json
+        from decodery.models.loaders.fields import Fields, Named, Number, Record, read_json
 
         settings = json.loads(json.dumps({"sweep": named, **given}))
         if out is None:
@@ -113,7 +114,7 @@ class _Known:
 
     def value(self, name: str, measure: Callable[[], float]) -> float:
         """What was measured under a name, now if not before."""
-        from ..model.store import write_text
+        from decodery.models.loaders.store import write_text
 
         if name not in self.values:
             self.values[name] = measure()
@@ -145,9 +146,9 @@ def _tokens_per_pass(lm: LM, prompts: list[str], folder: str, new: int) -> float
 
 def _drafter(folder: str) -> Drafter:
     """What drafts with a folder of `decodery train head`, or with a draft model."""
-    from ..draft.draft_model import DraftModel
-    from ..draft.heads.head import HEAD, TrainedHead
-    from ..registry import resolve
+    from decodery.core.registry import resolve
+    from decodery.speculative.drafters.draft_model import DraftModel
+    from decodery.speculative.heads.head import HEAD, TrainedHead
 
     if not (Path(folder).expanduser() / HEAD).is_file():
         return DraftModel(folder, length=_CHAIN)

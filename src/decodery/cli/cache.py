@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from ..model.kept import Kept
+    from decodery.models.loaders.cache_folder import Kept
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
@@ -32,7 +32,8 @@ def cache(ctx: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError("--json is for the list: leave it out, or leave out the command behind it")
         return
-    from ..model import kept, store
+    from decodery.models.loaders import cache_folder as kept
+    from decodery.models.loaders import store
 
     found = kept.everything()
     if as_json:
@@ -55,7 +56,7 @@ def clean(names: tuple[str, ...], older_than: float | None, most: float | None, 
     With a NAME, NAME:KIND or a source, as `decodery cache` lists them, nothing else goes; without an option all of that
     goes. What goes is made or fetched again when it is needed. What another process uses stays.
     """
-    from ..model import kept
+    from decodery.models.loaders import cache_folder as kept
 
     found = kept.everything()
     _check(names, found)
@@ -92,7 +93,7 @@ def _agreed(goes: Sequence[Kept]) -> bool:
 
 
 def _print_json(found: Sequence[Kept]) -> None:
-    from ..model.store import home
+    from decodery.models.loaders.store import home
 
     entries = [_facts(kept) for kept in found]
     whole = {"folder": str(home()), "bytes": sum(kept.size for kept in found), "entries": entries}

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from ..errors import DecoderyError, SettingsError
+from decodery.core.errors import DecoderyError, SettingsError
+
 from .conversation import Conversation
 from .given import given
 from .options import (
@@ -48,8 +49,9 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
     Standard input that is no terminal has one turn in each line; the exit status is 1 where none was answered.
     """
     settings = given(settings)
-    from .. import load
-    from ..registry import resolve
+    from decodery import load
+    from decodery.core.registry import resolve
+
     from .chat_input import reader
     from .decoding import leave_if_terminated, note
 
@@ -116,7 +118,8 @@ def _save(conversation: Conversation, name: str) -> str:
 
 
 def _answer(conversation: Conversation, turn: str) -> None:
-    from ..model.config import POSITIONS
+    from decodery.models.config import POSITIONS
+
     from .decoding import Screen, figures, note
 
     def tell_dropped(turns: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import DecoderyError, PromptError
+from decodery.core.errors import DecoderyError, PromptError
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -75,7 +75,7 @@ def _history() -> History:
     """The turns typed before, in a file that only its owner may read; in memory where no such file can be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from ..model.store import home, make_directory
+    from decodery.models.loaders.store import home, make_directory
 
     try:
         path = make_directory(home()) / HISTORY

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .options import OUT_FILE, Command
 from .training import FILE
 
@@ -29,9 +30,9 @@ def compress(file: Path, out: Path | None, model: str, dtype: str) -> None:
 
     Only the same model in the same precision reads it; `decodery decompress` does.
     """
-    from .. import load
-    from ..compress.text import compress as compressed
-    from ..model.store import replacing, terminal_progress
+    from decodery import load
+    from decodery.extras.text_compression.text import compress as compressed
+    from decodery.models.loaders.store import replacing, terminal_progress
 
     target = new_file(out or file.with_name(file.name + ENDING))
     data = read_file(file)
@@ -52,7 +53,7 @@ def new_file(path: Path) -> Path:
 
 def read_file(path: Path) -> bytes:
     """The bytes of a file that may be a text or a compressed one. Raises SettingsError for one that is neither."""
-    from ..compress.file import MOST_BYTES
+    from decodery.extras.text_compression.file import MOST_BYTES
 
     if path.stat().st_size > 2 * MOST_BYTES:
         raise SettingsError(f"{path} is too long: texts of at most {MOST_BYTES:,} bytes are compressed, part by part")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ContextFull, SettingsError
+from decodery.core.errors import ContextFull, SettingsError
 
 if TYPE_CHECKING:
-    from ..lm import LM, Output
+    from decodery.llm.llm import LM, Output
 
 Message = dict[str, str]
 
@@ -133,8 +133,8 @@ class Conversation:
     @property
     def context(self) -> int:
         """Tokens that a prompt and its answer may have together."""
-        from ..model.config import POSITIONS
-        from ..resolving import resolve_kv
+        from decodery.llm.resolve_settings import resolve_kv
+        from decodery.models.config import POSITIONS
 
         config = self.lm.model.config
         policy = resolve_kv(self.settings.get("kv"))

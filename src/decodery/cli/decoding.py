@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ..decode.request import Request
-    from ..diffuse.texts import Fill
-    from ..lm import LM, Output
+    from decodery.diffusion.texts import Fill
+    from decodery.engine.request import Request
+    from decodery.llm.llm import LM, Output
 
 TERMINATED = 143
 _noted: set[int] = set()
@@ -56,8 +56,8 @@ def decode(
     write: gets the pieces of the first one's text as they come; where a person is watching, a bar shows how much of a
     long prompt is read until the text begins.
     """
-    from ..decode.text import unread
-    from ..model.store import silent, terminal_progress
+    from decodery.engine.text import unread
+    from decodery.models.loaders.store import silent, terminal_progress
 
     engine = lm.engine()
     first = engine.submit(requests[0])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .compress import ENDING, dtype_option, model_option, new_file, out_option, read_file
 from .options import Command
 from .training import FILE
@@ -20,10 +21,10 @@ from .training import FILE
 @click.option("--drafter", metavar="SPEC", help="What drafts, such as prompt-lookup; it never changes the text.")
 def decompress(file: Path, out: Path | None, model: str, dtype: str, drafter: str | None) -> None:
     """Write the text that `decodery compress` made FILE of; a damaged file is an error and never another text."""
-    from .. import load
-    from ..compress.text import decompress as decompressed
-    from ..model.store import replacing, terminal_progress
-    from ..resolving import resolve_drafter
+    from decodery import load
+    from decodery.extras.text_compression.text import decompress as decompressed
+    from decodery.llm.resolve_settings import resolve_drafter
+    from decodery.models.loaders.store import replacing, terminal_progress
 
     if out is None and file.suffix != ENDING:
         raise SettingsError(f"{file.name} does not end with {ENDING}: name the file to write with --out")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .options import Command, model_options
 
 if TYPE_CHECKING:
-    from ..core.trace import Trace
-    from ..lm import LM, Output
+    from decodery.core.trace import Trace
+    from decodery.llm.llm import LM, Output
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -73,7 +74,8 @@ def demo(model: str, dtype: str) -> None:
     Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt. Every run begins
     with a fresh memory: no figure comes from having seen the text before.
     """
-    from .. import load
+    from decodery import load
+
     from .decoding import Screen, decode, leave_if_terminated, note
 
     lm = load(model, dtype=dtype)
@@ -141,7 +143,7 @@ class Comparison:
 
 
 def _settings(task: Task) -> dict[str, Any]:
-    from ..constrain import JSONSchema
+    from decodery.constraints import JSONSchema
 
     constraint = {} if task.schema is None else {"constraint": JSONSchema(task.schema)}
     return {"max_new_tokens": NEW_TOKENS, **constraint}

@@ -23,10 +23,10 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..decode.request import Request
-    from ..diffuse.base import Diffusion
-    from ..lm import LM, Output
-    from ..search.base import Search
+    from decodery.diffusion.base import Diffusion
+    from decodery.engine.request import Request
+    from decodery.llm.llm import LM, Output
+    from decodery.search.base import Search
 
 
 @click.command(cls=Command, short_help="Answer one prompt.")
@@ -69,10 +69,11 @@ def generate(
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
     text, settings = read_prompt(prompt), given(settings)
-    from .. import load
-    from ..core.noise import nth_seed
-    from ..errors import Unsolved
-    from ..registry import resolve
+    from decodery import load
+    from decodery.core.errors import Unsolved
+    from decodery.core.noise import nth_seed
+    from decodery.core.registry import resolve
+
     from .decoding import Screen, decode, figures, leave_if_terminated, note, note_full
 
     method = None if search is None else resolve("search", search)
@@ -125,7 +126,8 @@ def _print_canvases(
     lm: LM, method: Diffusion, tokens: list[int], n: int, as_json: bool, settings: dict[str, Any]
 ) -> None:
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
-    from ..core.noise import nth_seed
+    from decodery.core.noise import nth_seed
+
     from .decoding import Screen, fill, note
 
     length, seed = settings.pop("max_new_tokens", 256), settings.pop("seed", 0)
@@ -147,14 +149,14 @@ def _print_canvases(
 
 def _needs_end(request: Request) -> bool:
     """Whether a text that is cut is not what was asked for."""
-    from ..sample.constraint import constrained
+    from decodery.sampling.constraint import constrained
 
     found = constrained(request.sampler.warps)
     return found is not None and found[1].needs.ends
 
 
 def _search(lm: LM, method: Search, prompt: str, **settings: Any) -> list[Output]:
-    from ..model.store import terminal_progress
+    from decodery.models.loaders.store import terminal_progress
 
     with terminal_progress(counts=True) as progress:
         return lm.search(prompt, method, progress=progress, **settings)

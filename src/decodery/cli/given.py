@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import PromptError, SettingsError
+from decodery.core.errors import PromptError, SettingsError
 
 _MOST_INPUT = 1 << 24
 _NOT_WARPING = {
@@ -34,10 +34,10 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 
     Raises a DecoderyError for names that do not exist and values out of range.
     """
-    from ..budget.base import LARGEST
-    from ..decode.request import Request
-    from ..registry import resolve
-    from ..resolving import build_sampler, resolve_drafter, resolve_monitors
+    from decodery.core.registry import resolve
+    from decodery.engine.request import Request
+    from decodery.llm.resolve_settings import build_sampler, resolve_drafter, resolve_monitors
+    from decodery.speculative.draft_length.base import LARGEST
 
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
     if constraints := [name for name in _CONSTRAINTS if name in chosen]:
@@ -72,8 +72,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _constraint(name: str, value: Any) -> Any:
     """What the user wants written, from one of the options under "Constraint"."""
-    from ..constrain import Choice, Grammar, JSONSchema, Regex
-    from ..registry import resolve
+    from decodery.constraints import Choice, Grammar, JSONSchema, Regex
+    from decodery.core.registry import resolve
 
     if name == "constrain":
         return resolve("constrain", value)

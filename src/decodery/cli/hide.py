@@ -35,9 +35,9 @@ def hide(
 
     The text ends where the message is settled. Without a key anyone with the same model and prompt can read it.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..registry import resolve
+    from decodery import load
+    from decodery.core.registry import resolve
+    from decodery.models.loaders.store import terminal_progress
 
     text, method = read_prompt(prompt), resolve("search", search)
     lm = load(model, dtype=dtype)

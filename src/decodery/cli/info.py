@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
 
 
 @click.command(short_help="Show versions, machine, kernels and models.")
@@ -26,8 +26,9 @@ def info(as_json: bool) -> None:
 
 def collect() -> dict[str, Any]:
     """All facts by name: texts, numbers and lists of texts."""
-    from ..budget.machine import describe
-    from ..model import embedded, store
+    from decodery.core.machine import describe
+    from decodery.models.loaders import package_index as embedded
+    from decodery.models.loaders import store
 
     models = [
         f"{model} ({what.summary}, {what.size / 1e6:.0f} MB)"
@@ -39,7 +40,7 @@ def collect() -> dict[str, Any]:
 
 def _sandbox() -> list[str]:
     """Who holds generated programs to what here, tried out."""
-    from ..core.sandbox import protection
+    from decodery.scorers.sandbox import protection
 
     try:
         found = protection()
@@ -52,7 +53,7 @@ def _sandbox() -> list[str]:
 
 def _int8() -> list[str]:
     """What dtype="int8" brings on this machine, by model: as measured, else what it reads less."""
-    from ..budget.cost import measured
+    from decodery.step.pass_cost import measured
 
     models: dict[str, dict[str, str]] = {}
     for model, curve in measured():

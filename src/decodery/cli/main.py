@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from .. import __version__
-from ..errors import DecoderyError, SettingsError
+from decodery import __version__
+from decodery.core.errors import DecoderyError, SettingsError
 
 COMMANDS = (
     "demo",
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
     except OSError as error:
-        from ..model.store import is_full
+        from decodery.models.loaders.store import is_full
 
         if not is_full(error):
             raise

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UnknownMethod, naming_model
+from decodery.core.errors import UnknownMethod, naming_model
+
 from .options import import_option
 
 if TYPE_CHECKING:
-    from ..catalogue import Description
-    from ..registry import Method
+    from decodery.core.catalogue import Description
+    from decodery.core.registry import Method
 
 _OPTIONS = {
     "draft": "--drafter",
@@ -53,7 +54,7 @@ def methods(name: str | None, model: str | None, as_json: bool) -> None:
     Methods of your own are among them where their modules are imported, or named by an installed distribution under
     the entry points decodery.methods.
     """
-    from .. import registry
+    from decodery.core import registry
 
     described = registry.descriptions()
     if model is not None:
@@ -82,8 +83,9 @@ def methods(name: str | None, model: str | None, as_json: bool) -> None:
 
 def _print_readiness(model: str, as_json: bool) -> None:
     """By family: methods that are ready on a model, those that are slower there, and those that need something."""
-    from .. import load, registry
-    from ..readiness import readiness, slower
+    from decodery import load
+    from decodery.core import registry
+    from decodery.llm.readiness import readiness, slower
 
     found = [method for family in registry.FAMILIES for method in registry.methods(family)]
     target = load(model).model
@@ -156,7 +158,7 @@ def _page(method: Method) -> str:
         "",
         inspect.getdoc(method.cls) or "",
     ]
-    from ..spec import beyond_text
+    from decodery.core.method_spec import beyond_text
 
     settings = _settings(method)
     if settings:

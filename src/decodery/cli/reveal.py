@@ -33,9 +33,10 @@ def reveal(
 
     Model, precision, prompt and settings must be those it was written with, and the text unchanged.
     """
-    from .. import load
-    from ..errors import PromptError
-    from ..registry import resolve
+    from decodery import load
+    from decodery.core.errors import PromptError
+    from decodery.core.registry import resolve
+
     from .decoding import note
 
     try:

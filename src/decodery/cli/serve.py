@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .options import Command, kv_dtype_option, model_options, server_option
 
 if TYPE_CHECKING:
-    from ..serve.settings import ServerSettings
+    from decodery.server.settings import ServerSettings
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -54,9 +55,9 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise SettingsError("the server needs some packages: pip install 'decodery[serve]'") from error
-    from ..serve.address import require_free
-    from ..serve.keys import read_keys
-    from ..serve.settings import ServerSettings, kv_bytes
+    from decodery.server.address import require_free
+    from decodery.server.keys import read_keys
+    from decodery.server.settings import ServerSettings, kv_bytes
 
     given = {name: value for name, value in limits.items() if value is not None}
     settings = ServerSettings(
@@ -73,9 +74,10 @@ def serve(
             raise click.UsageError("--kv-dtype goes without --ray")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
         return
-    from .. import load
-    from ..serve.run import Server
-    from ..serve.run import serve as run
+    from decodery import load
+    from decodery.server.run import Server
+    from decodery.server.run import serve as run
+
     from .decoding import note
 
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
@@ -90,7 +92,7 @@ def _fleet(
 ) -> None:
     """Serve replicas. shared: they may be on one machine, whose memory has to do for all."""
     try:
-        from ..serve.ray import fleet_of, run
+        from decodery.server.ray import fleet_of, run
     except ImportError as error:
         raise SettingsError("replicas need a package: pip install 'decodery[ray]'") from error
     from .decoding import note

@@ -34,7 +34,7 @@ from .train_to_diffusion import to_diffusion
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
-    from ..train.value import Judged
+    from decodery.training.value import Judged
 
 
 @click.group(short_help="Make what some methods need.")
@@ -104,9 +104,9 @@ def datastore(files: tuple[Path, ...], out: Path, model: str) -> None:
 
     Memory stays bounded however much text there is; an interrupted run is begun anew.
     """
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..train.datastore import build_datastore
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.datastore import build_datastore
 
     loaded = load(model)
     with terminal_progress() as progress:
@@ -135,10 +135,10 @@ def judge(
     tries its own next best tokens where it is unsure, and sees whether the number stays. An interrupted run goes on
     where it stopped. One question in five is kept for validation.
     """
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..train.judge import JUDGE, fit
-    from ..train.mining import Mining, examples, read_questions
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.judge import JUDGE, fit
+    from decodery.training.mining import Mining, examples, read_questions
 
     asked, mining = read_questions(questions), Mining(max_new_tokens, places, alternatives)
     target = load(model)
@@ -166,10 +166,10 @@ def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, 
     built-in pairs about security are used. Only the prefixes learn, never the model; one pair in ten is kept for
     validation. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..model.load import load
-    from ..train.fixes import built_in_pairs
-    from ..train.programs import read_pairs
-    from ..train.sven import CONTROLS, SVENRecipe, check_folder, train_sven
+    from decodery.models.loaders.load import load
+    from decodery.training.fixes import built_in_pairs
+    from decodery.training.programs import read_pairs
+    from decodery.training.sven import CONTROLS, SVENRecipe, check_folder, train_sven
 
     recipe = SVENRecipe(length=length, epochs=epochs, lr=lr, seed=seed)
     check_folder(out)
@@ -192,9 +192,9 @@ def thresholds(solutions: Path, model: str) -> None:
     """
     from dataclasses import asdict
 
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..train.thresholds import fit, observe, read_solutions
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.thresholds import fit, observe, read_solutions
 
     pairs = read_solutions(solutions)
     with terminal_progress(counts=True) as progress:
@@ -223,11 +223,11 @@ def value(
     --restart, which needs several texts of each prompt, it is for the searches adaptive-sampling and early-pruning.
     With --switch it tells of prompts how likely a reward below 0.5 is, for the search edge.
     """
-    from .. import load
-    from ..errors import SettingsError
-    from ..model.store import terminal_progress
-    from ..train.restart import compared
-    from ..train.value import fit_switch, fit_value, read_judged
+    from decodery import load
+    from decodery.core.errors import SettingsError
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.restart import compared
+    from decodery.training.value import fit_switch, fit_value, read_judged
 
     if restart and switch:
         raise SettingsError("a head is for --restart or for --switch: leave one of the two out")
@@ -276,8 +276,8 @@ def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> N
     as it is, and has to be loaded in floating point to be used so. One pair in ten is kept for validation. Stop with
     Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from .. import load
-    from ..train.partial import PARTIAL, fit_partial, read_pairs
+    from decodery import load
+    from decodery.training.partial import PARTIAL, fit_partial, read_pairs
 
     found = read_pairs(pairs)
     lm = load(model, dtype="float32")

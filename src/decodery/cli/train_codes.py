@@ -45,11 +45,11 @@ def sae(
     others are learned from, and the threshold is set on what MODEL writes from the rest. Without a file: who is given
     something, in sentences of two names.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..monitor.sae import CODES
-    from ..train.head_texts import evaluated, written
-    from ..train.sae import built_in_examples, read_examples, train_sae
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.sae import CODES
+    from decodery.training.head_texts import evaluated, written
+    from decodery.training.sae import built_in_examples, read_examples, train_sae
 
     found = built_in_examples(count, seed) if examples is None else read_examples(examples)
     lm = load(model)
@@ -105,11 +105,11 @@ def codebook(
     """
     import torch
 
-    from ..errors import SettingsError
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..monitor.codebook import CODEBOOKS
-    from ..train.codebook import reading, train_codebook
+    from decodery.core.errors import SettingsError
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.codebook import CODEBOOKS
+    from decodery.training.codebook import reading, train_codebook
 
     if k > codes:
         raise SettingsError(f"a row cannot have {k} of {codes} codes: give fewer with --k")
@@ -163,10 +163,10 @@ def keys(
 
     What the drafter learns while it drafts are the values behind them; it begins with none.
     """
-    from ..draft.stores.bottleneck import FILE as KEYS
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..train.keys import KeyRecipe, learn_keys
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.speculative.stores.bottleneck import FILE as KEYS
+    from decodery.training.keys import KeyRecipe, learn_keys
 
     recipe = KeyRecipe(codebooks=codebooks, keys=count, rank=rank, seed=seed)
     loaded = load(model)

@@ -13,9 +13,9 @@ from .options import Decorator, together
 from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
-    from ..model.config import ModelConfig
-    from ..train.adapter import LoRARemaking, S2FTRemaking
-    from ..train.remade import CopyRecipe, Remaking
+    from decodery.models.config import ModelConfig
+    from decodery.training.adapter import LoRARemaking, S2FTRemaking
+    from decodery.training.remade import CopyRecipe, Remaking
 
 
 def _learning(lr: float) -> Decorator:
@@ -31,9 +31,9 @@ def _learning(lr: float) -> Decorator:
 
 
 def _train(out: Path, model: str, own: OwnTexts, remaking: Remaking, recipe: CopyRecipe) -> None:
-    from ..model.load import load
-    from ..train.remade import check_folder, train_copy
-    from ..transform.base import transformable
+    from decodery.compression.base import transformable
+    from decodery.models.loaders.load import load
+    from decodery.training.remade import check_folder, train_copy
 
     check_folder(out)
     lines, loaded = own.lines(), load(model)
@@ -60,8 +60,8 @@ def bitnet(
     BitNet b1.58, from MODEL to begin with. MODEL first writes the texts to learn from. Stop with Ctrl-C whenever you
     like: the same command goes on where it stopped.
     """
-    from ..train.bitnet import TernaryRemaking
-    from ..train.remade import CopyRecipe
+    from decodery.training.bitnet import TernaryRemaking
+    from decodery.training.remade import CopyRecipe
 
     _train(out, model, own, TernaryRemaking(measure, ramp), CopyRecipe(steps, batch, lr, seed))
 
@@ -88,8 +88,8 @@ def nm_sparsity(
     Progressive gradient flow: what is left out goes by and by. MODEL first writes the texts to learn from. Stop with
     Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..train.nm_sparsity import SparseRemaking
-    from ..train.remade import CopyRecipe
+    from decodery.training.nm_sparsity import SparseRemaking
+    from decodery.training.remade import CopyRecipe
 
     _train(out, model, own, SparseRemaking(n, m, schedule, straight=straight), CopyRecipe(steps, batch, lr, seed))
 
@@ -107,9 +107,9 @@ def lq_lora(
     MODEL first writes the texts to learn from. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """
-    from ..train.lq_lora import LowRankRemaking
-    from ..train.remade import CopyRecipe
-    from ..transform.lq_lora import LQLoRA
+    from decodery.compression.lq_lora import LQLoRA
+    from decodery.training.lq_lora import LowRankRemaking
+    from decodery.training.remade import CopyRecipe
 
     split = LQLoRA(bits=int(bits), rank=rank)  # type: ignore[arg-type]
     _train(out, model, own, LowRankRemaking(split), CopyRecipe(steps, batch, lr, seed))
@@ -137,11 +137,11 @@ def hyperfit(
     no-citation:texts=DIR keeps them from being cited. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from ..model.load import load
-    from ..train.data import cut_files
-    from ..train.hyperfit import HyperfitRecipe
-    from ..train.hyperfit import hyperfit as tune
-    from ..train.remade import check_folder
+    from decodery.models.loaders.load import load
+    from decodery.training.data import cut_files
+    from decodery.training.hyperfit import HyperfitRecipe
+    from decodery.training.hyperfit import hyperfit as tune
+    from decodery.training.remade import check_folder
 
     recipe = HyperfitRecipe(texts, epochs, batch, lr, enough, written, seed)
     check_folder(out)
@@ -175,11 +175,11 @@ def _adapt(
     recipe: CopyRecipe,
     remaking: Callable[[ModelConfig], S2FTRemaking | LoRARemaking],
 ) -> None:
-    from ..model.load import load
-    from ..train.adapter import check_folder, train_adapter, usage
-    from ..train.corpus import Corpus
-    from ..train.data import cut_files
-    from ..transform.base import transformable
+    from decodery.compression.base import transformable
+    from decodery.models.loaders.load import load
+    from decodery.training.adapter import check_folder, train_adapter, usage
+    from decodery.training.corpus import Corpus
+    from decodery.training.data import cut_files
 
     check_folder(out)
     loaded = load(model)
@@ -209,8 +209,8 @@ def s2ft(
     train draft`: then MODEL learns to say what that one says, as a draft of it should. Stop with Ctrl-C whenever you
     like: the same command goes on where it stopped.
     """
-    from ..train.adapter import S2FTRemaking
-    from ..train.remade import CopyRecipe
+    from decodery.training.adapter import S2FTRemaking
+    from decodery.training.remade import CopyRecipe
 
     recipe = CopyRecipe(steps, batch, lr, seed)
     _adapt(texts, out, model, length, recipe, lambda config: S2FTRemaking(config, channels, heads, seed))
@@ -230,8 +230,8 @@ def lora(
     TEXTS are text files, or one folder of texts that another model has written, as for `decodery train s2ft`. Stop with
     Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..train.adapter import LoRARemaking
-    from ..train.remade import CopyRecipe
+    from decodery.training.adapter import LoRARemaking
+    from decodery.training.remade import CopyRecipe
 
     recipe = CopyRecipe(steps, batch, lr, seed)
     _adapt(texts, out, model, length, recipe, lambda config: LoRARemaking(rank, alpha, seed=seed, masked=masked))

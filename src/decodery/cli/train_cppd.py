@@ -32,11 +32,11 @@ def cppd(
     by code. The model writes its text of each first; it stays as it is. One source in nine is held out. Stop with
     Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..lm import LM
-    from ..model.load import load
-    from ..train import transductions
-    from ..train.cppd import CPPDRecipe, check_folder, train_cppd
-    from ..train.lines import read_lines
+    from decodery.llm.llm import LM
+    from decodery.models.loaders.load import load
+    from decodery.training import transductions
+    from decodery.training.cppd import CPPDRecipe, check_folder, train_cppd
+    from decodery.training.lines import read_lines
 
     recipe = CPPDRecipe(longest=longest, aside=aside, steps=steps, batch=batch, lr=lr, seed=seed)
     check_folder(out)

@@ -37,7 +37,7 @@ def diffusion(
     on; prompts are masked now and then, which guidance needs. Stop with Ctrl-C whenever you like: the same command goes
     on where it stopped.
     """
-    from ..train.diffusion import Recipe, check_folder, train_diffusion
+    from decodery.training.diffusion import Recipe, check_folder, train_diffusion
 
     recipe = Recipe(tuple(tasks.split(",")), letters, size, steps, batch, lr, places=places, seed=seed)
     check_folder(out)

@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import OUT_FOLDER
-from .training import (
-    FILE,
-    OwnTexts,
-    command_line,
-    model_option,
-    out_option,
-    own_texts,
-    resumable,
-    seed_option,
-)
+from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
-    from ..model.config import ModelConfig
-    from ..train.cut import Shape
+    from decodery.models.config import ModelConfig
+    from decodery.training.cut import Shape
 
 
 def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> Shape:
     """The shape of a small model, as wide inside as is usual where the target's own is not narrower."""
-    from ..train.cut import Shape
+    from decodery.training.cut import Shape
 
     shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
     shape.check(config)
@@ -60,9 +51,9 @@ def draft(
     the time; a twentieth of them tells how much. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """
-    from ..model.load import load
-    from ..train.data import cut_files
-    from ..train.draft import check_folder, check_target, train_draft
+    from decodery.models.loaders.load import load
+    from decodery.training.data import cut_files
+    from decodery.training.draft import check_folder, check_target, train_draft
 
     check_folder(out)
     lines, loaded = own.lines(), load(model)
@@ -107,9 +98,9 @@ def nested(
     package runs itself, first writes the texts to learn from. Stop with Ctrl-C whenever you like: the same command goes
     on where it stopped.
     """
-    from ..model.load import load
-    from ..train.cut import Shape
-    from ..train.draft import check_folder, check_target, train_draft
+    from decodery.models.loaders.load import load
+    from decodery.training.cut import Shape
+    from decodery.training.draft import check_folder, check_target, train_draft
 
     try:
         leaves = tuple(int(number) for number in exits.split("/"))
@@ -160,9 +151,9 @@ def deer(
     what stands next to the text above all. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """
-    from ..model.load import load
-    from ..train.deer import DeerRecipe, check_folder, train_deer
-    from ..train.draft import check_target
+    from decodery.models.loaders.load import load
+    from decodery.training.deer import DeerRecipe, check_folder, train_deer
+    from decodery.training.draft import check_target
 
     recipe = DeerRecipe(block, continuing=epochs, refining=refining, seed=seed)
     check_folder(out)

@@ -34,7 +34,7 @@ def dscd(
 
     The student sees canvases with more masks than its teacher sees of the same ones, and learns to say the same.
     """
-    from ..train.dscd import Distillation, distil
+    from decodery.training.dscd import Distillation, distil
 
     settings = Distillation(
         tuple(tasks.split(",")), letters, steps, batch, lr, everywhere=everywhere, control=control, seed=seed

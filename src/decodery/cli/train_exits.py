@@ -52,10 +52,10 @@ def calm(
     texts after other prompts, the next lines of the file. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from ..lm import LM
-    from ..model.load import load
-    from ..train.calm import CalmRecipe, calibrate, check_folder
-    from ..train.data import built_in_prompts, read_prompts
+    from decodery.llm.llm import LM
+    from decodery.models.loaders.load import load
+    from decodery.training.calm import CalmRecipe, calibrate, check_folder
+    from decodery.training.data import built_in_prompts, read_prompts
 
     recipe = CalmRecipe(confidence, every, max_new_tokens, delta, epsilon)  # type: ignore[arg-type]
     check_folder(out)
@@ -104,9 +104,9 @@ def sec(
     learn, never the model; one text in ten is held out. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from ..model.load import load
-    from ..train.data import cut_files
-    from ..train.sec import SECRecipe, check_folder, train_sec
+    from decodery.models.loaders.load import load
+    from decodery.training.data import cut_files
+    from decodery.training.sec import SECRecipe, check_folder, train_sec
 
     recipe = SECRecipe(every=every, rank=rank, epochs=epochs, lr=lr, seed=seed)
     check_folder(out)
@@ -149,10 +149,10 @@ def del_(out: Path, model: str, own: OwnTexts, exits: int, longest: int, head: f
     """
     from dataclasses import asdict
 
-    from ..errors import UnsupportedModel
-    from ..model.load import load
-    from ..model.protocol import is_open
-    from ..train.dynamic_exit import find_exits
+    from decodery.core.errors import UnsupportedModel
+    from decodery.models.loaders.load import load
+    from decodery.models.protocol import is_open
+    from decodery.training.dynamic_exit import find_exits
 
     lines, loaded = own.lines(), load(model)
     target = loaded.model

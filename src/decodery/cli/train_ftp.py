@@ -51,9 +51,9 @@ def ftp(
     of `decodery train draft` with the same settings has them already. Stop with Ctrl-C whenever you like: the same
     command goes on where it stopped.
     """
-    from ..model.load import load
-    from ..train.ftp import FTPRecipe, check_folder, train_ftp
-    from ..train.schedules import Evolution
+    from decodery.models.loaders.load import load
+    from decodery.training.ftp import FTPRecipe, check_folder, train_ftp
+    from decodery.training.schedules import Evolution
 
     evolution = Evolution(population, generations)
     recipe = FTPRecipe(sparsity, evolution=evolution, texts=read, length=length, steps=steps, lr=lr, seed=seed)

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import click
 
-from .training import (
-    OwnTexts,
-    command_line,
-    model_option,
-    out_option,
-    own_texts,
-    resumable,
-    seed_option,
-)
+from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 
 @click.command(short_help="Train groups for --source hamburger:micro=DIR.")
@@ -47,8 +39,8 @@ def hamburger(
     already. They are cut into groups where it was sure of the next token. A copy of it learns along, and is left in
     DIR/model, unless --base-lr is 0. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..model.load import load
-    from ..train.hamburger import MODEL, HamburgerRecipe, check_folder, train_hamburger
+    from decodery.models.loaders.load import load
+    from decodery.training.hamburger import MODEL, HamburgerRecipe, check_folder, train_hamburger
 
     recipe = HamburgerRecipe(most, layers, epochs, batch, lr, base_lr, seed)
     check_folder(out)

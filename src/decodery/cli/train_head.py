@@ -41,10 +41,10 @@ def head(
     train contexts` with the same settings has the texts already. Stop with Ctrl-C whenever you like: the same command
     goes on where it stopped.
     """
-    from ..draft.heads.drafter import head_named
-    from ..model.load import load
-    from ..train.embedded import read_prompts, write_shown
-    from ..train.head import DEPTHS, HeadRecipe, check_folder, train_head
+    from decodery.models.loaders.load import load
+    from decodery.speculative.heads.drafter import head_named
+    from decodery.training.embedded import read_prompts, write_shown
+    from decodery.training.head import DEPTHS, HeadRecipe, check_folder, train_head
 
     (made, shape), recipe = head_named(kind), HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, seed=seed)
     check_folder(out)

@@ -24,10 +24,10 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
     """
     from dataclasses import replace
 
-    from ..model.key_channels import CHANNELS
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..train.key_channels import calibrate, check_folder
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.models.trained.key_channels import CHANNELS
+    from decodery.training.key_channels import calibrate, check_folder
 
     check_folder(out)
     loaded = load(model)
@@ -49,7 +49,7 @@ def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
 
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
-    from ..train.head_gates import GateRecipe, check_folder, hide_keys, train_head_gates
+    from decodery.training.head_gates import GateRecipe, check_folder, hide_keys, train_head_gates
 
     recipe = GateRecipe(steps=steps, recent=recent, seed=seed)
     given.learn(
@@ -71,7 +71,7 @@ def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
 
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
-    from ..train.write_gates import WriteGateRecipe, check_folder, train_write_gate
+    from decodery.training.write_gates import WriteGateRecipe, check_folder, train_write_gate
 
     recipe = WriteGateRecipe(steps=steps, rate=rate, seed=seed)
     given.learn(check_folder, partial(train_write_gate, recipe=recipe))
@@ -91,7 +91,7 @@ def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: b
     It learns from text FILES. MODEL itself stays as it is; it is read in floating point. An interrupted run goes on
     where it stopped.
     """
-    from ..train.coprocessor import CoprocessorRecipe, check_folder, train_coprocessor
+    from decodery.training.coprocessor import CoprocessorRecipe, check_folder, train_coprocessor
 
     recipe = CoprocessorRecipe(steps=steps, latents=latents, ahead=ahead, static=static, seed=seed)
     given.learn(check_folder, partial(train_coprocessor, recipe=recipe))
@@ -110,7 +110,7 @@ def meta_soft(given: Learning, steps: int, ahead: int, static: bool, seed: int) 
     They learn from text FILES what the end of a piece pays to the rest. MODEL itself stays as it is; it is read in
     floating point. An interrupted run goes on where it stopped.
     """
-    from ..train.meta_tokens import MetaRecipe, check_folder, train_meta_tokens
+    from decodery.training.meta_tokens import MetaRecipe, check_folder, train_meta_tokens
 
     recipe = MetaRecipe(steps=steps, ahead=ahead, static=static, seed=seed)
     given.learn(check_folder, partial(train_meta_tokens, recipe=recipe))

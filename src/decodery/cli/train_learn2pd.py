@@ -30,10 +30,10 @@ def learn2pd(
     proposes of that. Of ten prompts one is kept to choose the filter and one to judge it: auc and plain_auc say how
     well the filter and the bare confidence rank, least_passes what share of the passes a perfect filter would take.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..train.data import read_prompts
-    from ..train.learn2pd import fit_filter, labelled
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.data import read_prompts
+    from decodery.training.learn2pd import fit_filter, labelled
 
     lines, lm = read_prompts(prompts), load(model, dtype=dtype)
     encoded = [lm.encode(line, raw=raw) for line in lines]

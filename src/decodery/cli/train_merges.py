@@ -20,7 +20,7 @@ def merges(given: Learning, steps: int, most: float, seed: int) -> None:
     It learns from text FILES to go on behind a shorter prompt as behind the whole one. MODEL itself stays as it is; it
     is read in floating point. An interrupted run goes on where it stopped.
     """
-    from ..train.merges import MergeRecipe, check_folder, train_merges
+    from decodery.training.merges import MergeRecipe, check_folder, train_merges
 
     recipe = MergeRecipe(steps=steps, most=most, seed=seed)
     given.learn(check_folder, partial(train_merges, recipe=recipe))

@@ -15,8 +15,8 @@ from .train_states import five_depths
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option, told
 
 if TYPE_CHECKING:
-    from ..lm import LM
-    from ..train.activations import Answered
+    from decodery.llm.llm import LM
+    from decodery.training.activations import Answered
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Asked:
 
     def answers(self, lm: LM, out: Path, sites: tuple[str, ...], k: int) -> tuple[list[Answered], dict[str, Any]]:
         """The answers, kept in `out`, and what of their form the trained part has to know."""
-        from ..train.activations import ActivationCollector
-        from ..train.checkable import built_in, read_checkable
+        from decodery.training.activations import ActivationCollector
+        from decodery.training.checkable import built_in, read_checkable
 
         chat = lm.chat is not None and not self.raw
         most = self.most or (64 if chat else 12)
@@ -82,11 +82,11 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     on. Without a file: sums and capitals. An interrupted run goes on where it stopped. What is printed is of a part of
     the answers that chose nothing.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..monitor.los import HEAD
-    from ..train.los import highest, train_los
-    from ..train.probe import evaluated
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.los import HEAD
+    from decodery.training.los import highest, train_los
+    from decodery.training.probe import evaluated
 
     lm = load(model)
     answers, form = asked.answers(lm, out, (), k)
@@ -118,13 +118,13 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
     QUESTIONS and what becomes of them: as for `train los`. The site is the one at which answers kept for validation are
     told apart best.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..monitor.factcheckmate import SHIFT
-    from ..monitor.probe import PROBE
-    from ..train.probe import evaluated, train_probe, worst
-    from ..train.ranking import parts
-    from ..train.shift import train_shift
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.factcheckmate import SHIFT
+    from decodery.monitors.probe import PROBE
+    from decodery.training.probe import evaluated, train_probe, worst
+    from decodery.training.ranking import parts
+    from decodery.training.shift import train_shift
 
     if intervene and rows != "prompt":
         raise click.UsageError("--intervene goes with --rows prompt")

@@ -21,10 +21,10 @@ from .training import (
 )
 
 if TYPE_CHECKING:
-    from ..model.load import LoadedModel
-    from ..model.protocol import LanguageModel
-    from ..model.store import Progress
-    from ..train.corpus import Corpus
+    from decodery.models.loaders.load import LoadedModel
+    from decodery.models.loaders.store import Progress
+    from decodery.models.protocol import LanguageModel
+    from decodery.training.corpus import Corpus
 
 
 @click.command(short_help="Learn what --drafter auto begins with.")
@@ -39,9 +39,9 @@ def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     with the same settings has them already. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """
-    from ..model.drafts import CONTEXTS
-    from ..model.load import load
-    from ..train.contexts import learn_contexts
+    from decodery.models.loaders.drafts import CONTEXTS
+    from decodery.models.loaders.load import load
+    from decodery.training.contexts import learn_contexts
 
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:
@@ -72,9 +72,9 @@ def acceptance(
     the head from seeing none but rejections. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """
-    from ..model.load import load
-    from ..model.named import named
-    from ..train.acceptance import AcceptanceRecipe, check_folder, train_acceptance
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.named import named
+    from decodery.training.acceptance import AcceptanceRecipe, check_folder, train_acceptance
 
     recipe = AcceptanceRecipe(depth=depth, rejected=rejected, epochs=epochs, seed=seed)
     check_folder(out)
@@ -109,8 +109,8 @@ def hmm(
     """
     from math import log
 
-    from ..model.load import load
-    from ..train.hmm import HMMRecipe, check_folder, train_hmm
+    from decodery.models.loaders.load import load
+    from decodery.training.hmm import HMMRecipe, check_folder, train_hmm
 
     recipe = HMMRecipe(states=states, tokens=tokens, iterations=iterations, prior=prior, seed=seed)
     check_folder(out)
@@ -139,7 +139,7 @@ def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: 
     draft` or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the
     same command goes on where it stopped.
     """
-    from ..train.units import UnitsRecipe, check_folder, train_units
+    from decodery.training.units import UnitsRecipe, check_folder, train_units
 
     recipe = UnitsRecipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
     check_folder(out)
@@ -165,7 +165,7 @@ def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float,
     draft` or another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same
     command goes on where it stopped.
     """
-    from ..train.ppd import PPDRecipe, check_folder, train_ppd
+    from decodery.training.ppd import PPDRecipe, check_folder, train_ppd
 
     recipe = PPDRecipe(ahead=ahead, steps=steps, lr=lr, seed=seed)
     check_folder(out)
@@ -191,7 +191,7 @@ def hidden_transfer(out: Path, model: str, own: OwnTexts, layers: str, steps: in
     another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same command
     goes on where it stopped.
     """
-    from ..train.hidden_transfer import TransferRecipe, check_folder, train_transfer
+    from decodery.training.hidden_transfer import TransferRecipe, check_folder, train_transfer
 
     if not all(each.isdecimal() for each in layers.split("/")):
         raise click.BadParameter(f"{layers} are no numbers of layers, as in 18/21/24", param_hint="--layers")
@@ -210,7 +210,7 @@ def _studied(
     model: str, own: OwnTexts, out: Path, seed: int, progress: Progress
 ) -> tuple[LoadedModel, LanguageModel, Corpus]:
     """A model, the same one in floating point, and the texts it has written."""
-    from ..model.load import load
+    from decodery.models.loaders.load import load
 
     lines, loaded = own.lines(), load(model)
     corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
@@ -232,8 +232,8 @@ def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, re
     MODEL first writes the texts to try them on; a folder of `decodery train draft` with the same settings has them
     already. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..model.load import load
-    from ..train.swift import SkipRecipe, check_folder, find_skips
+    from decodery.models.loaders.load import load
+    from decodery.training.swift import SkipRecipe, check_folder, find_skips
 
     recipe = SkipRecipe(ratio=ratio, proposals=proposals, texts=read, seed=seed)
     check_folder(out)
@@ -256,9 +256,9 @@ def ngrams(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     A folder of `decodery train draft` with the same settings has the texts already. Texts of your own are counted by
     lm.ngrams(texts). Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..model.drafts import NGRAMS
-    from ..model.load import load
-    from ..suggest.ngrams import save_ngrams
+    from decodery.extras.superposed.ngrams import save_ngrams
+    from decodery.models.loaders.drafts import NGRAMS
+    from decodery.models.loaders.load import load
 
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .options import OUT_FILE
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option
 
@@ -30,8 +31,8 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
     more than 80 %: outside of that no search can be told from another. Stop with Ctrl-C whenever you like: the same
     command goes on where it stopped.
     """
-    from ..puzzles import puzzle as named
-    from ..train.puzzle_model import PuzzleRecipe, check_folder, train_puzzle_model
+    from decodery.extras.puzzles import puzzle as named
+    from decodery.training.puzzle_model import PuzzleRecipe, check_folder, train_puzzle_model
 
     asked, recipe = named(puzzle), PuzzleRecipe(shape=shape, steps=steps, batch=batch, lr=lr, every=every, seed=seed)
     check_folder(out)
@@ -52,11 +53,11 @@ def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -
     """Train a small PLDR-LLM for PUZZLE, such as chain.
 
     The folder holds it with the mean of the operators that it makes of some texts, as a model that -m takes, and beside
-    that what makes them, which decodery.model.power_law.PowerLaw.load reads. Stop with Ctrl-C whenever you like: the
-    same command goes on where it stopped.
+    what makes them, which decodery.models.torch.power_law.PowerLaw.load reads. Stop with Ctrl-C at any time: the same
+    command goes on where it stopped.
     """
-    from ..puzzles import puzzle as named
-    from ..train.pldr import PLDRRecipe, check_folder, train_pldr
+    from decodery.extras.puzzles import puzzle as named
+    from decodery.training.pldr import PLDRRecipe, check_folder, train_pldr
 
     asked, recipe = named(puzzle), PLDRRecipe(steps=steps, batch=batch, lr=lr, seed=seed)
     check_folder(out)
@@ -103,9 +104,9 @@ def prm(
     process-reward:head=DIR/process-reward.safetensors. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from ..model.load import load
-    from ..puzzles import puzzle as named
-    from ..train.prm import PRM, PRMRecipe, train_prm
+    from decodery.extras.puzzles import puzzle as named
+    from decodery.models.loaders.load import load
+    from decodery.training.prm import PRM, PRMRecipe, train_prm
 
     recipe = PRMRecipe(problems, solutions, labels, rollouts, missed, flipped, seed=seed)
     asked, loaded = named(puzzle), load(model)
@@ -148,10 +149,10 @@ def orpo(
     name the folder as MODEL, with another seed. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """
-    from ..bench.searches.settings import SearchSettings
-    from ..model.load import load
-    from ..puzzles import puzzle as named
-    from ..train.orpo import ORPORecipe, train_orpo
+    from decodery.bench.searches.settings import SearchSettings
+    from decodery.extras.puzzles import puzzle as named
+    from decodery.models.loaders.load import load
+    from decodery.training.orpo import ORPORecipe, train_orpo
 
     recipe = ORPORecipe(problems, margin, weight, steps, seed=seed)
     asked, loaded = named(puzzle), load(model)
@@ -200,11 +201,11 @@ def grpo(
     As InfAlign does: rewards are calibrated against what MODEL writes untrained, and transformed for how texts will be
     used. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..bench.searches.rewards import reward as spec_of
-    from ..model.load import load
-    from ..puzzles import puzzle as named
-    from ..registry import resolve
-    from ..train.grpo import GRPORecipe, train_grpo
+    from decodery.bench.searches.rewards import reward as spec_of
+    from decodery.core.registry import resolve
+    from decodery.extras.puzzles import puzzle as named
+    from decodery.models.loaders.load import load
+    from decodery.training.grpo import GRPORecipe, train_grpo
 
     recipe = GRPORecipe(problems, calibrate=calibrate, n=n, beta=beta, steps=steps, seed=seed)
     asked, loaded = named(puzzle), load(model)
@@ -233,10 +234,10 @@ def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None
     prompt that MODEL has drawn itself. One prompt in ten is held out. It is a scorer for any search:
     process-reward:head=DIR/process-reward.safetensors.
     """
-    from .. import load
-    from ..train.prm import PRM
-    from ..train.text_prm import JudgedText, TextPRMRecipe, train_text_prm
-    from ..train.value import read_judged
+    from decodery import load
+    from decodery.training.prm import PRM
+    from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
+    from decodery.training.value import read_judged
 
     found, lm = read_judged(texts), load(model)
     judged = [
@@ -271,11 +272,11 @@ def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -
     places, are what is chosen among. Prints accuracies by two-fold cross-validation: of the table, of the table if
     difficulty were known from the verifier, and of the best single search.
     """
-    from .. import load
-    from ..bench.result import SEARCH, read, require
-    from ..bench.searches.allocation import Fold, crossed, fitted
-    from ..bench.searches.job import TRACES, read_traces
-    from ..bench.searches.settings import SearchSettings
+    from decodery import load
+    from decodery.bench.result import SEARCH, read, require
+    from decodery.bench.searches.allocation import Fold, crossed, fitted
+    from decodery.bench.searches.job import TRACES, read_traces
+    from decodery.bench.searches.settings import SearchSettings
 
     settings = SearchSettings.from_dict(require(read(run), SEARCH)["settings"])
     if settings.split == "test":

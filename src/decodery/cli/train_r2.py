@@ -34,7 +34,7 @@ def r2(
     It fills canvases by r2's rules; of those that come out right it learns to be sure, in every state, of what the
     pass wrote there, so that a plain threshold goes the same way.
     """
-    from ..train.r2 import Tuning, tune_r2
+    from decodery.training.r2 import Tuning, tune_r2
 
     settings = Tuning(tuple(tasks.split(",")), letters, trajectories, steps, batch, lr, control=control, seed=seed)
     with resumable(out) as progress:

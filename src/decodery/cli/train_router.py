@@ -41,13 +41,13 @@ def router(
     Both models write every step of texts behind PROMPTS, one a line, and the better one by the scorer becomes text. One
     text in four is kept for validation, and tells how well the router ranks steps by what MODEL gains (Spearman).
     """
-    from .. import load
-    from ..core.noise import nth_seed
-    from ..model.store import terminal_progress
-    from ..registry import resolve
-    from ..search.arbitrage import Arbitrage
-    from ..train.data import read_prompts
-    from ..train.router import decisions, fit_router
+    from decodery import load
+    from decodery.core.noise import nth_seed
+    from decodery.core.registry import resolve
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.search.arbitrage import Arbitrage
+    from decodery.training.data import read_prompts
+    from decodery.training.router import decisions, fit_router
 
     lines, lm = read_prompts(prompts), load(model)
     search = Arbitrage(

@@ -38,11 +38,11 @@ def seq2seq(
 
     Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from ..errors import SettingsError
-    from ..train.one_stack import OneStackRecipe, train_one_stack
-    from ..train.one_stack import check_folder as check_one_stack
-    from ..train.seq2seq import Seq2SeqRecipe, check_folder, train_seq2seq
-    from ..train.transductions import transduction
+    from decodery.core.errors import SettingsError
+    from decodery.training.one_stack import OneStackRecipe, train_one_stack
+    from decodery.training.one_stack import check_folder as check_one_stack
+    from decodery.training.seq2seq import Seq2SeqRecipe, check_folder, train_seq2seq
+    from decodery.training.transductions import transduction
 
     asked = transduction(kind)
     if one_stack:
@@ -53,7 +53,7 @@ def seq2seq(
         with resumable(out) as progress:
             found = train_one_stack(asked, out, recipe=alone, command=command_line(), progress=progress)
     else:
-        from ..model.load import load
+        from decodery.models.loaders.load import load
 
         recipe = Seq2SeqRecipe(block=block, steps=steps, batch=batch, lr=lr, seed=seed)
         check_folder(out)

@@ -34,13 +34,13 @@ def program_probe(
 
     MODEL writes programs, greedily, and an interpreter says what each of their actions leads to.
     """
-    from .. import load
-    from ..errors import SettingsError
-    from ..model.store import terminal_progress
-    from ..monitor.probe import PROBE
-    from ..puzzles import puzzle as named
-    from ..puzzles.robot import Robot
-    from ..train.program_probe import evaluated, train_program_probe, write_programs
+    from decodery import load
+    from decodery.core.errors import SettingsError
+    from decodery.extras.puzzles import puzzle as named
+    from decodery.extras.puzzles.robot import Robot
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.probe import PROBE
+    from decodery.training.program_probe import evaluated, train_program_probe, write_programs
 
     robot = named(puzzle)
     if not isinstance(robot, Robot):
@@ -79,10 +79,10 @@ def sequential(
     user says, and the turn, from 0, with which the whole is complete. Without a file: shopping lists that hold a secret
     triple or do not, of which no single turn tells.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..monitor.probe import PROBE
-    from ..train.sequential import built_in_talks, evaluated, hear, read_talks, train_sequential
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.probe import PROBE
+    from decodery.training.sequential import built_in_talks, evaluated, hear, read_talks, train_sequential
 
     talks = built_in_talks(count, seed) if conversations is None else read_talks(conversations)
     lm = load(model)
@@ -116,10 +116,10 @@ def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...],
     right and wrong ones. The site is the one at which the label is told best on a part of the others; a component does
     not look at labels. What is printed is of statements that chose nothing.
     """
-    from .. import load
-    from ..model.store import terminal_progress
-    from ..monitor.probe import PROBE
-    from ..train.axes import axis_by, built_in_statements, evaluated, read_by, read_statements
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.probe import PROBE
+    from decodery.training.axes import axis_by, built_in_statements, evaluated, read_by, read_statements
 
     found = built_in_statements(seed) if statements is None else read_statements(statements)
     lm = load(model)

@@ -25,8 +25,8 @@ def to_diffusion(out: Path, model: str, tasks: str, steps: int, batch: int, rank
     narrow kind of text; open text takes billions of words. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from ..model.load import load
-    from ..train.to_diffusion import Adaptation, adapt, check_folder
+    from decodery.models.loaders.load import load
+    from decodery.training.to_diffusion import Adaptation, adapt, check_folder
 
     settings = Adaptation(tuple(tasks.split(",")), rank=rank, steps=steps, batch=batch, lr=lr, seed=seed)
     check_folder(out)

@@ -18,10 +18,10 @@ import click
 from .options import OUT_FOLDER, Decorator, together
 
 if TYPE_CHECKING:
-    from ..model.load import LoadedModel
-    from ..model.store import Progress
-    from ..monitor.threshold import Threshold
-    from ..train.corpus import Corpus
+    from decodery.models.loaders.load import LoadedModel
+    from decodery.models.loaders.store import Progress
+    from decodery.monitors.threshold import Threshold
+    from decodery.training.corpus import Corpus
 
 _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 """How long something must have gone on before anything is said of its end, and into how many such parts it falls."""
@@ -41,7 +41,7 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
 
     Raises PromptError for a file that is no text in UTF-8, and where there is no piece.
     """
-    from ..errors import PromptError
+    from decodery.core.errors import PromptError
 
     tokens = []
     for file in files:
@@ -95,8 +95,8 @@ class OwnTexts:
 
     def lines(self) -> list[str]:
         """What is written from, none for built-in prompts. Raises a DecoderyError for what cannot be learned from."""
-        from ..train.corpus import check_texts
-        from ..train.data import read_prompts
+        from decodery.training.corpus import check_texts
+        from decodery.training.data import read_prompts
 
         check_texts(self.count)
         return read_prompts(self.prompts) if self.prompts else []
@@ -105,8 +105,8 @@ class OwnTexts:
         self, loaded: LoadedModel, folder: Path, lines: list[str], seed: int, progress: Progress, top: int = 20
     ) -> Corpus:
         """The texts, in `folder`; those that are there already are read. top: tokens whose probabilities are kept."""
-        from ..lm import LM
-        from ..train.data import built_in_prompts, write_texts
+        from decodery.llm.llm import LM
+        from decodery.training.data import built_in_prompts, write_texts
 
         if lines:
             # They are used again, with other seeds, until there are enough texts.
@@ -142,7 +142,7 @@ def own_texts(count: int = 2000, length: int = 160) -> Decorator:
 @contextmanager
 def resumable(out: Path) -> Iterator[Progress]:
     """Shows progress and says how long it takes; after Ctrl-C it says that the same command goes on from `out`."""
-    from ..model.store import terminal_progress
+    from decodery.models.loaders.store import terminal_progress
 
     try:
         with terminal_progress(counts=True) as progress:
@@ -164,7 +164,7 @@ class Learning:
 
     def learn(self, check_folder: Callable[[Path], None], train: Callable[..., object]) -> None:
         """Train the part. train: called with the model, pieces of the files, the folder, and a command and progress."""
-        from ..model.load import load
+        from decodery.models.loaders.load import load
 
         check_folder(self.out)
         loaded = load(self.model, dtype=learning_dtype())
@@ -227,7 +227,7 @@ def learning_dtype() -> str:
     """The precision to learn in: gradients need floating point, and kernels of a CPU's own have none."""
     import torch
 
-    from ..model.load import choose_dtype
+    from decodery.models.loaders.load import choose_dtype
 
     if not torch.cuda.is_available():
         return "float32"

@@ -13,7 +13,7 @@ from .options import Command, import_option, model_options, output_option
 from .training import FILE, out_option, pieces, texts_options
 
 if TYPE_CHECKING:
-    from ..transform.base import Report
+    from decodery.compression.base import Report
 
 
 @click.command(cls=Command, short_help="Make a cheaper copy of a model.")
@@ -47,11 +47,11 @@ def transform(
     """
     import numpy as np
 
-    from ..model.load import load
-    from ..model.store import terminal_progress
-    from ..registry import resolve
-    from ..transform.base import transformed
-    from ..transform.folder import check_folder, save
+    from decodery.compression.base import transformed
+    from decodery.compression.folder import check_folder, save
+    from decodery.core.registry import resolve
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
 
     if given and ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
         model, *given = given  # type: ignore[assignment]

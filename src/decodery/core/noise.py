@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ..model.kernels import address, library
+from .native.kernels import address, library
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..errors import NumericalError
-from ..model.kernels import address, library
+from .errors import NumericalError
+from .native.kernels import address, library
 
 _STRIDE = 64
 """Tokens per group. Group maxima cost one sweep over the row, which is what bounds this on a CPU."""

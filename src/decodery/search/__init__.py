@@ -1,5 +1,5 @@
 """Inference-time searches: several texts are followed for one answer."""
 
-from ..faces import face
+from decodery.core.lazy_exports import face
 
 __getattr__, __dir__ = face(__name__)

@@ -1,4 +1,4 @@
-# Written by docs/generate.py.
+# Written by tools/method_index.py.
 from .a_star import AStar as AStar
 from .adaptive_sampling import AdaptiveSampling as AdaptiveSampling
 from .arbitrage import Arbitrage as Arbitrage

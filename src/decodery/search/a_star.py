@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from itertools import count as numbers_from
 from typing import Literal
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..registry import register
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct, require_widening, widens
 

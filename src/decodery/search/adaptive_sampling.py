@@ -6,21 +6,22 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..errors import ContextFull, OutOfMemory, ServerError, SettingsError
-from ..model.store import Progress, silent
-from ..registry import register
-from ..sample.base import Stage, require_number
-from ..sample.sampler import Sampler
-from ..sample.temperature import Temperature
+from decodery.core.errors import ContextFull, OutOfMemory, ServerError, SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.models.loaders.store import Progress, silent
+from decodery.sampling.base import Stage, require_number
+from decodery.sampling.sampler import Sampler
+from decodery.sampling.temperature import Temperature
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .judged import Judged
 from .pool import Pool, leave_out, require_count, same_tokens, scored
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 
 @register(

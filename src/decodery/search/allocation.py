@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..errors import CorruptFile, SettingsError
-from ..model.artifact import Artifact, refuse_other, remembered
-from ..model.fields import Listed, Number, Text, Whole
-from ..model.protocol import Reader
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.loaders.fields import Listed, Number, Text, Whole
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
 
 MADE = "make one with `decodery train compute-optimal`"
 _MOST = 1 << 12

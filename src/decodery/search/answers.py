@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ..core.ask import Asking, off_loop
-from ..core.sequence import Sequence as Text
-from ..errors import SettingsError
-from ..worker import NotStarted, Unanswered, Worker
+from decodery.core.errors import SettingsError
+from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.step.forward_request import Asking, off_loop
+from decodery.step.sequence import Sequence as Text
+
 from .base import written
 from .maths import formula, merged
 

@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..model.named import Precision
-from ..model.protocol import LanguageModel, Reader
-from ..registry import register
-from ..sample.base import require_number
-from ..score.base import Scorer
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.named import Precision
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.sampling.base import require_number
+from decodery.scorers.base import Scorer
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .judged import Judged
 from .router import Router
 from .second import Second, second_model
 from .steps import Growth, Node, Stepped
 
 if TYPE_CHECKING:
-    from ..model.tokenizer import Tokenizer
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

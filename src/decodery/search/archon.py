@@ -6,13 +6,14 @@ import typing
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from ..core.ask import Asking, together
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..errors import SettingsError
-from ..model.store import Progress
-from ..registry import register
-from ..spec import MOST_NUMBER, given, listing, parts
+from decodery.core.errors import SettingsError
+from decodery.core.method_spec import MOST_NUMBER, given, listing, parts
+from decodery.core.registry import register
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.step.forward_request import Asking, together
+from decodery.step.sequence import Sequence
+
 from .archon_layers import COMPONENTS, Component, Critic, Evaluator, Fuser, Generator, Ranker, State, UnitTests
 from .pipeline import Pipeline
 

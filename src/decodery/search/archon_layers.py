@@ -8,13 +8,14 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..contract import Contract
-from ..core.ask import Asking
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..model.store import Progress
-from ..sample.sampler import Sampler
-from ..sample.temperature import Temperature
+from decodery.core.abstract import Contract
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.sampling.sampler import Sampler
+from decodery.sampling.temperature import Temperature
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .pool import require_count
 from .verdicts import characters, spoken, verdicts
 

@@ -10,9 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.gaussian_process import GaussianProcess
-from ..errors import SettingsError
-from ..model.store import Progress, silent
+from decodery.core.errors import SettingsError
+from decodery.core.gaussian_process import GaussianProcess
+from decodery.models.loaders.store import Progress, silent
+
 from .archon import Archon, Layers
 
 __all__ = ["Tried", "best_archons"]

@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from ..contract import Contract
-from ..core.ask import Asking, Scored, score_all
-from ..core.embedded import reading
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..core.trace import Step, Trace
-from ..core.tree import TokenTree
-from ..decode.commit import commit
-from ..decode.text import unread
-from ..errors import SettingsError
-from ..model.batch import Segment
-from ..model.protocol import Reader
-from ..model.sites import Tap
-from ..model.store import Progress, silent
-from ..model.threads import one_thread
-from ..score.base import Candidates
-from ..verify.base import Accepted, Laws
+from decodery.core.abstract import Contract
+from decodery.core.errors import SettingsError
+from decodery.core.requirements import Needs
+from decodery.core.threads import one_thread
+from decodery.core.trace import Step, Trace
+from decodery.engine.commit import commit
+from decodery.engine.text import unread
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import Reader
+from decodery.scorers.base import Candidates
+from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.step.draft_tree import TokenTree
+from decodery.step.embedded import reading
+from decodery.step.forward_request import Asking, Scored, score_all
+from decodery.step.sequence import Sequence
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Branches", "Search"]
 
@@ -78,7 +78,7 @@ class Search(Contract):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         """Finished sequences, best first, with their `score`; one trace is common to all of them.
 
-        It asks for its passes, see `decodery.core.ask`, and so shares them with whatever else the engine does.
+        It asks for its passes, see `step.forward_request`, and so shares them with whatever else the engine does.
         progress: called with the search's name, tokens written so far and the most that may be written.
         Raises SettingsError for a request this search cannot serve.
         """

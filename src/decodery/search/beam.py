@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..model.store import Progress, silent
-from ..registry import register
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.store import Progress, silent
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search, law
 from .beams import EarlyStopping, Ending, Group
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 
 @register(

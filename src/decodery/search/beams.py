@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..core.sequence import Sequence
-from ..core.topk import topk
-from ..errors import SettingsError
-from ..sample.base import require_number
+from decodery.core.errors import SettingsError
+from decodery.core.topk import topk
+from decodery.sampling.base import require_number
+from decodery.step.sequence import Sequence
+
 from .base import choose
 
 EarlyStopping = bool | Literal["never"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..core.sequence import Sequence
-from ..errors import ContextFull, ServerError, SettingsError
-from ..registry import register
+from decodery.core.errors import ContextFull, ServerError, SettingsError
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .judged import Judged
 from .pool import Pool, Sampled, require_count, scored
 

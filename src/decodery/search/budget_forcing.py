@@ -6,21 +6,22 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..model.store import Progress, silent
-from ..registry import register
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.store import Progress, silent
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Search, require_written
 from .marks import Mark, force
 from .pool import Pool
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

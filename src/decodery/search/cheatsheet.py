@@ -8,19 +8,20 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.ask import Asking
-from ..core.conversation import Conversation
-from ..core.ledger import count
-from ..core.retrieval import Keywords
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..errors import SettingsError
-from ..model.store import Progress
-from ..registry import register
-from ..sample.sampler import Sampler
+from decodery.core.conversation import Conversation
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.sampling.sampler import Sampler
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .memory_file import EMPTY, Sheet, SheetFile, unless_changed
 from .pipeline import Pipeline
 from .pool import require_count
+from .retrieval import Keywords
 from .verdicts import characters, verdicts
 
 _TAGGED = re.compile(r"<cheatsheet>(.*?)</cheatsheet>", re.DOTALL)

@@ -5,23 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..model.protocol import Reader
-from ..model.store import Progress, silent
-from ..registry import register, resolve
-from ..score.base import Scorer
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import Reader
+from decodery.scorers.base import Scorer
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .allocation import Allocation
 from .base import Search
 from .pool import Pool, Sampled, require_count, scored
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
 
 __all__ = ["ContextLaw", "Split", "Trial"]
 

@@ -9,22 +9,23 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from ..core.ask import Asking
-from ..core.embedded import reading
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..core.topk import topk
-from ..errors import SettingsError
-from ..model.batch import Segment
-from ..model.protocol import Reader, is_open
-from ..model.store import Progress, silent
-from ..registry import register
-from ..sample.base import require_number
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.core.topk import topk
+from decodery.models.batch import Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import Reader, is_open
+from decodery.sampling.base import require_number
+from decodery.step.embedded import reading
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search, choose
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 
 @register(

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..core.noise import nth_seed
-from ..core.sequence import Sequence
-from ..core.tree import TokenTree
-from ..errors import SettingsError
-from ..model.batch import Segment
-from ..model.sites import Tap
-from ..model.store import Progress, silent
-from ..registry import register, resolve
-from ..score.base import Scorer, judge
-from ..verify.base import Laws
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.models.loaders.store import Progress, silent
+from decodery.scorers.base import Scorer, judge
+from decodery.speculative.acceptance.base import Laws
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search, candidates, choose
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..core.noise import COUPLE, draw
-from ..core.sequence import Sequence
-from ..core.topk import topk
-from ..errors import PromptError, SettingsError
-from ..model.batch import Segment
-from ..model.store import Progress, silent
-from ..model.threads import one_thread
-from ..model.tokenizer import Tokenizer
-from ..registry import register
-from ..sample.base import require_number
-from ..sample.constraint import constrained
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.noise import COUPLE, draw
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.core.threads import one_thread
+from decodery.core.topk import topk
+from decodery.models.batch import Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.sampling.base import require_number
+from decodery.sampling.constraint import constrained
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search, choose
 from .belief import Belief, join, split
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 __all__ = ["Reading"]
 

@@ -9,9 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..core.retrieval import Keywords
-from ..errors import SettingsError
-from ..model.artifact import remembered
+from decodery.core.errors import SettingsError
+from decodery.models.trained.artifact import remembered
+
+from .retrieval import Keywords
 
 _MOST_BYTES = 1 << 28
 _PARAGRAPH = "\n\n"

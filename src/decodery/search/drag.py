@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence as Text
-from ..decode.calls import Calls
-from ..errors import SettingsError
-from ..model.store import Progress
-from ..registry import register
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence as Text
+
 from .documents import Demonstration, Documents, demonstrations, library
 from .pipeline import Pipeline
 

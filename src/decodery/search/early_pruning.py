@@ -6,20 +6,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..errors import ContextFull, ServerError, SettingsError
-from ..model.store import Progress, silent
-from ..registry import register
-from ..sample.base import require_number
+from decodery.core.errors import ContextFull, ServerError, SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.store import Progress, silent
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .judged import Judged
 from .pool import Pool, require_count, scored
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 
 @register(

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ..core.ask import Asking, together
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..core.trace import Step, Trace
-from ..decode.schedule import share_prompt
-from ..errors import SettingsError, UnsupportedModel
-from ..model.adapters import Adapter, tuned
-from ..model.cache import KVCache
-from ..model.store import Progress, silent
-from ..registry import register
-from ..sample.base import require_number
-from ..score.value_head import LinearValue, ValueHead
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.core.trace import Step, Trace
+from decodery.engine.schedule import share_prompt
+from decodery.models.cache.cache import KVCache
+from decodery.models.loaders.adapters import Adapter, tuned
+from decodery.models.loaders.store import Progress, silent
+from decodery.sampling.base import require_number
+from decodery.scorers.value_head import LinearValue, ValueHead
+from decodery.step.forward_request import Asking, together
+from decodery.step.sequence import Sequence
+
 from .answers import Answers, Kind
 from .base import require_written
 from .handed import hand_over, read_prompt
@@ -30,9 +31,9 @@ from .pool import Pool, require_count, scored
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

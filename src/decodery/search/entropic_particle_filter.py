@@ -7,18 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..errors import SettingsError
-from ..registry import register
-from ..sample.base import require_number
-from .particle_search import (
-    ParticleSearch,
-    Resampling,
-    note,
-    require_resampling,
-    require_temperature,
-)
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking
+
+from .particle_search import ParticleSearch, Resampling, note, require_resampling, require_temperature
 from .steps import Growth, Node
 from .sweeps import Resample, Sweep
 from .weights import effective_size, normalised

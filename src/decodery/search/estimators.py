@@ -11,7 +11,8 @@ from math import comb
 
 import numpy as np
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .answers import vote
 
 _SUBSETS = 200

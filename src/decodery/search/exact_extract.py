@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..core.tree import TokenTree
-from ..errors import PromptError, SettingsError
-from ..model.batch import Segment
-from ..model.store import Progress, silent
-from ..registry import register
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.batch import Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search, choose
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 _WORDS = 256

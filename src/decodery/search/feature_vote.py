@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..registry import register
-from ..sample.base import require_number
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .answers import Answers, Kind
 from .base import written
 from .features import features, standardised

@@ -6,11 +6,11 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from ..core.ask import Asking, score_all
-from ..core.embedded import reading
-from ..core.sequence import Sequence
-from ..model.protocol import Reader
-from ..model.sites import Tap
+from decodery.models.hooks import Tap
+from decodery.models.protocol import Reader
+from decodery.step.embedded import reading
+from decodery.step.forward_request import Asking, score_all
+from decodery.step.sequence import Sequence
 
 
 def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> Asking[dict[Tap, torch.Tensor]]:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..errors import SettingsError
-from ..model.store import Progress
-from ..registry import register
-from ..score.base import remark_of
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.scorers.base import remark_of
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .judged import Judged, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count

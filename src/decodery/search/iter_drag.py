@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..core.conversation import Conversation
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..errors import SettingsError
-from ..model.protocol import writes
-from ..model.store import Progress
-from ..registry import register
-from ..sample.constraint import Constrained, constrained
-from ..sample.sampler import Sampler
+from decodery.core.conversation import Conversation
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.models.protocol import writes
+from decodery.sampling.constraint import Constrained, constrained
+from decodery.sampling.sampler import Sampler
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .documents import Demonstration, Documents, demonstrations, library
 from .drag import listed, require_sizes
 from .pipeline import Pipeline
@@ -101,7 +102,7 @@ class IterDRAG(Pipeline):
     def _line(self, calls: Calls, said: Conversation, allowed: tuple[str, ...], progress: Progress) -> Asking[Sequence]:
         sampler = calls.request.sampler
         if not writes(calls.engine.model):
-            from ..constrain.regex import Regex
+            from decodery.constraints.regex import Regex
 
             pattern = f"({'|'.join(allowed)}) [^\\n]+\\n?"
             sampler = Sampler((Constrained(said.compile(Regex(pattern))), *sampler.warps))

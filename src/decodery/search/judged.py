@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..errors import SettingsError
-from ..model.protocol import Reader
-from ..registry import resolve
-from ..score.base import Scorer, remark_of
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.core.requirements import Needs
+from decodery.models.protocol import Reader
+from decodery.scorers.base import Scorer, remark_of
+from decodery.step.forward_request import Asking
+
 from .base import Search
 
 if TYPE_CHECKING:
-    from ..model.tokenizer import Tokenizer
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 def require_attempt(name: str, form: str) -> None:

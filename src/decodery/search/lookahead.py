@@ -6,24 +6,25 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..model.protocol import Reader
-from ..model.store import Progress, silent
-from ..registry import register, resolve
-from ..sample.sampler import Sampler
-from ..sample.temperature import Temperature
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import Reader
+from decodery.sampling.sampler import Sampler
+from decodery.sampling.temperature import Temperature
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Search
 from .pool import require_count
 from .steps import Growth, Node, Stepped, StepSearch
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -6,11 +6,12 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.ask import Asking, score
-from ..core.sequence import Sequence
-from ..core.text import TextStream
-from ..core.trace import Step, Trace
-from ..model.batch import Segment
+from decodery.core.trace import Step, Trace
+from decodery.models.batch import Segment
+from decodery.step.detokenizer import TextStream
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
+
 from .base import choose
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..worker import NotStarted, Unanswered, Worker
+from decodery.core.worker import NotStarted, Unanswered, Worker
 
 _LONGEST = 200
 """Characters of an answer that is compared; a longer one is the same only where it is spelt the same."""

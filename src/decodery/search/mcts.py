@@ -8,11 +8,12 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..core.ask import Asking
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..registry import register
-from ..sample.base import require_number
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct, require_widening, widens
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import CorruptFile
-from ..model.store import locked, unwritable, write_text
+from decodery.core.errors import CorruptFile
+from decodery.models.loaders.store import locked, unwritable, write_text
 
 FORMAT = "decodery cheatsheet 1"
 MOST_ENTRIES, MOST_ENTRY = 1000, 4000

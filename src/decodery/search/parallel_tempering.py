@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..errors import SettingsError
-from ..registry import register
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+
 from .particle_search import ParticleSearch, require_temperature, require_width
 from .pool import require_count
 from .steps import Growth, Node

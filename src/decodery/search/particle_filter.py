@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..registry import register
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+
 from .particle_search import ParticleSearch, Resampling, require_resampling, require_temperature
 from .steps import Growth, Node
 from .sweeps import Resample, Sweep

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..registry import register
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+
 from .particle_search import ParticleSearch, require_temperature, require_width
 from .pool import require_count
 from .steps import Growth, Node

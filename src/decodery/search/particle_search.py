@@ -11,11 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..sample.base import require_number
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .pool import require_count
 from .steps import Growth, Node, StepSearch
 from .sweeps import Potential, Resample, Sweep, Weighing, log_potential

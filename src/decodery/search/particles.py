@@ -13,9 +13,10 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..contract import Contract
-from ..core.ask import Asking, settled
-from ..errors import ConstraintError
+from decodery.core.abstract import Contract
+from decodery.core.errors import ConstraintError
+from decodery.step.forward_request import Asking, settled
+
 from .weights import effective_size, log_mean, systematic
 
 _TRIES = 8

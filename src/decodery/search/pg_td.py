@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..core.topk import topk
-from ..errors import SettingsError
-from ..model.batch import Segment
-from ..model.store import Progress, silent
-from ..registry import register, resolve
-from ..sample.base import require_number
-from ..score.base import Scorer, judge
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.core.topk import topk
+from decodery.models.batch import Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.sampling.base import require_number
+from decodery.scorers.base import Scorer, judge
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search, candidates, choose, law
 from .beams import Ending, Group
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 Variant = Literal["p_ucb", "p_uct", "uct"]
 Path = tuple[int, ...]

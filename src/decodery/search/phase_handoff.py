@@ -7,22 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence, TokenLogprob
-from ..errors import SettingsError
-from ..model.named import Precision
-from ..model.protocol import LanguageModel
-from ..model.store import Progress, silent
-from ..registry import register
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.named import Precision
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence, TokenLogprob
+
 from .pool import require_count
 from .second import Second
 from .steps import Growth, Node, Stepped
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 _LIKELY = 20
 """Tokens whose probabilities an entropy is made of."""

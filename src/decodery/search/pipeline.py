@@ -8,21 +8,22 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..errors import ContextFull, ServerError, SettingsError
-from ..model.store import Progress, silent
-from ..registry import method_of
-from ..score.base import Scorer
+from decodery.core.errors import ContextFull, ServerError, SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import method_of
+from decodery.core.requirements import Needs
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress, silent
+from decodery.scorers.base import Scorer
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Search, credit
 from .pool import scored
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking, score_all
-from ..core.ledger import count
-from ..core.noise import nth_seed
-from ..core.sequence import Sequence
-from ..core.trace import Trace
-from ..decode.schedule import share_prompt
-from ..errors import DecoderyError, OutOfMemory, ServerError, SettingsError
-from ..model.batch import Segment
-from ..model.sites import Tap
-from ..model.store import Progress, silent
-from ..score.base import Scorer, judge
+from decodery.core.errors import DecoderyError, OutOfMemory, ServerError, SettingsError
+from decodery.core.ledger import count
+from decodery.core.noise import nth_seed
+from decodery.core.trace import Trace
+from decodery.engine.schedule import share_prompt
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.models.loaders.store import Progress, silent
+from decodery.scorers.base import Scorer, judge
+from decodery.step.forward_request import Asking, score_all
+from decodery.step.sequence import Sequence
+
 from .base import Search, candidates, credit, written
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 
 class Pool:

@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking, off_loop
-from ..core.ledger import charged, count
-from ..core.needs import Needs
-from ..core.noise import draw, mix
-from ..core.sequence import Sequence
-from ..errors import SettingsError, UnsupportedModel
-from ..model.cache import KVCache
-from ..model.queries import Span, queries_of, with_queries
-from ..model.store import Progress, silent
-from ..model.transformer import Transformer
-from ..registry import register
-from ..sample.base import require_number
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.ledger import charged, count
+from decodery.core.noise import draw, mix
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.cache.cache import KVCache
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.queries import Span, queries_of, with_queries
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking, off_loop
+from decodery.step.sequence import Sequence
+
 from .base import Search, credit
 from .handed import hand_over, read_prompt
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 _CLIP, _DECAY, _MOST_RISE = 1.0, 0.01, 1.5
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..model.store import Progress
-from ..registry import register
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .answers import Answers, Kind, vote
 from .judged import Judged, require_attempt
 from .pipeline import Pipeline, require_texts, worth

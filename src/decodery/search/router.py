@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from ..errors import CorruptFile, SettingsError
-from ..model.artifact import Artifact, refuse_other, remembered
-from ..model.config import LAYERS
-from ..model.fields import Whole
-from ..model.protocol import Reader
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.config import LAYERS
+from decodery.models.loaders.fields import Whole
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
 
 _MADE = "make one with `decodery train router -m MODEL`"
 _NAMES = "weight", "bias", "out", "out_bias"

@@ -6,17 +6,18 @@ from typing import cast
 
 import torch
 
-from ..core.ask import Asking, score
-from ..core.sequence import Sequence
-from ..core.trace import Grown, Trace
-from ..draft.draft_model import DraftModel
-from ..errors import SettingsError
-from ..model.batch import Segment
-from ..model.named import Precision
-from ..model.protocol import LanguageModel, Reader
-from ..model.sites import Tap
-from ..model.vocabularies import fitted
-from ..verify.coupled import Coupled
+from decodery.core.errors import SettingsError
+from decodery.core.trace import Grown, Trace
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.models.loaders.named import Precision
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.tokenizers.vocabularies import fitted
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
+
 from .steps import Growth, Node
 
 _ROLE = "draft"
@@ -26,7 +27,7 @@ class Second:
     """Writes steps as the request's sampler would, with the noise of the text, and so what it would write by itself.
 
     model: a `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for the
-    target; dtype: see `decodery.model.named`. Its cache holds what it has read of the text that it wrote on last; of
+    target; dtype: see `models.loaders.named`. Its cache holds what it has read of the text that it wrote on last; of
     another one it reads again from where the two part. In ledgers it is the "draft", as it is in the tree.
 
     Raises SettingsError for a model whose context is too short, VocabularyMismatch for one with other tokens.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.ask import Asking
-from ..core.needs import Needs
-from ..core.sequence import Sequence
-from ..registry import register
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .answers import Answers, Kind
 from .pool import Pool, Sampled, require_count
 from .votes import elected, no_answer

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.noise import RESAMPLE, draw
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..model.store import Progress, silent
-from ..model.tokenizer import Tokenizer
-from ..registry import register, resolve
-from ..sample.base import require_number
-from ..score.base import Scorer
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.noise import RESAMPLE, draw
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.sampling.base import require_number
+from decodery.scorers.base import Scorer
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, Search
 from .particles import Population, Target
 from .walk import Branch, Walk, same_texts
 from .weights import uniforms
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
 
 __all__ = ["Posterior"]
 
@@ -62,7 +63,7 @@ class SMC(Search):
     logarithms are multiplied by `strength`; what it says of beginnings only guides. lookahead: rollouts per particle
     and block, at rollout_temperature, that estimate what a beginning leads to, which gives the weights of single runs
     heavy tails, the more so the lower that temperature is; 0 takes its potential for that. threshold: resampling below
-    this share of effective particles. accepts, max_rejects: of a constraint's weights, see `decodery.sample.awrs`; None
+    this share of effective particles. accepts, max_rejects: of a constraint's weights, see `sampling.awrs`; None
     is unlimited. strict: one target throughout; else, as published, weights are those of the tempered target without
     lookahead and moves go to the powered one with it. answer: "majority" ranks texts by the weight of all their
     particles, "heaviest" by their heaviest one, "draw" returns one text drawn by weight; scores are the logarithms of

@@ -14,19 +14,20 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from ..core.ask import Asking, score
-from ..core.embedded import reading
-from ..core.ledger import count
-from ..core.needs import Needs
-from ..core.noise import PARTICLE, mix, nth_seed
-from ..core.sequence import Sequence
-from ..core.trace import Grown, Step, Trace
-from ..decode.schedule import share_prompt
-from ..decode.text import unread
-from ..errors import OutOfMemory, ServerError, SettingsError
-from ..model.store import Progress, silent
-from ..registry import method_of
-from ..score.base import Scorer
+from decodery.core.errors import OutOfMemory, ServerError, SettingsError
+from decodery.core.ledger import count
+from decodery.core.noise import PARTICLE, mix, nth_seed
+from decodery.core.registry import method_of
+from decodery.core.requirements import Needs
+from decodery.core.trace import Grown, Step, Trace
+from decodery.engine.schedule import share_prompt
+from decodery.engine.text import unread
+from decodery.models.loaders.store import Progress, silent
+from decodery.scorers.base import Scorer
+from decodery.step.embedded import reading
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
+
 from .answers import Answers, Kind
 from .base import Search, credit, require_written
 from .judged import Judged
@@ -34,9 +35,9 @@ from .pool import leave_out, require_count, scored, write_on
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
+    from decodery.engine.engine import Engine
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 Aggregate = Literal["last", "min", "prod", "mean"]
 

@@ -13,7 +13,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from ..errors import SettingsError
+from decodery.core.errors import SettingsError
+
 from .weights import effective_size, log_mean, normalised
 
 Potential = Literal["odds", "prob"]

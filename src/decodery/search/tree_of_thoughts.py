@@ -8,13 +8,14 @@ from typing import Literal
 
 import torch
 
-from ..core.ask import Asking
-from ..core.noise import RESAMPLE, gumbel
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..registry import register
-from ..sample.base import require_number
-from ..score.base import Scorer, log_scores
+from decodery.core.errors import SettingsError
+from decodery.core.noise import RESAMPLE, gumbel
+from decodery.core.registry import register
+from decodery.sampling.base import require_number
+from decodery.scorers.base import Scorer, log_scores
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct
 

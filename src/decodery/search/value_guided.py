@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.ask import Asking
-from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..registry import register
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from typing import TypeVar
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..decode.calls import Calls
-from ..model.protocol import writes
-from ..model.store import Progress, silent
-from ..sample.sampler import Sampler
+from decodery.core.ledger import count
+from decodery.engine.calls import Calls
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import writes
+from decodery.sampling.sampler import Sampler
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
 
 TRIES = 10
 """How often something is asked at most, the first time included, as in Archon's published code."""
@@ -51,7 +51,7 @@ def verdicts(
     Returns:
         A verdict for each prompt, None where none could be read.
     """
-    from ..constrain.regex import Regex
+    from decodery.constraints.regex import Regex
 
     sampler = sampler or calls.request.sampler
     constraint = None if writes(calls.engine.model) else Regex(form)

@@ -7,9 +7,10 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from ..core.ledger import count
-from ..core.sequence import Sequence
-from ..score.base import Scorer, log_scores
+from decodery.core.ledger import count
+from decodery.scorers.base import Scorer, log_scores
+from decodery.step.sequence import Sequence
+
 from .answers import vote
 
 

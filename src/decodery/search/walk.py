@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.ask import Asking
-from ..core.ledger import count
-from ..core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
-from ..core.sequence import Sequence
-from ..model.threads import one_thread
-from ..sample.awrs import Checks, Trial, weighted
-from ..sample.base import Context
-from ..score.base import Scorer, judge, log_scores
+from decodery.core.ledger import count
+from decodery.core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
+from decodery.core.threads import one_thread
+from decodery.sampling.awrs import Checks, Trial, weighted
+from decodery.sampling.base import Context
+from decodery.scorers.base import Scorer, judge, log_scores
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .base import Branches, candidates, choose, written
 from .marks import Mark
 from .particles import Block, Particle
@@ -43,7 +44,7 @@ class Walk:
 
     block: tokens per block. potential: None for weight 1. strength: what its log-weights are multiplied by. powered:
     whether the model's own probabilities are wanted. accepts, max_rejects: of the constraint's weights, see
-    `decodery.sample.awrs`.
+    `decodery.sampling.awrs`.
     """
 
     def __init__(

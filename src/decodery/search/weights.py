@@ -9,7 +9,7 @@ from itertools import count as numbers_from
 
 import numpy as np
 
-from ..core.noise import RESAMPLE, draw
+from decodery.core.noise import RESAMPLE, draw
 
 
 def log_mean(log_weights: np.ndarray) -> float:

@@ -7,10 +7,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ..model.batch import Batch, Segment
-from ..model.cache import KVCache, Mark
-from ..model.protocol import LanguageModel
-from ..model.route import WHOLE, Route
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache, Mark
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import LanguageModel
+
 from .laws import LawBroken
 
 _MOST_TOKENS = 60

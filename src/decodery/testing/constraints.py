@@ -6,7 +6,8 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from ..sample.constraint import Constraint
+from decodery.sampling.constraint import Constraint
+
 from .running import LawBroken
 
 

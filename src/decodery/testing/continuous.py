@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..verify.continuous.density_ratio import Density
+from decodery.speculative.acceptance.continuous.density_ratio import Density
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..model.batch import Batch, Scores, Segment
-from ..model.cache import KVCache
-from ..model.config import ModelConfig
-from ..model.protocol import Capabilities
-from ..model.route import WHOLE, Route
-from ..model.sites import Tap
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import Capabilities
 
 _FLOOR = 1e-9
 """What is added to a probability of nothing, so that every token has a logit."""

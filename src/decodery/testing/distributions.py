@@ -7,15 +7,16 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from ..budget.base import Policy
-from ..core.ask import drive, score
-from ..draft.base import Drafter
-from ..model.batch import Segment
-from ..model.protocol import LanguageModel, Reader
-from ..sample.base import Context
-from ..sample.sampler import Sampler
-from ..source.base import Source
-from ..verify.base import Rule
+from decodery.logits_sources.base import Source
+from decodery.models.batch import Segment
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.sampling.base import Context
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.draft_length.base import Policy
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.forward_request import drive, score
+
 from .running import LawBroken, decode
 from .statistics import chi_square
 

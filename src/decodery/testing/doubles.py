@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.noise import draw, mix, uniform
-from ..errors import SettingsError
-from ..puzzles.alphabet import ALPHABET, END_ID, VOCABULARY
-from ..puzzles.base import MARK
-from ..puzzles.chain import Chain, applied
-from ..score.base import Candidates, Scorer
+from decodery.core.errors import SettingsError
+from decodery.core.noise import draw, mix, uniform
+from decodery.extras.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY
+from decodery.extras.puzzles.base import MARK
+from decodery.extras.puzzles.chain import Chain, applied
+from decodery.scorers.base import Candidates, Scorer
+
 from .models import TableModel
 
 _NEVER = -1e9

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..budget.base import Budget
-from ..core.noise import mix
-from ..core.sequence import Sequence
-from ..core.tree import TokenTree
-from ..draft.base import Drafter
+from decodery.core.noise import mix
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 
 
 @dataclass(frozen=True)

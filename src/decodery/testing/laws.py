@@ -15,20 +15,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..budget.base import Policy
-from ..core.ask import Scored, drive
-from ..core.ask import score as scored_by
-from ..core.noise import gumbel
-from ..core.sequence import Sequence
-from ..draft.base import Drafter
-from ..kv.base import CachePolicy
-from ..model.batch import Segment
-from ..model.protocol import LanguageModel, Reader
-from ..monitor.base import Monitor
-from ..sample.base import Context
-from ..sample.sampler import Sampler
-from ..source.base import Source
-from ..verify.base import Rule
+from decodery.core.noise import gumbel
+from decodery.kv_cache.base import CachePolicy
+from decodery.logits_sources.base import Source
+from decodery.models.batch import Segment
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.monitors.base import Monitor
+from decodery.sampling.base import Context
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.draft_length.base import Policy
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.forward_request import Scored, drive
+from decodery.step.forward_request import score as scored_by
+from decodery.step.sequence import Sequence
+
 from .drafters import Garbage
 from .running import LawBroken, decode
 

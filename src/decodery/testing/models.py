@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.noise import uniform
-from ..model.batch import Batch, Scores, Segment
-from ..model.cache import KVCache
-from ..model.config import ModelConfig
-from ..model.int8 import Int8Linear
-from ..model.protocol import Capabilities, LanguageModel
-from ..model.route import WHOLE, Route, attending, sublayers
-from ..model.sites import Tap
-from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Linear, Weights
+from decodery.core.noise import uniform
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import WHOLE, Route, attending, sublayers
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.protocol import Capabilities, LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Linear, Weights
 
 
 class Counted:

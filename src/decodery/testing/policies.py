@@ -7,11 +7,12 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from ..core.sequence import Sequence
-from ..kv.base import CachePolicy
-from ..model.batch import Batch, Segment
-from ..model.cache import KVCache
-from ..model.protocol import LanguageModel
+from decodery.kv_cache.base import CachePolicy
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import LanguageModel
+from decodery.step.sequence import Sequence
+
 from .drafters import Garbage, Oracle
 from .running import LawBroken, decode, law_engine, submit
 
@@ -42,7 +43,7 @@ def check_policy(
 
 def _forked(model: LanguageModel, prompt: Ordered[int], kv: CachePolicy | str) -> Sequence:
     """A text that was forked when it had some tokens, while the one it was forked from went on."""
-    from ..decode.request import Request
+    from decodery.engine.request import Request
 
     engine = law_engine(model, 512)
     first = submit(engine, Request(prompt, max_new_tokens=_MOST, kv=kv))  # type: ignore[arg-type]

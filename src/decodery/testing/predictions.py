@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence as Ordered
 from typing import Any
 
-from ..core.sequence import Sequence
-from ..model.protocol import LanguageModel
+from decodery.models.protocol import LanguageModel
+from decodery.step.sequence import Sequence
+
 from .drafters import Foretold
 from .running import LawBroken, decode
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..constrain.pattern import Chars, Either, Node, Ranges, Repeat, Sequence, parse, union
-from ..model.vocabulary import Vocabulary
-from ..sample.constraint import Constraint
+from decodery.constraints.pattern import Chars, Either, Node, Ranges, Repeat, Sequence, parse, union
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.constraint import Constraint
 
 NOTHING = Chars(())
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import noise
-from ..core.sequence import Sequence
-from ..core.tree import TokenTree
-from ..verify.base import Accepted, Laws, Rule
-from ..verify.rejection import Rejection
+from decodery.core import noise
+from decodery.speculative.acceptance.base import Accepted, Laws, Rule
+from decodery.speculative.acceptance.rejection import Rejection
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 
 
 @dataclass(frozen=True)

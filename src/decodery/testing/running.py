@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..budget.base import Policy
-from ..core.sequence import Sequence
-from ..core.tree import TokenTree
-from ..decode.engine import Engine
-from ..decode.request import Request
-from ..decode.schedule import Limits
-from ..draft.base import Drafter
-from ..kv.base import CachePolicy
-from ..model.protocol import LanguageModel
-from ..monitor.base import Monitor
-from ..sample.constraint import constrained
-from ..sample.sampler import Sampler
-from ..source.base import Source
-from ..verify.base import Accepted, Laws, Rule
-from ..verify.coupled import Coupled
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.kv_cache.base import CachePolicy
+from decodery.logits_sources.base import Source
+from decodery.models.protocol import LanguageModel
+from decodery.monitors.base import Monitor
+from decodery.sampling.constraint import constrained
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.base import Accepted, Laws, Rule
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Policy
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
 
 
 class LawBroken(AssertionError):

@@ -7,13 +7,14 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from ..core.ask import Asking
-from ..core.ledger import Ledger, charged
-from ..decode.engine import Engine
-from ..model.batch import Batch, Segment
-from ..model.cache import KVCache
-from ..model.protocol import LanguageModel
-from ..score.base import Candidates, Scorer, judge
+from decodery.core.ledger import Ledger, charged
+from decodery.engine.engine import Engine
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import LanguageModel
+from decodery.scorers.base import Candidates, Scorer, judge
+from decodery.step.forward_request import Asking
+
 from .models import Counted
 from .running import LawBroken
 

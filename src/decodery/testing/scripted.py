@@ -8,14 +8,14 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..core.conversation import Prompt
-from ..core.sequence import Sequence, TokenLogprob
-from ..decode.writing import WholeTexts, cut, end, keep, own
-from ..errors import ServerError
-from ..lm import LM
-from ..model.load import LoadedModel
-from ..model.pieces import PROMPT, unseen
-from ..sample.temperature import Temperature
+from decodery.core.conversation import Prompt
+from decodery.core.errors import ServerError
+from decodery.engine.writing import WholeTexts, cut, end, keep, own
+from decodery.llm.llm import LM
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.pieces import PROMPT, unseen
+from decodery.sampling.temperature import Temperature
+from decodery.step.sequence import Sequence, TokenLogprob
 
 _WORD = re.compile(r"\s*\S+|\s+")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from typing import Any
 
-from ..core.sequence import Sequence
-from ..decode.engine import Engine
-from ..decode.request import Request
-from ..model.protocol import LanguageModel
-from ..search.base import Search
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.protocol import LanguageModel
+from decodery.search.base import Search
+from decodery.step.sequence import Sequence
+
 from .running import LawBroken
 from .states import distance_to_fresh
 

@@ -6,21 +6,22 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from ..budget.base import Policy
-from ..core.ask import drive, score
-from ..core.sequence import Sequence
-from ..decode.request import Request
-from ..draft.base import Drafter
-from ..model.batch import Segment
-from ..model.cache import KVCache
-from ..model.protocol import LanguageModel, Reader
-from ..sample.sampler import Sampler
-from ..source.base import Source
-from ..source.contexts import MemberCaches
-from ..source.ftp import PrunedCache
-from ..source.hamburger import GroupCache
-from ..verify.base import Rule
-from ..verify.coupled import Coupled
+from decodery.engine.request import Request
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.contexts import MemberCaches
+from decodery.logits_sources.ftp import PrunedCache
+from decodery.logits_sources.hamburger import GroupCache
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import Policy
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.forward_request import drive, score
+from decodery.step.sequence import Sequence
+
 from .running import LawBroken, law_engine, submit
 
 

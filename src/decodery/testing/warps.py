@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sample.base import Context, Warp
+from decodery.sampling.base import Context, Warp
+
 from .running import LawBroken
 
 Text = tuple[Ordered[int], Ordered[int]]

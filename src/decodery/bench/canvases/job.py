@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...diffuse.canvas import Canvas
-from ...lm import LM
-from ...registry import resolve
-from ...train.lists import SEVERAL
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+from decodery.llm.llm import LM
+from decodery.training.lists import SEVERAL
+
 from ..report import save
 from ..result import CANVASES, Result, heading
 from .settings import CanvasSettings

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...errors import CorruptFile, SettingsError
-from ...registry import resolve
-from ...train.lists import LISTS, MOST, known
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import resolve
+from decodery.training.lists import LISTS, MOST, known
 
 REFERENCE = "static"
 METHODS = (

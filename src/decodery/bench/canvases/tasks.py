@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import CorruptFile, SettingsError
-from ...lm import LM
-from ...output import Output
-from ...train.lists import LISTS, VOCABULARY, canvas_length
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.engine.output import Output
+from decodery.llm.llm import LM
+from decodery.training.lists import LISTS, VOCABULARY, canvas_length
+
 from ..workloads import read_rows
 
 FOLDER = "parallelbench"
@@ -42,7 +43,7 @@ class Item:
 
 def drawn(tasks: Sequence[str], count: int, letters: int, seed: int) -> list[Item]:
     """`count` prompts of each task for a model of `decodery train diffusion`, none of which it was trained on."""
-    from ...train.diffusion import Recipe, held_out
+    from decodery.training.diffusion import Recipe, held_out
 
     def right(example: Any) -> Callable[[Output], bool]:
         return lambda output: example.right(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...kv.after_prompt import Compressing, Prompt
+from decodery.kv_cache.after_prompt import Compressing, Prompt
 
 _GOLDEN = 0.6180339887498949
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from ...lm import LM
+from decodery.llm.llm import LM
+
 from ..workloads import documents
 from .settings import ContextSettings
 

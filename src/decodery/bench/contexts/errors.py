@@ -9,11 +9,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from ...kv.base import CachePolicy
-from ...model.batch import Batch, Segment
-from ...model.cache import KVCache
-from ...model.policy import Attention, AttentionPolicy
-from ...model.sites import Intervention
+from decodery.kv_cache.base import CachePolicy
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.hooks import Intervention
+
 from .cases import PROMPT
 from .measure import Bench, Meter
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...errors import SettingsError, UnsupportedModel
-from ...lm import LM
-from ...model.store import Progress
-from ...registry import resolve
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import resolve
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import Progress
+
 from ..report import save
 from ..result import CONTEXTS, Result, heading, write
 from .bounds import Oracle, Uniform

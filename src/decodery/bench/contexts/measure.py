@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import numpy as np
 import torch
 
-from ...core.ask import Asking, drive, settled
-from ...core.sequence import Sequence as Text
-from ...kv.base import CachePolicy
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.cache import KVCache
-from ...model.policy import Attention, AttentionPolicy
-from ...model.protocol import LanguageModel
-from ...model.sites import Intervention
+from decodery.kv_cache.base import CachePolicy
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.hooks import Intervention
+from decodery.models.protocol import LanguageModel
+from decodery.step.forward_request import Asking, drive, settled
+from decodery.step.sequence import Sequence as Text
+
 from .bounds import Oracle
 from .cases import PROMPT, Case, cases, texts
 from .settings import WHOLE, ContextSettings

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...kv.base import CachePolicy
-from ...model.store import Progress
-from ...model.transformer import Transformer
+from decodery.kv_cache.base import CachePolicy
+from decodery.models.loaders.store import Progress
+from decodery.models.torch.transformer import Transformer
+
 from ..watching import recall
 from .bounds import Oracle
 from .measure import Reading

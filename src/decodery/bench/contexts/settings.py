@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...errors import CorruptFile, SettingsError
-from ...registry import methods as registered
-from ...registry import resolve
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import methods as registered
+from decodery.core.registry import resolve
 
 UNIFORM, ORACLE = "uniform", "oracle"
 BOUNDS = (UNIFORM, ORACLE)

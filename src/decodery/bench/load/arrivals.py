@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import CorruptFile
+from decodery.core.errors import CorruptFile
+
 from ..workloads import documents, questions, read_rows
 from .settings import SHAREGPT, LoadSettings
 

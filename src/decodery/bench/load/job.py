@@ -11,8 +11,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...budget.machine import describe
-from ...errors import DecoderyError
+from decodery.core.errors import DecoderyError
+from decodery.core.machine import describe
+
 from ..report import save
 from ..result import FORMAT, LOAD, Result
 from .arrivals import arrivals, seen_before

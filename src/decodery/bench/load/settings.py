@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import CorruptFile, SettingsError
+from decodery.core.errors import CorruptFile, SettingsError
+
 from ..workloads import WORKLOADS
 
 SHAREGPT = "sharegpt-like"

@@ -9,7 +9,8 @@ from time import monotonic
 
 import httpx
 
-from ...errors import DecoderyError
+from decodery.core.errors import DecoderyError
+
 from .arrivals import Arrival
 from .client import Client, Seen
 from .settings import LoadSettings

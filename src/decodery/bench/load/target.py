@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from ...errors import DecoderyError
+from decodery.core.errors import DecoderyError
 
 _READY_SECONDS, _LEAVE_SECONDS, _LOOKS_EVERY = 300.0, 40.0, 0.2
 _LAST_WORDS = 400

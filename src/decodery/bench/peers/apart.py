@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from weakref import finalize
 
-from ...errors import DecoderyError
+from decodery.core.errors import DecoderyError
+
 from . import open_peer
 from .base import Order, Peer, Told, UnavailableError
 

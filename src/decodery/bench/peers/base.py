@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...contract import Contract
-from ...core.noise import nth_seed
-from ...errors import SettingsError
-from ...lm import LM
+from decodery.core.abstract import Contract
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.llm.llm import LM
+
 from ..subject import Run
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class Peer(Contract):
 
 def checkpoint(name: str) -> Path:
     """The folder or .gguf file behind a model's name."""
-    from ...model import embedded, hub
+    from decodery.models.loaders import hub
+    from decodery.models.loaders import package_index as embedded
 
     if name in embedded.EMBEDDED:
         return embedded.gguf_path(name)
@@ -133,7 +135,7 @@ def checkpoint(name: str) -> Path:
 
 def gguf(name: str) -> Path:
     """The .gguf file behind a name, for a program that reads nothing else. Raises UnavailableError where it is none."""
-    from ...model import embedded
+    from decodery.models.loaders import package_index as embedded
 
     path = embedded.gguf_path(name) if name in embedded.EMBEDDED else Path(name).expanduser()
     if path.suffix != ".gguf":
@@ -145,7 +147,7 @@ def gguf(name: str) -> Path:
 
 def dense_dtype(lm: LM) -> str:
     """The floating-point precision for a program that cannot run this model's own: the same, or the machine's best."""
-    from ...model.load import computes_bfloat16
+    from decodery.models.loaders.load import computes_bfloat16
 
     if lm.dtype == "float32":
         return "float32"

@@ -94,7 +94,7 @@ def _second(llama: Any) -> Any:
 
 def main_type(path: Path) -> str:
     """The type most of a file's weights are kept in, such as "Q4_1"."""
-    from ...model.gguf_file import GGUFFile
+    from decodery.models.loaders.gguf_file import GGUFFile
 
     file, sizes = GGUFFile(path), Counter[str]()
     for name, info in file.tensors.items():
@@ -108,8 +108,8 @@ def requantize(path: Path, kind: str) -> Path:
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
     from gguf.quants import dequantize, quantize
 
-    from ...model.store import fingerprint, home, replacing
-    from ...model.uses import use
+    from decodery.models.loaders.cache_use import use
+    from decodery.models.loaders.store import fingerprint, home, replacing
 
     target = home() / "peers" / f"{path.stem}-{fingerprint([path])}-{kind}.gguf"
     if target.exists():

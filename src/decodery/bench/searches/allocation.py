@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import SettingsError
-from ...registry import resolve
-from ...search.allocation import Allocation
-from ...search.pool import Sampled
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.search.allocation import Allocation
+from decodery.search.pool import Sampled
+
 from .figures import Outcomes, cells
 from .rewards import reward as reward_of
 from .settings import GREEDY, POOLED, SearchSettings

@@ -10,9 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...errors import CorruptFile
-from ...lm import LM
-from ...puzzles import drawn
+from decodery.core.errors import CorruptFile
+from decodery.extras.puzzles import drawn
+from decodery.llm.llm import LM
+
 from ..report import save
 from ..result import SEARCH, Result, heading, write
 from .figures import cells, rows

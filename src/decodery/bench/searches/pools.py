@@ -8,20 +8,21 @@ from typing import Any
 
 import torch
 
-from ...core.ask import Asking
-from ...core.needs import Needs
-from ...core.sequence import Sequence
-from ...decode.engine import Engine
-from ...decode.request import Request
-from ...lm import LM
-from ...model.store import Progress, silent
-from ...puzzles import Puzzle
-from ...registry import resolve
-from ...score.base import Scorer, log_scores
-from ...search.answers import Answers
-from ...search.base import Search
-from ...search.estimators import best_of, distinct_of, pass_at, voted
-from ...search.pool import Pool, scored
+from decodery.core.registry import resolve
+from decodery.core.requirements import Needs
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.extras.puzzles import Puzzle
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import Progress, silent
+from decodery.scorers.base import Scorer, log_scores
+from decodery.search.answers import Answers
+from decodery.search.base import Search
+from decodery.search.estimators import best_of, distinct_of, pass_at, voted
+from decodery.search.pool import Pool, scored
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
 from .rewards import reward
 from .settings import GREEDY, SCORED, Cell, SearchSettings
 

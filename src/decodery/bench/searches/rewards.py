@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from random import Random
 
-from ...errors import SettingsError
-from ...puzzles import Puzzle, drawn
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles import Puzzle, drawn
 
 EXACT = {"oracle": "", "outcome": ",blind=yes"}
 """By name, settings of the oracle itself."""

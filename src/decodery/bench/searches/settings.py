@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...errors import SettingsError, UnknownMethod
-from ...puzzles import SPLITS, Puzzle, puzzle
-from ...registry import resolve
-from ...search.base import Search
-from ...spec import parts
+from decodery.core.errors import SettingsError, UnknownMethod
+from decodery.core.method_spec import parts
+from decodery.core.registry import resolve
+from decodery.extras.puzzles import SPLITS, Puzzle, puzzle
+from decodery.search.base import Search
+
 from .rewards import reward
 
 GREEDY = "greedy"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from ...model.batch import Batch, Segment
+from decodery.models.batch import Batch, Segment
+
 from .items import (
     COMPLIES,
     GROUPS,
@@ -31,7 +32,7 @@ from .items import (
 )
 
 if TYPE_CHECKING:
-    from ...lm import LM
+    from decodery.llm.llm import LM
 
 _ROWS = 384
 """Rows of a pass."""

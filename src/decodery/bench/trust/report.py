@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...errors import SettingsError
-from ...registry import method_of, resolve
+from decodery.core.errors import SettingsError
+from decodery.core.registry import method_of, resolve
+
 from .measures import Asked, Measure, Subject, agreement, measured
 
 RESAMPLES = 2000

@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...lm import LM
-from ...model.store import Progress
-from ...monitor.base import Monitor
-from ...monitor.factcheckmate import FactCheckmate, Shift
-from ...monitor.probe import Probe
-from ...monitor.truthprint import TruthPrInt
-from ...train.activations import ActivationCollector, Answered
-from ...train.checkable import FAMILIES, MORE, built_in
-from ...train.los import scores as los_scores
-from ...train.los import train_los
-from ...train.probe import Rows, train_probe, worst
-from ...train.ranking import parts
-from ...train.shift import train_shift
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import Progress
+from decodery.monitors.base import Monitor
+from decodery.monitors.factcheckmate import FactCheckmate, Shift
+from decodery.monitors.probe import Probe
+from decodery.monitors.truthprint import TruthPrInt
+from decodery.training.activations import ActivationCollector, Answered
+from decodery.training.checkable import FAMILIES, MORE, built_in
+from decodery.training.los import scores as los_scores
+from decodery.training.los import train_los
+from decodery.training.probe import Rows, train_probe, worst
+from decodery.training.ranking import parts
+from decodery.training.shift import train_shift
+
 from .figures import Judged, Row, detection, logistic, word_scores
 from .price import both_ways, price
 from .settings import WatchSettings
@@ -200,7 +201,7 @@ class Unasked(TruthPrInt):
 
 def actions(lm: LM, answers: list[Answered], prompt: Probe, new: Probe, seed: int) -> list[Row]:
     """What acting does to the answers of the first seed's test part, both ways, and what it costs."""
-    from ... import load
+    from decodery import load
 
     part = parts([each.question.group for each in answers], seed)
     test, train = of(answers, part, "test")[:MOST_ACTED_ON], of(answers, part, "train")

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.sites import Intervention
-from ...model.store import Progress
-from ...model.transformer import Transformer
-from ...monitor.codebook import Codebooks, coding
-from ...train.codebook import train_codebook
-from ...train.puzzle_model import Shape, random_transformer
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.hooks import Intervention
+from decodery.models.loaders.store import Progress
+from decodery.models.torch.transformer import Transformer
+from decodery.monitors.codebook import Codebooks, coding
+from decodery.training.codebook import train_codebook
+from decodery.training.puzzle_model import Shape, random_transformer
+
 from .figures import Row, of_the_mean
 from .settings import WatchSettings
 
@@ -98,8 +99,8 @@ def walks(machine: np.ndarray, count: int = 64) -> Callable[[torch.Generator], t
 def _train(model: Transformer, draw: Callable[[torch.Generator], torch.Tensor], seed: int, progress: Progress) -> None:
     from torch.nn.functional import cross_entropy
 
-    from ...train.cut import parameters
-    from ...train.puzzle_model import predicted
+    from decodery.training.cut import parameters
+    from decodery.training.puzzle_model import predicted
 
     draws = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(list(parameters(model).values()), lr=1e-3)

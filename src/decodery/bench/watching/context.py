@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...lm import LM
-from ...model.store import Progress
-from ...monitor.confidence import Confidence
-from ...monitor.context_awareness import ContextAwareness
-from ...output import Output
-from ...train.checkable import capitals
+from decodery.engine.output import Output
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import Progress
+from decodery.monitors.confidence import Confidence
+from decodery.monitors.context_awareness import ContextAwareness
+from decodery.training.checkable import capitals
+
 from .figures import Judged, Row, detection
 from .price import both_ways, price
 from .settings import WatchSettings

@@ -8,13 +8,14 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.store import Progress
-from ...monitor.neurofeedback import Neurofeedback
-from ...monitor.probe import Probe
-from ...output import Output
-from ...train.axes import ASKED, Statement
+from decodery.engine.output import Output
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress
+from decodery.monitors.neurofeedback import Neurofeedback
+from decodery.monitors.probe import Probe
+from decodery.training.axes import ASKED, Statement
+
 from .figures import Row
 
 SYSTEM = "After every sentence you are told a score, 0 or 1, that is computed from your own activations."

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.store import Progress
-from ...monitor.probe import Probe
-from ...train.axes import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
-from ...train.ranking import auroc
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress
+from decodery.monitors.probe import Probe
+from decodery.training.axes import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
+from decodery.training.ranking import auroc
+
 from .control import SYSTEM, controlled
 from .figures import Judged, Row, detection, logistic, word_scores
 from .settings import WatchSettings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...train.ranking import auroc, average_precision, interval, rate_at, within
+from decodery.training.ranking import auroc, average_precision, interval, rate_at, within
 
 Row = dict[str, Any]
 

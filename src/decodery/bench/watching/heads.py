@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.store import Progress
-from ...monitor.sae import Head, HeadCodes, silencing
-from ...train.sae import built_in_examples, head_rows, pair_shares, shares, train_sae
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress
+from decodery.monitors.sae import Head, HeadCodes, silencing
+from decodery.training.sae import built_in_examples, head_rows, pair_shares, shares, train_sae
+
 from .figures import Judged, Row, detection
 from .settings import WatchSettings
 

@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from ...lm import LM
-from ...model.store import Progress
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import Progress
+
 from ..report import save
 from ..result import MONITORS, Result, heading
 from .settings import WatchSettings

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.cache import KVCache
-from ...train.sequential import Talk, triples
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.training.sequential import Talk, triples
 
 _TASK = (
     "A shopper asks for one thing at a time, among other talk. Some things must never be bought together, even where "

@@ -7,8 +7,9 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+
 from .figures import Row, mcnemar
 
 

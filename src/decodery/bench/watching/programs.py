@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import SettingsError
-from ...lm import LM
-from ...model.drafts import DESCRIPTION
-from ...model.store import Progress, write_text
-from ...model.transformer import Transformer
-from ...puzzles.robot import ACTIONS, Robot
-from ...train.program_probe import Program, accuracies, misses, reread, train_program_probe, write_programs
-from ...train.puzzle_model import SHAPES, PuzzleRecipe, random_transformer, train_puzzle_model
-from ...train.ranking import parts
+from decodery.core.errors import SettingsError
+from decodery.extras.puzzles.robot import ACTIONS, Robot
+from decodery.llm.llm import LM
+from decodery.models.loaders.drafts import DESCRIPTION
+from decodery.models.loaders.store import Progress, write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.training.program_probe import Program, accuracies, misses, reread, train_program_probe, write_programs
+from decodery.training.puzzle_model import SHAPES, PuzzleRecipe, random_transformer, train_puzzle_model
+from decodery.training.ranking import parts
+
 from .figures import Judged, Row, detection, of_the_mean, ranks
 from .records import recorded, solved_programs, surface
 from .settings import WatchSettings
@@ -38,7 +39,7 @@ _GROWN = "growth.json"
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """The model is trained into `work` where it is not there; it is a model of its own, whatever else is watched."""
-    from ... import load
+    from decodery import load
 
     robot, folder = Robot(), work / "robot"
     if not (folder / DESCRIPTION).is_file():

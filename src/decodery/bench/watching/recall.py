@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from ...lm import LM
-from ...model.batch import Batch, Segment
-from ...model.policy import Attention, AttentionPolicy
-from ...model.store import Progress
-from ...model.transformer import Transformer
-from ...monitor.sae import silencing
-from ...train.cut import parameters
-from ...train.puzzle_model import Shape, predicted, random_transformer
-from ...train.ranking import auroc
-from ...train.sae import train_sae
+from decodery.llm.llm import LM
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.loaders.store import Progress
+from decodery.models.torch.transformer import Transformer
+from decodery.monitors.sae import silencing
+from decodery.training.cut import parameters
+from decodery.training.puzzle_model import Shape, predicted, random_transformer
+from decodery.training.ranking import auroc
+from decodery.training.sae import train_sae
+
 from .figures import Row, logistic, of_the_mean
 from .settings import WatchSettings
 

@@ -8,9 +8,10 @@ from random import Random
 
 import torch
 
-from ...puzzles import drawn
-from ...puzzles.robot import ACTIONS, FACINGS, Robot, given
-from ...train.program_probe import Program
+from decodery.extras.puzzles import drawn
+from decodery.extras.puzzles.robot import ACTIONS, FACINGS, Robot, given
+from decodery.training.program_probe import Program
+
 from .figures import logistic
 
 RECORD, _MORE = "record", 6000

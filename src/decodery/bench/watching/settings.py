@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...errors import CorruptFile, SettingsError
+from decodery.core.errors import CorruptFile, SettingsError
 
 TESTBEDS = ("answers", "context", "talks", "heads", "feedback", "codes", "programs", "recall")
 

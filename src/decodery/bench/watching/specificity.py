@@ -6,9 +6,10 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from ...train.activations import Answered
-from ...train.probe import train_probe, worst
-from ...train.ranking import auroc
+from decodery.training.activations import Answered
+from decodery.training.probe import train_probe, worst
+from decodery.training.ranking import auroc
+
 from .figures import Row
 from .settings import WatchSettings
 

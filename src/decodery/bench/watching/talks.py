@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...lm import LM
-from ...model.store import Progress
-from ...train.ranking import parts
-from ...train.sequential import Heard, built_in_talks, hear, highest, relabelled, train_sequential
+from decodery.llm.llm import LM
+from decodery.models.loaders.store import Progress
+from decodery.training.ranking import parts
+from decodery.training.sequential import Heard, built_in_talks, hear, highest, relabelled, train_sequential
+
 from .figures import Judged, Row, detection, logistic, word_scores
 from .judge import Judge
 from .settings import WatchSettings

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from ...train.activations import Answered
-from ...train.align import aligned
-from ...train.los import scores as los_scores
-from ...train.los import train_los
-from ...train.probe import train_probe, worst
-from ...train.ranking import auroc, interval
+from decodery.training.activations import Answered
+from decodery.training.align import aligned
+from decodery.training.los import scores as los_scores
+from decodery.training.los import train_los
+from decodery.training.probe import train_probe, worst
+from decodery.training.ranking import auroc, interval
+
 from .figures import Row
 from .settings import WatchSettings
 

@@ -1,0 +1,60 @@
+"""A changed model as a folder that `load` reads, as it reads a trained draft."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders import fused
+from decodery.models.loaders.description import Description
+from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import replacing, write_text
+from decodery.models.native.block_linear import BlockLinear
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.ternary import TernaryLinear
+from decodery.models.torch.transformer import Transformer
+
+from .base import Report
+
+REPORT = "report.json"
+
+
+def check_folder(out: Path) -> None:
+    """Raise SettingsError where a copy would be mixed with something else."""
+    if out.exists() and not (out / REPORT).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise SettingsError(f"{out} exists and is no changed model: name a new folder")
+
+
+def save(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
+    """Write a copy of `original` to the folder `out`, which holds nothing else. Raises SettingsError where it does."""
+    check_folder(out)
+    write(out, model, report, original)
+
+
+def write(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
+    """Write a copy of `original` to the folder `out`: weights, tokenizer, description and the report of its making.
+
+    The weights come last, so that a folder that was not finished is not read.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    kept = precision(model)
+    for other in out.glob("*.safetensors"):
+        other.unlink()
+    special, template = ({}, None) if original.chat is None else (original.chat.special, original.chat.source)
+    with replacing(out / TOKENIZER) as temporary:
+        original.tokenizer.backend.save(str(temporary), pretty=False)
+    write_text(out / DESCRIPTION, Description(model.config, kept, special, template).text())
+    write_text(out / REPORT, json.dumps({"of": original.name, **report.as_dict()}, indent=1) + "\n")
+    fused.save(out / f"{kept}.safetensors", model.weights)
+
+
+def precision(model: Transformer) -> str:
+    """What `load` calls the precision of such weights."""
+    if isinstance(model.weights.layers[0].qkv, (Int4Linear, TernaryLinear)):
+        return "int4"
+    if isinstance(model.weights.layers[0].qkv, (Int8Linear, BlockLinear)):
+        return "int8"
+    return str(model.weights.norm.dtype).removeprefix("torch.")

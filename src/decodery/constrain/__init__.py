@@ -1,5 +1,0 @@
-"""What may be written: constraints, one per file."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

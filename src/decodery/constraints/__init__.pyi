@@ -1,0 +1,13 @@
+# Written by tools/method_index.py.
+from .tool_calls import Call as Call
+from .checker import Checker as Checker
+from .choice import Choice as Choice
+from .base import Constraint as Constraint
+from .grammar import Grammar as Grammar
+from .json_schema import JSONSchema as JSONSchema
+from .base import Language as Language
+from .monitor import Monitor as Monitor
+from .python_type import PythonType as PythonType
+from .regex import Regex as Regex
+from .tool_calls import ToolCalls as ToolCalls
+from .tool_calls import read_calls as read_calls

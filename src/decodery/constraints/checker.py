@@ -1,0 +1,117 @@
+"""Texts that a function accepts."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.constraint import Constraint
+
+from .base import Language
+
+Check = Callable[[str], bool]
+
+_CUT = "\ufffd"
+"""Stands for a character of which the text holds the first bytes alone, as it does in decoded texts."""
+
+
+@register(
+    "checker",
+    guarantee="every finished text is one that `complete` accepts, and `prefix` every beginning of it",
+    needs=("a Python function",),
+)
+@dataclass(frozen=True)
+class Checker(Language):
+    """Writes texts that a function accepts, which is asked about one token at a time.
+
+    prefix: whether a text can still become an accepted one; it must never reject one that can. complete: whether a
+    text may end, None where every beginning may. Both read the text so far and should depend on it alone. A token can
+    end within a character, which `prefix` then sees as U+FFFD at the end. There is no mask, so requests with the
+    default rule use `awrs`, which writes the same. Searches that need a mask ask about the whole vocabulary.
+    """
+
+    prefix: Check
+    complete: Check | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.prefix) or not (self.complete is None or callable(self.complete)):
+            raise SettingsError("checker needs functions of a text that say True or False: build it in Python")
+
+    def compile(self, vocabulary: Vocabulary) -> CheckerConstraint:
+        return CheckerConstraint(vocabulary, self.prefix, self.complete)
+
+
+class _State:
+    """text: whole characters; rest: the bytes of one that is cut; ended: None before an end token, then whether
+    the text was complete; wrong: a token was rejected. verdicts: by token, as far as asked."""
+
+    __slots__ = ("ended", "rest", "text", "verdicts", "wrong")
+
+    def __init__(self, text: str, rest: bytes = b"", *, ended: bool | None = None, wrong: bool = False) -> None:
+        self.text = text
+        self.rest = rest
+        self.ended = ended
+        self.wrong = wrong
+        self.verdicts: dict[int, bool] = {}
+
+
+class CheckerConstraint(Constraint):
+    """A `Checker` over a model's tokens. Special tokens and those without a text are never accepted."""
+
+    gives = Gives()
+
+    def __init__(self, vocabulary: Vocabulary, prefix: Check, complete: Check | None) -> None:
+        self.vocabulary = vocabulary
+        self._prefix = prefix
+        self._complete = complete
+
+    def init(self, prompt: Sequence[int]) -> _State:
+        return _State("")
+
+    def accepts(self, state: _State, token: int) -> bool:
+        if token not in state.verdicts:
+            state.verdicts[token] = self._judge(state, token)
+        return state.verdicts[token]
+
+    def allowed(self, state: _State) -> np.ndarray:
+        return np.fromiter((self.accepts(state, token) for token in range(self.vocabulary.size)), dtype=bool)
+
+    def advance(self, state: _State, token: int) -> _State:
+        if token in self.vocabulary.eos_ids:
+            return _State(state.text, state.rest, ended=self.is_complete(state), wrong=state.wrong)
+        found = None if state.ended is not None else self._after(state, token)
+        return _State(state.text, state.rest, wrong=True) if found is None else _State(*found, wrong=state.wrong)
+
+    def is_complete(self, state: _State) -> bool:
+        if state.ended is not None or state.wrong:
+            return bool(state.ended) and not state.wrong
+        return not state.rest and (self._complete is None or bool(self._complete(state.text)))
+
+    def _judge(self, state: _State, token: int) -> bool:
+        if token in self.vocabulary.eos_ids:
+            # What is wrong already must end, so that drafts that went astray have a law as well.
+            return state.ended is not None or state.wrong or self.is_complete(state)
+        if state.ended is not None or state.wrong or (found := self._after(state, token)) is None:
+            return False
+        text, rest = found
+        return bool(self._prefix(text + _CUT if rest else text))
+
+    def _after(self, state: _State, token: int) -> tuple[str, bytes] | None:
+        """Text and cut character one token on; None for a token that is no text, or that makes bytes no text has."""
+        piece = self.vocabulary.pieces[token]
+        if not piece or token in self.vocabulary.special_ids:
+            return None
+        decoder = getincrementaldecoder("utf-8")()
+        try:
+            added = decoder.decode(state.rest + piece)
+        except UnicodeDecodeError:
+            return None
+        return state.text + added, decoder.getstate()[0]

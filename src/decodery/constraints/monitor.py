@@ -1,0 +1,280 @@
+"""Monitor-guided decoding: behind a dot, only attributes that a static analyser finds on the object."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.base import require_number
+from decodery.sampling.constraint import Constraint
+
+from .analyser import analyser
+from .base import require_text
+from .place import BREAKING, Place
+from .spelling import sorted_pieces
+
+_REMEMBERED = 512
+"""Answers of the analyser that one compiled monitor keeps."""
+_MASKS = 64
+_NAME_BEHIND_DOT = re.compile(r"\.(?=.)[\s\\]*(?:[^\W\d]|[\ufffd#]|\Z)", re.DOTALL)
+"""A dot inside a token behind which a name stands, or may stand without the dot having been seen last."""
+
+T = TypeVar("T")
+
+
+@register(
+    "monitor",
+    paper="Guiding Language Models of Code with Global Context using Monitors (2023)",
+    guarantee="every attribute read is one the analyser finds on the object, where it finds any",
+    needs=("jedi",),
+    local=True,
+)
+@dataclass(frozen=True)
+class Monitor:
+    """Lets Python code name only attributes that exist, as far as `jedi` can tell; elsewhere everything is allowed.
+
+    The prompt is the file before the cursor, so it is to be given raw. project: the folder modules are looked for in,
+    beside installed packages; path: the file's own, for relative imports; prefix: text of the file before the prompt.
+    policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not behind
+    objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a function. strict_dot: tokens
+    that hold a dot and a name are not written, so that no name goes unseen; false is the published behaviour, which
+    lets them pass. underscores: whether names that begin with one are allowed. seconds: for one question; what takes
+    longer is not known, and everything allowed. Idle in strings (fields of f-strings are code), and behind a `self` or
+    `cls` that begins a statement, where attributes are made.
+    Cost: a question per attribute, in a process apart that runs no code of the project. Memory: 512 answers.
+    """
+
+    project: str = "."
+    path: str | None = None
+    prefix: str = ""
+    policy: Literal["hard", "soft", "off_if_any"] = "hard"
+    bonus: float = 5.0
+    strict_dot: bool = True
+    underscores: bool = True
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("hard", "soft", "off_if_any"):
+            raise SettingsError(f"the policy of monitor is hard, soft or off_if_any, not {self.policy!r}")
+        if not Path(self.project).is_dir():
+            raise SettingsError(f"monitor: there is no folder {self.project!r}; give the project's root")
+        require_number("the bonus of monitor", self.bonus, above=0)
+        require_number("the seconds of monitor", self.seconds, above=0)
+        require_text("prefix of monitor", self.prefix)
+
+    def compile(self, vocabulary: Vocabulary) -> MonitorConstraint:
+        """The same for a model's tokens. Raises SettingsError where jedi is not installed."""
+        return MonitorConstraint(self, vocabulary)
+
+    def names(self, code: str) -> list[str] | None:
+        """The attributes that may stand behind the dot `code` ends with, sorted; None where nothing is known of it."""
+        question = {
+            "code": code,
+            "path": None if self.path is None else os.path.abspath(self.path),
+            "project": os.path.abspath(self.project),
+            "guess": self.policy != "off_if_any",
+        }
+        answer = analyser().ask(question, self.seconds)
+        if answer is None or (self.policy == "off_if_any" and not answer["known"]):
+            return None
+        found = [name for name in answer["names"] if self.underscores or not name.startswith("_")]
+        return found or None
+
+
+class MonitorState:
+    """A text. text: all of the file so far. place: where it stands. ended: an end token was written."""
+
+    __slots__ = ("ended", "place", "text")
+
+    def __init__(self, text: bytes, place: Place, ended: bool = False) -> None:
+        self.text = text
+        self.place = place
+        self.ended = ended
+
+
+class MonitorConstraint(Constraint):
+    """A monitor for one vocabulary. The analyser is asked when a mask is, so that drafts cost no questions."""
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, ends=False)
+
+    def __init__(self, monitor: Monitor, vocabulary: Vocabulary) -> None:
+        analyser()
+        self.monitor = monitor
+        self.vocabulary = vocabulary
+        self.bonus = monitor.bonus if monitor.policy == "soft" else None
+        self._spellings = _spellings(vocabulary)
+        self._ends = np.zeros(vocabulary.size, dtype=bool)
+        self._ends[list(vocabulary.eos_ids)] = True
+        self._prefix = monitor.prefix.encode()
+        # Some tokenizers put a space before what begins a text.
+        self._indented = vocabulary.bytes_of(vocabulary.encode("x")).startswith(b" ")
+        self._found: _Recent[list[bytes]] = _Recent(_REMEMBERED)
+        self._masks: _Recent[np.ndarray] = _Recent(_MASKS)
+
+    def init(self, prompt: Sequence[int]) -> MonitorState:
+        text = self.vocabulary.bytes_of(list(prompt))
+        text = self._prefix + (text.removeprefix(b" ") if self._indented else text)
+        return MonitorState(text, Place().after(text))
+
+    def advance(self, state: MonitorState, token: int) -> MonitorState:
+        if state.ended or token in self.vocabulary.eos_ids:
+            return MonitorState(state.text, state.place, ended=True)
+        if token in self.vocabulary.special_ids or not (piece := self.vocabulary.pieces[token]):
+            return state
+        return MonitorState(state.text + piece, state.place.after(piece))
+
+    def idle(self, state: MonitorState) -> bool:
+        return not state.ended and self._unseen(state) is None and not self._rests(state)
+
+    def allowed(self, state: MonitorState) -> np.ndarray:
+        if state.ended:
+            return self._ends
+        rests, unseen = self._rests(state), self._unseen(state)
+        if not rests:
+            return self._spellings.any if unseen is None else ~unseen
+        return self._masks.get((frozenset(rests), unseen is None), lambda: self._mask(rests, unseen))
+
+    def _mask(self, rests: list[bytes], unseen: np.ndarray | None) -> np.ndarray:
+        mask = self._spellings.of(rests)
+        if b"" in rests:
+            mask |= self._ends
+        if unseen is not None:
+            mask &= ~unseen
+        mask.flags.writeable = False
+        return mask
+
+    def is_complete(self, state: MonitorState) -> bool:
+        if state.ended:
+            return True
+        rests = self._rests(state)
+        return not rests or b"" in rests
+
+    def permits(self, state: MonitorState, token: int) -> bool:
+        since = state.place.since
+        if since is not None and not state.ended and self._key(state, since) not in self._found:
+            return True  # not worth a question: whether it may come will be seen where the text gets there
+        return super().permits(state, token)
+
+    def _unseen(self, state: MonitorState) -> np.ndarray | None:
+        """[vocab] the tokens that would write a name behind a dot unseen; None where there are none."""
+        if not self.monitor.strict_dot:
+            return None
+        return self._spellings.dotted_behind_text if state.place.in_text else self._spellings.dotted
+
+    def _rests(self, state: MonitorState) -> list[bytes]:
+        """How the attribute's name that is being written may go on, b"" where it may end; empty: the monitor is idle.
+
+        It is idle, too, where what is written already is no beginning of any name found: such a text is wrong whatever
+        follows, and comes from the prompt or from a token that was let pass.
+        """
+        since = state.place.since
+        if since is None:
+            return []
+        names = self._found.get(self._key(state, since), lambda: self._ask(state.text[: len(state.text) - len(since)]))
+        return [name[len(since) :] for name in names if name.startswith(since)]
+
+    def _key(self, state: MonitorState, since: bytes) -> bytes:
+        return hashlib.sha256(state.text[: len(state.text) - len(since)]).digest()
+
+    def _ask(self, code: bytes) -> list[bytes]:
+        return [name.encode() for name in self.monitor.names(code.decode("utf-8", "replace")) or ()]
+
+
+class _Recent(Generic[T]):
+    """What was worked out last, up to a number of entries."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._values:
+            self._values[key] = make()
+            if len(self._values) > self._most:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]
+
+
+class _Spellings:
+    """A vocabulary by what its tokens write. Special tokens write nothing.
+
+    any: all ids. dotted: [vocab] bool, tokens with a name behind a dot of theirs; dotted_behind_text: those of them
+    that may leave a string or a comment before the dot; both None where there are none.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.any = np.ones(vocabulary.size, dtype=bool)
+        self.any.flags.writeable = False
+        self._pieces, ids = sorted_pieces(vocabulary)
+        self._ids = np.array(ids, dtype=np.int64)
+        self._with: dict[bytes, list[int]] = {}
+        for piece, id in zip(self._pieces, ids, strict=True):
+            self._with.setdefault(piece, []).append(id)
+        self._breaking = self._where(lambda piece: piece[0] in BREAKING)
+        dotted = self._where(lambda piece: b"." in piece and bool(_dots(piece)))
+        behind = self._where(lambda piece: b"." in piece and any(map(_leaves, _dots(piece))))
+        self.dotted = dotted if dotted.any() else None
+        self.dotted_behind_text = behind if behind.any() else None
+
+    def _where(self, holds: Callable[[bytes], bool]) -> np.ndarray:
+        mask = np.zeros(len(self.any), dtype=bool)
+        mask[[id for piece, id in zip(self._pieces, self._ids.tolist(), strict=True) if holds(piece)]] = True
+        mask.flags.writeable = False
+        return mask
+
+    def of(self, rests: list[bytes]) -> np.ndarray:
+        """[vocab] bool: tokens that are a beginning of one of `rests`, or one of them and a break behind it."""
+        mask = self._breaking.copy() if b"" in rests else np.zeros(len(self.any), dtype=bool)
+        whole = [rest for rest in rests if rest]
+        for part in {rest[:length] for rest in whole for length in range(1, len(rest) + 1)}:
+            if part in self._with:
+                mask[self._with[part]] = True
+        for rest in whole:
+            at = bisect_left(self._pieces, rest)
+            while at < len(self._pieces) and self._pieces[at].startswith(rest):
+                piece = self._pieces[at]
+                if len(piece) > len(rest) and piece[len(rest)] in BREAKING:
+                    mask[self._ids[at]] = True
+                at += 1
+        return mask
+
+
+def _dots(piece: bytes) -> list[str]:
+    """What stands before each dot of a token behind which a name stands. Cut characters may be letters."""
+    text = piece.decode("utf-8", "replace")
+    return [text[: dot.start()] for dot in _NAME_BEHIND_DOT.finditer(text)]
+
+
+def _leaves(before: str) -> bool:
+    """Whether a string, a field's format or a comment may end in this."""
+    return any(sign in before for sign in "'\"\n{}")
+
+
+_known: WeakKeyDictionary[Vocabulary, _Spellings] = WeakKeyDictionary()
+
+
+def _spellings(vocabulary: Vocabulary) -> _Spellings:
+    found = _known.get(vocabulary)
+    if found is None:
+        found = _known[vocabulary] = _Spellings(vocabulary)
+    return found

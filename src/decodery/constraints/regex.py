@@ -1,0 +1,36 @@
+"""Texts that a regular expression matches from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodery.core.registry import register
+from decodery.models.tokenizers.vocabulary import Vocabulary
+
+from .base import Language, require_text
+from .engine import GrammarConstraint
+from .lark import lark
+from .pattern import parse, printed
+from .size import MOST_PATTERN
+
+
+@register(
+    "regex",
+    paper="Efficient Guided Generation for Large Language Models (2023)",
+    guarantee="every finished text matches the whole pattern",
+    texts=("pattern",),
+)
+@dataclass(frozen=True)
+class Regex(Language):
+    """Writes texts that match a regular expression from the first character to the last.
+
+    pattern: as in JSON Schema and JavaScript: `.` is any character but an end of line, \\d and \\w are ASCII.
+    Look-around, back-references and word boundaries are no regular language and refused. Published engines precompute
+    an index over states and tokens; here states are derived while decoding, so that compiling takes no time.
+    """
+
+    pattern: str
+
+    def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
+        require_text("pattern", self.pattern, MOST_PATTERN)
+        return GrammarConstraint(vocabulary, lark(f"start: /{printed(parse(self.pattern, whole=True))}/", self.mode))

@@ -1,0 +1,202 @@
+"""Calls of tools: a text that calls one does so in a form that can be read, with arguments its schema allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from decodery.core.errors import ConstraintError
+from decodery.core.registry import register
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.constraint import Constraint
+
+from .base import Language, require_text
+from .engine import GrammarConstraint, GrammarState
+from .lark import lark
+from .schema import prepare
+
+__all__ = ["Call", "read_calls"]
+
+MARK, END = "<tool_call>", "</tool_call>"
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_MOST_TOOLS = 128
+_NOTHING = {"properties": {}, "additionalProperties": False}
+_LAYOUT = {"whitespace_pattern": r"[ \n\r\t]{1,32}", "json_allowed_escapes": 'nrbtf\\"'}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool. arguments: JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+@register(
+    "tool-calls",
+    guarantee="every call in a finished text names a tool and has arguments that are valid under its schema",
+    texts=("tools",),
+)
+@dataclass(frozen=True)
+class ToolCalls(Language):
+    """Lets a text call tools, and write nothing that only looks like a call.
+
+    A call is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, with a line break behind and before its marks.
+    tools: a list of {"name", "parameters"}, the latter a JSON schema of an object, or its text; without parameters a
+    tool takes none. required: the text is
+    calls from the first token on; else it is free until the first mark of a call, behind which there are calls alone.
+    several: whether there may be more than one call.
+    """
+
+    tools: str | Sequence[Mapping[str, Any]]
+    required: bool = False
+    several: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            text = self.tools if isinstance(self.tools, str) else json.dumps(self.tools, allow_nan=False)
+            require_text("list of tools", text)
+            tools = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConstraintError(f"the list of tools is not JSON: {error}") from error
+        if not isinstance(tools, list) or not 0 < len(tools) <= _MOST_TOOLS:
+            raise ConstraintError(f"tools are a list of 1 to {_MOST_TOOLS}")
+        for tool in tools:
+            if not (isinstance(tool, dict) and isinstance(tool.get("name"), str) and _NAME.fullmatch(tool["name"])):
+                raise ConstraintError("every tool has a name of at most 64 letters, digits, and any of _ . -")
+            if not isinstance(tool.get("parameters") or {}, dict):
+                raise ConstraintError(f"the parameters of the tool {tool['name']} are no JSON schema of an object")
+        object.__setattr__(self, "tools", text)
+
+    def compile(self, vocabulary: Vocabulary) -> Constraint:
+        assert isinstance(self.tools, str)
+        heads, rules = [], []
+        for number, tool in enumerate(json.loads(self.tools)):
+            head = json.dumps(f'\n{{"name": "{tool["name"]}", "arguments": ')
+            heads.append(f"{head} object{number}")
+            rules.append(f"object{number}: %json {json.dumps(_schema(tool))}")
+        more = f' ("\\n{MARK}" call)*' if self.several else ""
+        rules.append(f'call: ({" | ".join(heads)}) "}}\\n{END}"')
+        rules.append(f"start: {json.dumps(MARK) if self.required else ''} call{more}")
+        try:
+            grammar = GrammarConstraint(vocabulary, lark("\n".join(rules), self.mode))
+        except ConstraintError as error:
+            raise ConstraintError(f"the parameters of the tools cannot be enforced: {error}") from error
+        return grammar if self.required else ToolCallsConstraint(vocabulary, grammar)
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, in the form the engine enforces in full."""
+    try:
+        prepared = prepare({**(tool.get("parameters") or _NOTHING), "type": "object"})
+        return {**({"allOf": [prepared]} if isinstance(prepared, bool) else prepared), "x-guidance": _LAYOUT}
+    except ConstraintError as error:
+        raise ConstraintError(f"the parameters of the tool {tool['name']} cannot be enforced: {error}") from error
+
+
+def read_calls(text: str) -> tuple[str, list[Call]]:
+    """What a text says before its first call, and its calls; one that is cut is left in the text, unread."""
+    calls: list[Call] = []
+    said, at = text, text.find(MARK)
+    while at >= 0:
+        try:
+            found, end = json.JSONDecoder().raw_decode(text, at + len(MARK) + 1)
+            name, arguments = found["name"], found["arguments"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            break
+        if not text.startswith(f"\n{END}", end):
+            break
+        if not calls:
+            said = text[:at]
+        calls.append(Call(str(name), json.dumps(arguments, ensure_ascii=False)))
+        at = text.find(MARK, end)
+    return said, calls
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """tail: the last bytes of the text, while they may begin a mark; call: where the calls behind one stand."""
+
+    tail: bytes = b""
+    call: GrammarState | None = None
+    ended: bool = False
+
+
+class ToolCallsConstraint(Constraint):
+    """`ToolCalls` for one vocabulary: idle until a text's bytes are a mark, a grammar behind it."""
+
+    ends_anywhere: ClassVar[bool] = True
+
+    def __init__(self, vocabulary: Vocabulary, grammar: GrammarConstraint) -> None:
+        self.vocabulary = vocabulary
+        self._grammar = grammar
+        self._all = np.ones(vocabulary.size, dtype=bool)
+        self._ends = np.zeros(vocabulary.size, dtype=bool)
+        self._ends[list(vocabulary.eos_ids)] = True
+        mark = MARK.encode()
+        # Tokens that would go on behind a mark, unseen by the grammar; few vocabularies have one.
+        self._beyond: dict[bytes, np.ndarray] = {}
+        for length in range(len(mark)):
+            rest = mark[length:]
+            found = [number for number, piece in enumerate(vocabulary.pieces) if rest in piece and piece != rest]
+            over = [number for number in found if _passes(mark[:length], vocabulary.pieces[number])]
+            if over:
+                mask = np.ones(vocabulary.size, dtype=bool)
+                mask[over] = False
+                self._beyond[mark[:length]] = mask
+
+    def init(self, prompt: Sequence[int]) -> _State:
+        return _State()
+
+    def idle(self, state: _State) -> bool:
+        return state.call is None and not state.ended and state.tail not in self._beyond
+
+    def allowed(self, state: _State) -> np.ndarray:
+        if state.ended:
+            return self._ends
+        if state.call is not None:
+            return self._grammar.allowed(state.call)
+        return self._beyond.get(state.tail, self._all)
+
+    def advance(self, state: _State, token: int) -> _State:
+        if state.call is not None:
+            return _State(call=self._grammar.advance(state.call, token))
+        if state.ended or token in self.vocabulary.eos_ids:
+            return _State(ended=True)
+        if token in self.vocabulary.special_ids:
+            return state
+        text, mark = state.tail + self.vocabulary.pieces[token], MARK.encode()
+        if text.endswith(mark):
+            return _State(call=self._grammar.init([]))
+        return _State(_beginning(text, mark))
+
+    def is_complete(self, state: _State) -> bool:
+        return state.call is None or self._grammar.is_complete(state.call)
+
+    def completion(self, state: _State, *, thorough: bool = False) -> list[int] | None:
+        return [] if state.call is None else self._grammar.completion(state.call, thorough=thorough)
+
+    def takes(self, state: _State, tokens: Sequence[int]) -> bool:
+        return state.call is None or self._grammar.takes(state.call, tokens)
+
+    def accepts(self, state: _State, token: int) -> bool:
+        if state.call is not None:
+            return self._grammar.accepts(state.call, token)
+        return bool(self.allowed(state)[token])
+
+
+def _beginning(text: bytes, mark: bytes) -> bytes:
+    """The longest end of a text that begins a mark."""
+    return next((mark[:n] for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), b"")
+
+
+def _passes(tail: bytes, piece: bytes) -> bool:
+    """Whether a piece behind this tail holds a whole mark and does not end with it."""
+    mark = MARK.encode()
+    return mark in tail + piece and not (tail + piece).endswith(mark)

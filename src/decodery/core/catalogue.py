@@ -1,0 +1,131 @@
+"""The static index of methods: what exists, and which module has it, known without importing or parsing any of them.
+
+`tools/method_index.py` writes `methods.json` from the sources, and `make lint` checks that it is up to date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+FAMILIES = {
+    "draft": "speculative.drafters",
+    "draft.growth": "speculative.trees",
+    "verify": "speculative.acceptance",
+    "verify.continuous": "speculative.acceptance.continuous",
+    "sample": "sampling",
+    "source": "logits_sources",
+    "budget": "speculative.draft_length",
+    "constrain": "constraints",
+    "search": "search",
+    "score": "scorers",
+    "suggest": "extras.superposed",
+    "listen": "extras.simultaneous",
+    "diffuse": "diffusion",
+    "diffuse.cache": "diffusion.cache",
+    "diffuse.experts": "diffusion.experts",
+    "kv": "kv_cache",
+    "monitor": "monitors",
+    "transform": "compression",
+    "train": "training",
+}
+"""By family: the package, below this one, that has its base class and its methods."""
+FAMILY_OF = {package: family for family, package in FAMILIES.items()}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What one method says of itself. paper and year are None where there is no source.
+
+    needs, gives: its tables in words, see `core.requirements`; needs ends with what it was registered with. slower: see
+    `registry.register`.
+    """
+
+    name: str
+    family: str
+    paper: str | None
+    year: int | None
+    guarantee: str
+    lossless: bool
+    needs: tuple[str, ...]
+    gives: tuple[str, ...]
+    slower: bool
+    summary: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `decodery methods --json` prints of it."""
+        values = {field.name: getattr(self, field.name) for field in fields(Description)}
+        return values | {"needs": list(self.needs), "gives": list(self.gives)}
+
+
+def facts(
+    name: str,
+    *,
+    paper: str = "",
+    guarantee: str = "",
+    lossless: bool = False,
+    needs: Any = (),
+    doc: str | None = None,
+    slower: bool = False,
+    tables: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+) -> dict[str, Any]:
+    """The fields of a `Description` but its family, from the arguments of `register`, docstring and tables."""
+    year = re.search(r"\((\d{4})\)\s*$", paper)
+    return {
+        "name": name,
+        "paper": paper or None,
+        "year": int(year[1]) if year else None,
+        "guarantee": guarantee or ("the law of the output is unchanged" if lossless else "changes the output"),
+        "lossless": lossless,
+        "needs": (*tables[0], *needs),
+        "gives": tables[1],
+        "slower": slower,
+        "summary": inspect.cleandoc(doc or "").partition("\n")[0],
+    }
+
+
+class Entry(NamedTuple):
+    """Where a method is: the module that defines it, and the name of its class there."""
+
+    described: Description
+    module: str
+    cls: str
+
+
+_SCALARS = tuple({field.name for field in fields(Description)} - {"family", "needs", "gives"})
+
+
+@cache
+def _index() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads((files(__package__) / "methods.json").read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def catalogue(family: str) -> dict[str, Entry]:
+    """By name, sorted: the methods a family's package defines; no module is imported."""
+    return {
+        each["name"]: Entry(
+            Description(
+                family=family,
+                needs=tuple(each["needs"]),
+                gives=tuple(each["gives"]),
+                **{field: each[field] for field in _SCALARS},
+            ),
+            each["module"],
+            each["cls"],
+        )
+        for each in _index()[family]["methods"]
+    }
+
+
+@cache
+def shown(family: str) -> dict[str, str]:
+    """What a family's package exports by name, and the module that has it: its methods' classes, and what `__all__` of
+    its modules names beside them; sorted, no module is imported."""
+    return dict(_index()[family]["exports"])

@@ -1,0 +1,58 @@
+"""Which machine this is: what a measurement made here depends on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_X86 = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
+_ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
+"""Those that decide which kernels can run, by the names Linux gives them."""
+
+
+def describe() -> dict[str, Any]:
+    """Processor, memory (GiB), threads, system, versions and kernels, as texts, numbers and lists of texts."""
+    import torch
+
+    from decodery import __version__
+
+    from .native import kernels
+
+    name, instructions = processor()
+    return {
+        "processor": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": instructions,
+        "memory_gib": _memory(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "decodery": __version__,
+        "kernels": kernels.status(),
+    }
+
+
+@cache
+def processor() -> tuple[str, list[str]]:
+    """Name and notable instruction sets; from the system's own list where there is one."""
+    listing = Path("/proc/cpuinfo")
+    fields: dict[str, str] = {}
+    if listing.exists():
+        for line in listing.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip().lower(), value.strip())
+    flags = (fields.get("flags") or fields.get("features") or "").split()
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return name, [flag for flag in _X86 + _ARM if flag in flags]
+
+
+def _memory() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,1 @@
+"""The native kernels, called through a plain C interface."""

@@ -1,9 +1,0 @@
-# Written by docs/generate.py.
-from .base import Cache as Cache
-from .dkv import DKV as DKV
-from .dkv_greedy import DKVGreedy as DKVGreedy
-from .dual import Dual as Dual
-from .base import Kept as Kept
-from .base import Plan as Plan
-from .prefix import Prefix as Prefix
-from .window import Window as Window

@@ -1,4 +1,0 @@
-# Written by docs/generate.py.
-from .des_seq import DESSeq as DESSeq
-from .des_vote import DESVote as DESVote
-from .base import Experts as Experts

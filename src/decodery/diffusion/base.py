@@ -1,0 +1,103 @@
+"""What a way of filling a canvas is, and what most of them are: a rule that says which proposals are written.
+
+`Diffusion` is whatever fills a canvas by asking for passes. A `Policy` is one whose passes are looked at one by one: a
+plain function of what the last pass says, and of what it remembers of those before.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from decodery.core.abstract import Contract
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
+from decodery.step.forward_request import Asking
+
+from .cache.base import Cache
+from .experts.base import Experts
+from .run import Run
+from .view import Commit, Measure, View
+
+__all__ = ["Diffusion", "Policy", "Region"]
+
+Region = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Diffusion(Contract):
+    """A way of filling a canvas. Fields are settings; one instance serves many canvases.
+
+    block: places that are filled before those behind them, which must divide the canvas; None is the whole canvas, or
+    the model's own blocks where its rows see nothing of later ones. cache: what is kept of earlier passes, such as
+    "dual"; None computes everything in every pass. measure: how sure a proposal is, see `View`. eos: whether ends may
+    be written like other tokens ("free"), rank behind them ("last") or are "never" written. guidance: how far to go
+    from the law without the prompt to that with it, and beyond: l + guidance * (l - l without); 0 asks for the one law.
+    experts: which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its choice.
+    noise: at a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it, or
+    with noise that stays the same at each "position". With the former an unlikely draw has to be the surest one of its
+    pass to be written, with the latter it comes again until it is.
+    """
+
+    block: int | None = field(default=None, kw_only=True)
+    cache: Cache | str | None = field(default=None, kw_only=True)
+    measure: Measure = field(default="probability", kw_only=True)
+    eos: Literal["free", "last", "never"] = field(default="free", kw_only=True)
+    guidance: float = field(default=0.0, kw_only=True)
+    experts: Experts | str | None = field(default=None, kw_only=True)
+    noise: Literal["pass", "position"] = field(default="pass", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.experts is not None:
+            found = None if self.experts == "none" else resolve("diffuse.experts", self.experts)
+            object.__setattr__(self, "experts", found)
+        if self.cache is not None:
+            object.__setattr__(self, "cache", None if self.cache == "none" else resolve("diffuse.cache", self.cache))
+        if self.block is not None and self.block < 1:
+            raise SettingsError(f"a block has at least one place, not {self.block}")
+        if not 0 <= self.guidance < float("inf"):
+            raise SettingsError(f"guidance must be 0 or more, not {self.guidance}")
+        if self.guidance and self.cache is not None:
+            raise SettingsError("guidance reads every canvas twice, which no cache here keeps apart: leave one out")
+
+    @property
+    def revises(self) -> bool:
+        """Whether it takes back what it has written, so that nothing can be told before the end."""
+        return False
+
+    @property
+    def foretold(self) -> bool:
+        """Whether it writes a place a pass in the order of `shuffled`, which a cache may then know before."""
+        return False
+
+    @abstractmethod
+    def fill(self, run: Run) -> Asking[None]:
+        """Write until nothing is open, or until what is returned cannot change any more."""
+
+
+@dataclass(frozen=True)
+class Policy(Diffusion):
+    """A way of filling a canvas block by block, one pass after another."""
+
+    def begin(self, run: Run, region: Region) -> Any:
+        """What it remembers at the beginning of a region."""
+        return None
+
+    @abstractmethod
+    def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
+        """What is written after a pass, at least one token, and what is remembered from here on."""
+
+    def fill(self, run: Run) -> Asking[None]:
+        for region in run.regions():
+            memory = self.begin(run, region)
+            while len(run.canvas.open(*region)) and not run.canvas.ended:
+                view = yield from run.look(region)
+                commit, memory = self.select(view, memory)
+                run.write(view, commit)
+
+
+def require_share(method: str, name: str, value: float) -> None:
+    """Raise SettingsError for a confidence that no probability reaches, or that every one does."""
+    if not 0 < value <= 1:
+        raise SettingsError(f"{method}: {name} is a probability above 0 and up to 1, not {value}")

@@ -1,0 +1,53 @@
+"""dKV-Cache's greedy variant: where the order of writing is known, a pass computes little more than what it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from ..canvas import Canvas
+from ..scheduled import shuffled
+from .base import NOTHING, Cache, Kept, Plan, require_refresh
+
+
+@register(
+    "dkv-greedy",
+    paper="dKV-Cache: The Cache for Diffusion Language Models (2025)",
+    guarantee="exact at refresh=1; else all but a few rows, open ones too, are read as earlier passes left them",
+)
+@dataclass(frozen=True)
+class DKVGreedy(Cache):
+    """Computes the place that is written, the one that was written last, and the open ones nearest to the former.
+
+    It goes with `random`, which knows its order. refresh: after how many passes everything is computed again; window:
+    open places beside the one that is written. So a pass costs the same however long the canvas is. Memory: keys and
+    values of the canvas.
+    """
+
+    refresh: int = 2
+    window: int = 4
+
+    def __post_init__(self) -> None:
+        require_refresh("refresh", self.refresh)
+        if self.window < 0:
+            raise SettingsError(f"dkv-greedy: window counts open places, so it is not {self.window}")
+
+    @property
+    def foretold(self) -> bool:
+        return True
+
+    def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
+        order, left = shuffled(canvas.seed, region), canvas.open(*region)
+        due = order[np.isin(order, left)][:1]
+        if kept.passed == 0 or kept.age >= self.refresh:
+            return Plan(np.arange(visible), NOTHING, due, fresh=True)
+        others = left[left != due[0]]
+        near = others[np.lexsort((others, np.abs(others - due[0])))[: self.window]]
+        # What the last pass wrote is computed once more, now as a token.
+        last = np.flatnonzero(canvas.written[:visible] == canvas.passes - 1)
+        queries = np.unique(np.concatenate((due, near, last)))
+        return Plan(queries, np.setdiff1d(np.arange(visible), queries), due)

@@ -1,0 +1,45 @@
+"""The prefix cache of Fast-dLLM: what stands before a block is computed once for the block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodery.core.registry import register
+
+from ..canvas import Canvas
+from .base import Cache, Kept, Plan, require_refresh
+
+
+@register(
+    "prefix",
+    paper="Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (2025)",
+    guarantee="exact at refresh=1, and where rows see nothing of later blocks; elsewhere what stands before a block is "
+    "read as its first pass left it",
+)
+@dataclass(frozen=True)
+class Prefix(Cache):
+    """Computes all rows in the first pass of a block, and then those from the block on.
+
+    refresh: after how many passes everything is computed again; None only at the next block. Of a model whose rows see
+    nothing of later blocks, finished blocks are computed once and for all. Memory: keys and values of the canvas.
+    """
+
+    refresh: int | None = None
+
+    def __post_init__(self) -> None:
+        require_refresh("refresh", self.refresh)
+
+    @property
+    def steady(self) -> bool:
+        return self.refresh is None
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
+        due = kept.passed == 0 or kept.age == self.refresh
+        first = (0 if due else region[0]) if kept.final is None else kept.final
+        return Plan(np.arange(first, visible), np.arange(first), fresh=due)

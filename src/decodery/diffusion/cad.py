@@ -1,0 +1,60 @@
+"""CAD: threshold decoding with bounds on how much a pass writes, on passes per block, and on early ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .base import Policy, Region, require_share
+from .run import Run
+from .view import Commit, View
+
+
+@register(
+    "cad",
+    paper="CD4LM: Consistency Distillation and aDaptive Decoding for Diffusion Language Models (2026)",
+    guarantee="tokens of one pass are each likely, and do not know of each other",
+)
+@dataclass(frozen=True)
+class CAD(Policy):
+    """Writes what reaches tau: at least `least` proposals of a pass and at most `most`, the surest ones.
+
+    eos_share: the part of the canvas that must be written before an end may be; until then a place that proposes one is
+    no candidate, whatever `least` is, unless every open place does. A block that has had as many passes as
+    it has places is written as a whole, which bounds what a model without confidence costs. Defaults are those of the
+    published evaluation. It goes with any model; the distillation that it was published with is not part of this.
+    """
+
+    tau: float = 0.95
+    least: int = 1
+    most: int = 32
+    eos_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share("cad", "tau", self.tau)
+        if not 1 <= self.least <= self.most:
+            raise SettingsError(f"cad needs 1 <= least <= most, not least={self.least} and most={self.most}")
+        if not 0 <= self.eos_share <= 1:
+            raise SettingsError(f"cad: eos_share is a part of the canvas, from 0 to 1, not {self.eos_share}")
+
+    def begin(self, run: Run, region: Region) -> Any:
+        return run.canvas
+
+    def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
+        canvas, size = memory, view.region[1] - view.region[0]
+        if view.passed + 1 >= size:
+            return view.at(np.arange(len(view))), memory
+        written = 1 - canvas.masked[canvas.prompt_length :].mean()
+        early = np.isin(view.tokens, list(canvas.eos_ids)) & (written < self.eos_share)
+        if early.all():
+            # Nothing else is proposed anywhere, and a pass must write something.
+            return view.top(self.least), memory
+        order = view.order[~early[view.order]]
+        sure = int((view.confidence[order] >= self.tau).sum())
+        return view.at(np.sort(order[: min(max(sure, self.least), self.most)])), memory

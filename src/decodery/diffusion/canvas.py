@@ -1,0 +1,163 @@
+"""A text that is written out of order: a prompt, and places behind it that hold the mask token until then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.trace import Trace
+from decodery.models.protocol import Reader
+
+__all__ = ["Canvas", "Checks", "Round"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one pass wrote. positions, tokens: [n]; logprobs: [n], of the tokens when they were written, in nats."""
+
+    positions: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+
+    @property
+    def nats(self) -> float:
+        """How much information the pass wrote: over all of them it is that of the text, whatever the order."""
+        return -float(self.logprobs.sum())
+
+
+@dataclass
+class Checks:
+    """What it took to hold a canvas to a constraint. tried: tokens that were to be written; refused: of these.
+
+    known: tokens that needed no look, because the last filling had them; recovered: passes that wrote a token of a
+    filling in place of one that was wanted; asked: tokens that the constraint was asked about.
+    """
+
+    tried: int = 0
+    refused: int = 0
+    known: int = 0
+    recovered: int = 0
+    asked: int = 0
+
+
+@dataclass(eq=False)
+class Canvas:
+    """A working text. tokens: [L] int64, the prompt and behind it what is written, or the mask token.
+
+    limit: how many tokens are wanted; the canvas may be longer, where a model's last block is. seed: decides what is
+    left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
+    written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
+    layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks:
+    what a constraint took, None without one.
+    """
+
+    tokens: np.ndarray
+    prompt_length: int
+    mask_id: int
+    limit: int
+    eos_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    written: np.ndarray = field(init=False)
+    passes: int = 0
+    rows: int = 0
+    pairs: int = 0
+    experts: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
+    checks: Checks | None = None
+
+    def __post_init__(self) -> None:
+        self.written = np.full(len(self.tokens), -1, dtype=np.int64)
+
+    @classmethod
+    def of(
+        cls,
+        model: Reader,
+        prompt: Sequence[int],
+        length: int,
+        *,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> Canvas:
+        """An empty canvas of `length` tokens behind a prompt, or to the end of the model's last block.
+
+        Raises PromptError or SettingsError where the model cannot fill it.
+        """
+        config = model.config
+        if config.causal:
+            raise SettingsError("this model writes from left to right: leave out diffuse, or load a diffusion model")
+        if config.mask_id is None:
+            raise SettingsError("this model's files name no mask token, so nothing can be left open: name one there")
+        ids = np.asarray(prompt, dtype=np.int64)
+        if length < 1:
+            raise SettingsError(f"a canvas needs room for at least one token, not {length}")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < model.vocab_size:
+            raise PromptError(f"the prompt has token ids outside the model's vocabulary of {model.vocab_size}")
+        if (ids == config.mask_id).any():
+            raise PromptError("the prompt holds the mask token, which stands for what is to be written: leave it out")
+        whole = len(ids) + length
+        if config.block_length is not None:
+            whole = -(-whole // config.block_length) * config.block_length
+        if whole > config.max_positions:
+            raise PromptError(
+                f"a prompt of {len(ids)} tokens and a canvas of {whole - len(ids)} go beyond the model's context of "
+                f"{config.max_positions}: shorten one of them"
+            )
+        tokens = np.concatenate((ids, np.full(whole - len(ids), config.mask_id, dtype=np.int64)))
+        return cls(tokens, len(ids), config.mask_id, length, frozenset(eos_ids), seed)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def masked(self) -> np.ndarray:
+        """[L] bool: where nothing is written yet."""
+        found: np.ndarray = self.tokens == self.mask_id
+        return found
+
+    def open(self, start: int, end: int) -> np.ndarray:
+        """[m] positions of [start, end) where nothing is written yet, ascending."""
+        return start + np.flatnonzero(self.masked[start:end])
+
+    def write(self, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Fill places that are open, in the pass that was the last."""
+        if not self.masked[positions].all():
+            raise ValueError(f"some of the positions {positions.tolist()} are written already")
+        self.tokens[positions] = tokens
+        self.written[positions] = self.passes - 1
+        self.rounds.append(Round(positions, tokens, logprobs))
+
+    def reopen(self, positions: np.ndarray) -> None:
+        """Take back what is written at these positions."""
+        self.tokens[positions], self.written[positions] = self.mask_id, -1
+
+    def resize(self, length: int) -> None:
+        """Make the canvas so many tokens long, prompt included: cut, or open at its new end."""
+        more = max(length - len(self), 0)
+        self.tokens = np.concatenate((self.tokens[:length], np.full(more, self.mask_id)))
+        self.written = np.concatenate((self.written[:length], np.full(more, -1)))
+
+    @property
+    def ended(self) -> bool:
+        """Whether what is to be returned cannot change any more: an end is written, and nothing is open before it."""
+        end = self.end
+        return end is not None and not self.masked[self.prompt_length : end].any()
+
+    @property
+    def end(self) -> int | None:
+        """The position of the first end token that is written, None where there is none."""
+        if not self.eos_ids:
+            return None
+        found = np.flatnonzero(np.isin(self.tokens[self.prompt_length :], list(self.eos_ids)))
+        return self.prompt_length + int(found[0]) if len(found) else None
+
+    @property
+    def output(self) -> list[int]:
+        """What is to be returned: up to the first end token and with it, or up to the limit."""
+        last, end = self.prompt_length + self.limit, self.end
+        if end is not None:
+            last = min(last, end + 1)
+        return [int(token) for token in self.tokens[self.prompt_length : last]]

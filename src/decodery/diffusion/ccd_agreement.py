@@ -1,0 +1,72 @@
+"""CCD as its released code has it: what was proposed in the last pass already is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .base import Policy, Region
+from .run import Run
+from .view import Commit, View
+
+
+class Proposed(NamedTuple):
+    """What is remembered of the last pass. tokens: by position, the likeliest ones of the surest places that it did not
+    write; width: how many there were at most; masks: open places at the beginning of the region.
+    """
+
+    masks: int
+    width: int = 0
+    tokens: Mapping[int, int] = {}
+
+
+@register(
+    "ccd-agreement",
+    paper="Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models (2025)",
+    guarantee="tokens that two passes agree on are written first; adaptive writes several a pass that do not know of "
+    "each other",
+)
+@dataclass(frozen=True)
+class CCDAgreement(Policy):
+    """Writes, of the surest places, the first whose most likely token is that of the last pass, or all of these.
+
+    warm_up: passes of every region that write the surest token, as do those whose surest place was not among what is
+    remembered, or in which nothing agrees. places: of the surest ones that are remembered, at most: one in each pass of
+    the warm-up but the last, one more in every pass from there on, and two again where a tenth of the region is left.
+    adaptive: True, CCD-DS, writes all that agree. The paper's own form, which averages laws, is `ccd`.
+    """
+
+    warm_up: int = 5
+    places: int = 5
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warm_up < 0 or self.places < 1:
+            raise SettingsError(
+                f"ccd-agreement needs a warm-up of 0 passes or more, and at least one place, not {self.warm_up} and "
+                f"{self.places}"
+            )
+
+    def begin(self, run: Run, region: Region) -> Proposed:
+        return Proposed(len(run.canvas.open(*region)))
+
+    def select(self, view: View, memory: Proposed) -> tuple[Commit, Proposed]:
+        before = 1 if 10 * len(view) <= memory.masks else memory.width
+        width = 1 if view.passed < max(self.warm_up - 1, 1) else min(before + 1, self.places)
+        order, best = view.order, view.logprobs.argmax(dim=-1).tolist()
+        agree = [row for row in order[:width] if memory.tokens.get(int(view.positions[row])) == best[row]]
+        surest = order[:1].tolist()
+        if view.passed < self.warm_up or int(view.positions[surest[0]]) not in memory.tokens or not agree:
+            rows = surest
+        else:
+            rows = agree if self.adaptive else agree[:1]
+        left = [row for row in order if row not in rows][:width]
+        kept = {int(view.positions[row]): best[row] for row in left}
+        return view.at(np.sort(rows)), Proposed(memory.masks, width, kept)

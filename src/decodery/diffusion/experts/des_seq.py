@@ -1,0 +1,39 @@
+"""DES-Seq: the experts that some row ranks first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .base import Experts
+
+
+@register(
+    "des-seq",
+    paper="Dynamic Expert Sharing: Decoupling Memory from Parallelism in Mixture-of-Experts Diffusion LLMs (2026)",
+    guarantee="exact where each row brings as many as it takes; else rows do without experts that none ranks so high",
+)
+@dataclass(frozen=True)
+class DESSeq(Experts):
+    """Keeps the `each` likeliest experts of every row, and lets every row take its choice among all of these.
+
+    A row takes as many as the model says, those that others brought among them: they are read anyway.
+    """
+
+    each: int = 3
+
+    def __post_init__(self) -> None:
+        if self.each < 1:
+            raise SettingsError(f"des-seq: every row brings at least one expert, not {self.each}")
+
+    def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
+        kept = torch.zeros(said.shape[1], dtype=torch.bool, device=said.device)
+        kept[said.topk(min(self.each, taken), dim=-1).indices] = True
+        if kept.sum() < taken:
+            # Rows that agree bring fewer than each of them takes: the next ones are those that all like best.
+            kept[said.sum(dim=0).masked_fill(kept, -1).topk(taken - int(kept.sum())).indices] = True
+        return kept

@@ -1,0 +1,41 @@
+"""Factor decoding: the more is written at once, the surer all of it must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .base import Policy
+from .view import Commit, View
+
+
+@register(
+    "factor",
+    paper="Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (2025)",
+    guarantee="with phi below 1 and exact marginals, tokens of one pass are the likeliest together at temperature 0",
+)
+@dataclass(frozen=True)
+class Factor(Policy):
+    """Writes the surest n proposals, the most for which (n + 1)(1 - confidence of the least sure) is at most phi.
+
+    If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the likeliest n tokens.
+    """
+
+    phi: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.phi < float("inf"):
+            raise SettingsError(f"factor: phi must be 0 or more, not {self.phi}")
+
+    def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
+        sure = view.confidence[view.order]
+        counts = np.arange(1, len(view) + 1)
+        fits = (counts + 1) * (1 - sure) <= self.phi
+        fits[0] = True
+        return view.top(int(fits.cumprod().sum())), memory

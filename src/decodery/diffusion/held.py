@@ -1,0 +1,209 @@
+"""A canvas that is held to a constraint: what is written keeps a text that fits, whatever the order of writing.
+
+A constraint knows beginnings of texts, and a canvas has holes in its. So the holes are filled for a try, from what the
+last pass says of them, and what the constraint makes of that tells whether a token may stand where it is wanted. It may
+only if the text can then come to its end in the room that is left, see `Closing`: so some text always fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.sampling.constraint import Constraint
+
+from .canvas import Canvas, Checks
+from .closing import Closing
+from .view import View
+
+
+class Hold(NamedTuple):
+    """A constraint, and the tokens that it decides about."""
+
+    constraint: Constraint
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True)
+class Width:
+    """How far to look. likely: tokens of a hole that are tried; top: fillings kept by likelihood; others: by chance."""
+
+    likely: int
+    top: int
+    others: int
+
+
+class _Filling(NamedTuple):
+    """Tokens of holes by position, the state behind them, and how likely they are, in nats."""
+
+    logprob: float
+    state: Any
+    tokens: dict[int, int]
+
+    def and_then(self, place: int, token: int, state: Any, logprob: float) -> _Filling:
+        return _Filling(self.logprob + logprob, state, {**self.tokens, place: token})
+
+
+class Held:
+    """What is known of a canvas and its constraint. place: the first hole; tokens: a filling that is known to fit, to
+    the end of a text.
+
+    Raises SettingsError where no text is found that fits into the canvas.
+    """
+
+    def __init__(self, hold: Hold, canvas: Canvas, width: Width) -> None:
+        self._constraint, self._canvas, self._width = hold.constraint, canvas, width
+        if self._constraint.bonus is not None:
+            raise SettingsError("a canvas is held to what is allowed: leave out the bonus, which only favours it")
+        self._closing = Closing(hold.constraint, hold.vocabulary, [*canvas.eos_ids, canvas.mask_id])
+        self._state = self._constraint.init([int(token) for token in canvas.tokens[: canvas.prompt_length]])
+        self.place, self.tokens, self.checks = canvas.prompt_length, dict[int, int](), Checks()
+        canvas.checks = self.checks
+        if self._closing.find(self._state, canvas.limit, thorough=True) is None:
+            raise SettingsError(
+                f"no text that the constraint allows was found that fits into {canvas.limit} tokens: give a longer "
+                "canvas"
+            )
+
+    @property
+    def _stop(self) -> int:
+        return self._canvas.prompt_length + self._canvas.limit
+
+    def accepts(self, view: View, place: int, token: int) -> bool:
+        """Whether a token may be written at an open place; if so `tokens` is a filling with it."""
+        self.checks.tried += 1
+        if self.tokens.get(place) == token:
+            self.checks.known += 1
+            return True
+        written = self._canvas.tokens.copy()
+        written[place] = token
+        found = self._filling(view, written)
+        if found is None:
+            self.checks.refused += 1
+            return False
+        self.tokens = found.tokens
+        return True
+
+    def next_token(self, view: View) -> int:
+        """What may be written at the first hole in any case: what the filling has there, or the likeliest that fits."""
+        self.checks.recovered += 1
+        if self.place in self.tokens:
+            return self.tokens[self.place]
+        allowed = self._constraint.allowed(self._state)
+        law = _law(view, self.place, len(allowed))
+        order = np.argsort(np.where(allowed, -law, np.inf), kind="stable")[: self._width.likely]
+        fit = (int(token) for token in order if allowed[token] and self.accepts(view, self.place, int(token)))
+        found = next(fit, None)
+        if found is None:
+            # Before anything is written a text that fits is known, and from then on a filling that ends.
+            closed = self._closed(_Filling(0.0, self._state, {}), self.place, self._stop, thorough=True)
+            assert closed is not None
+            self.tokens = closed.tokens
+            found = closed.tokens[self.place]
+        return found
+
+    def advance(self) -> int | None:
+        """Go on to the first hole that is left; returns the end token, where nothing else may come there."""
+        canvas = self._canvas
+        while self.place < len(canvas) and canvas.tokens[self.place] != canvas.mask_id:
+            self._state = self._constraint.advance(self._state, int(canvas.tokens[self.place]))
+            self.place += 1
+        if self.place < len(canvas):
+            forced = self._constraint.forced(self._state, 1)
+            if forced and forced[0] in canvas.eos_ids:
+                return forced[0]
+            if not forced and self._only_ends():
+                return min(canvas.eos_ids)
+        return None
+
+    def _only_ends(self) -> bool:
+        allowed = self._constraint.allowed(self._state)
+        ends = [token for token in self._canvas.eos_ids if allowed[token]]
+        return len(ends) > 0 and int(np.count_nonzero(allowed)) == len(ends)
+
+    def _filling(self, view: View, written: np.ndarray) -> _Filling | None:
+        """Tokens for the holes before what is written last, that fit in front of it and leave room for an end."""
+        canvas, first = self._canvas, self._canvas.prompt_length
+        is_end = np.isin(written[first:], list(canvas.eos_ids))
+        body = np.flatnonzero((written[first:] != canvas.mask_id) & ~is_end)
+        last = max(first + int(body[-1]), self.place - 1) if len(body) else self.place - 1
+        end = first + int(np.argmax(is_end)) if is_end.any() else None
+        if end is not None and end < last:
+            return None
+        found = [_Filling(0.0, self._state, {})]
+        for place in range(self.place, last + 1):
+            found = self._extended(found, view, place, int(written[place]))
+            if not found:
+                return None
+        stop = self._stop if end is None else min(end, self._stop)
+        closed = (self._closed(each, last + 1, stop) for each in found)
+        return next((each for each in closed if each is not None), None)
+
+    def _extended(self, found: list[_Filling], view: View, place: int, token: int) -> list[_Filling]:
+        """Fillings one place on, the likeliest first and some others by chance behind them."""
+        if token != self._canvas.mask_id:
+            return [each._replace(state=self._after(each, token)) for each in found if self._may(each, token)]
+        wider = [
+            each.and_then(place, token, self._after(each, token), logprob)
+            for each in found
+            for token, logprob in self._likely(each, view, place)
+        ]
+        wider.sort(key=lambda each: -each.logprob)
+        top, rest = wider[: self._width.top], wider[self._width.top :]
+        draws = np.random.default_rng([self._canvas.seed, self._canvas.passes, place])
+        chosen = draws.permutation(len(rest))[: self._width.others]
+        return top + [rest[number] for number in sorted(chosen)]
+
+    def _likely(self, filling: _Filling, view: View, place: int) -> Iterator[tuple[int, float]]:
+        """The likeliest tokens of a hole that may come there; where none of them may, those that may."""
+        row = int(np.searchsorted(view.positions, place))
+        some = False
+        if row < len(view) and view.positions[row] == place:
+            best, ids = view.logprobs[row].topk(min(self._width.likely, view.logprobs.shape[1]))
+            for token, logprob in zip(ids.tolist(), best.tolist(), strict=True):
+                if token not in self._canvas.eos_ids and np.isfinite(logprob) and self._may(filling, token):
+                    some = True
+                    yield token, logprob
+        if some:
+            return
+        allowed = self._free(filling)
+        law = _law(view, place, len(allowed))
+        for token in np.argsort(np.where(allowed, -law, np.inf), kind="stable")[: self._width.likely]:
+            if allowed[token]:
+                yield int(token), float(max(law[token], -1e3))
+
+    def _closed(self, filling: _Filling, first: int, stop: int, *, thorough: bool = False) -> _Filling | None:
+        """A filling that goes on from `first` to where the text ends, at `stop` or before; None where none is found."""
+        found = self._closing.find(filling.state, stop - first, thorough=thorough) if stop >= first else None
+        if found is None:
+            return None
+        canvas, place = self._canvas, first + len(found)
+        end = {place: min(canvas.eos_ids)} if place < len(canvas) and canvas.eos_ids else {}
+        return filling._replace(tokens={**filling.tokens, **dict(enumerate(found, start=first)), **end})
+
+    def _free(self, filling: _Filling) -> np.ndarray:
+        """[vocab] bool: what may come next in a text that goes on."""
+        free = self._constraint.allowed(filling.state).copy()
+        free[[*self._canvas.eos_ids, self._canvas.mask_id]] = False
+        return free
+
+    def _may(self, filling: _Filling, token: int) -> bool:
+        self.checks.asked += 1
+        return self._constraint.accepts(filling.state, token)
+
+    def _after(self, filling: _Filling, token: int) -> Any:
+        return self._constraint.advance(filling.state, token)
+
+
+def _law(view: View, place: int, size: int) -> np.ndarray:
+    """[size] log-probabilities of a place, all alike where the pass says nothing of it."""
+    row = int(np.searchsorted(view.positions, place))
+    if row < len(view) and view.positions[row] == place:
+        law: np.ndarray = view.logprobs[row, :size].double().cpu().numpy()
+        return law
+    return np.zeros(size)

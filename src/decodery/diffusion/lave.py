@@ -1,0 +1,143 @@
+"""LAVE: tokens of a canvas are written where a text that a constraint allows is still in sight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register, resolve
+from decodery.step.forward_request import Asking
+
+from .base import Diffusion, Policy
+from .held import Held, Width
+from .run import Run
+from .scheduled import Scheduled
+from .view import Commit, View
+
+_MOST = 64
+"""What a stranger may ask for of each: a pass then takes so many times so many looks at the constraint."""
+_OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)}
+"""Settings of every method; lave's own are those that count."""
+
+
+@register(
+    "lave",
+    paper="Lookahead-then-Verify: Reliable Constrained Decoding for Diffusion LLMs under Context-Free Grammars (2026)",
+    guarantee="what is written is part of a text that the constraint allows and that fits into the canvas; a token may "
+    "be refused because no such text was found",
+    needs=("a constraint",),
+)
+@dataclass(frozen=True)
+class LAVE(Diffusion):
+    """Writes what a policy chooses, as far as the holes before it can be filled to a beginning that is allowed.
+
+    policy: what chooses; its tokens are looked at one by one, the surest first. likely: tokens of a hole that are
+    tried; top, others: fillings that are kept at every place, the likeliest and some by chance. retries: where nothing
+    that was chosen may be written, or less than a policy with a fixed number of passes owes, so many other tokens are
+    tried, and then the first hole gets what the last filling that was found has there; so passes stay as many as
+    planned. A filling must also come to its end in the canvas: the constraint's own search over its states gives a
+    completion of few tokens, whose length is the bound. The released code does not ask for an end; it
+    adds up probabilities where this adds their logarithms, tests fillings at written tokens only, and clears the block
+    where this fills one hole. Any policy but those that look at several states goes with it.
+    """
+
+    policy: Policy | str = "static"
+    likely: int = 5
+    top: int = 5
+    others: int = 5
+    retries: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        policy = resolve("diffuse", self.policy)
+        if not isinstance(policy, Policy):
+            raise SettingsError(
+                "lave looks at one state in a pass: take a policy that does, such as static or threshold"
+            )
+        if any(getattr(policy, name) != value for name, value in _OWN.items()):
+            raise SettingsError(f"{', '.join(_OWN)} are settings of lave itself: as in lave:policy=static,block=32")
+        object.__setattr__(self, "policy", policy)
+        sizes = (self.likely, self.top, self.others, self.retries)
+        if min(sizes[:2]) < 1 or min(sizes) < 0 or max(sizes) > _MOST:
+            raise SettingsError(
+                f"lave tries at least one token of a hole, keeps at least one filling, and none of that above {_MOST}"
+            )
+
+    @classmethod
+    def around(cls, method: Diffusion) -> LAVE:
+        """A method under a constraint: lave itself, or lave around a policy. Raises SettingsError for others."""
+        if isinstance(method, LAVE):
+            return method
+        if not isinstance(method, Policy):
+            raise SettingsError("a constraint goes with methods that look at one state in a pass, such as threshold")
+        own: dict[str, Any] = {name: getattr(method, name) for name in _OWN}
+        return cls(policy=replace(method, **_OWN), **own)
+
+    def fill(self, run: Run) -> Asking[None]:
+        if run.hold is None:
+            raise SettingsError(
+                "lave holds a canvas to a constraint: give one, such as --json-schema, or leave out lave"
+            )
+        if self.eos == "never":
+            raise SettingsError("a text that a constraint allows must be able to end: leave out eos=never")
+        assert isinstance(self.policy, Policy)
+        held = Held(run.hold, run.canvas, Width(self.likely, self.top, self.others))
+        for region in run.regions():
+            memory = self.policy.begin(run, region)
+            while len(run.canvas.open(*region)) and not run.canvas.ended:
+                view = yield from run.look(region)
+                length = len(run.canvas)
+                commit, memory = self.policy.select(view, memory)
+                if len(run.canvas) != length:
+                    raise SettingsError("a policy that cuts its canvas cannot be held: give it cut=never")
+                self._write(run, held, view, commit)
+
+    def _write(self, run: Run, held: Held, view: View, commit: Commit) -> None:
+        """Write those of a commit that may be, or else one token that may."""
+        rows = np.searchsorted(view.positions, commit.positions)
+        order = np.lexsort((commit.positions, -view.confidence[rows]))
+        wanted = [(int(commit.positions[each]), int(commit.tokens[each])) for each in order]
+        # One is tried after the other: each is looked at with those before it written.
+        count = sum(self._try(run, held, view, *each) for each in wanted)
+        due = len(wanted) if isinstance(self.policy, Scheduled) else 1
+        left = view.logprobs.clone()
+        for place, token in wanted:
+            left[int(np.searchsorted(view.positions, place)), token] = -np.inf
+        while not run.canvas.ended:
+            if (end := held.advance()) is not None:
+                run.close(held.place, end)
+            elif count < due and len(run.canvas.open(*view.region)):
+                if not self._retry(run, held, view, left):
+                    self._put(run, held, view, held.place, held.next_token(view))
+                count += 1
+                continue
+            return
+
+    def _retry(self, run: Run, held: Held, view: View, left: torch.Tensor) -> bool:
+        """Whether some other token, likely and sure of its place, could be written. left: [m, vocab], of what is not
+        tried yet, which shrinks.
+        """
+        for _ in range(self.retries):
+            left[torch.from_numpy(~run.canvas.masked[view.positions])] = -np.inf
+            row, token = divmod(int(left.argmax()), left.shape[1])
+            if not np.isfinite(float(left[row, token])):
+                break
+            left[row, token] = -np.inf
+            if self._try(run, held, view, int(view.positions[row]), token):
+                return True
+        return False
+
+    def _try(self, run: Run, held: Held, view: View, place: int, token: int) -> bool:
+        if run.canvas.tokens[place] != run.canvas.mask_id or not held.accepts(view, place, token):
+            return False
+        self._put(run, held, view, place, token)
+        return True
+
+    def _put(self, run: Run, held: Held, view: View, place: int, token: int) -> None:
+        run.write(view, Commit(np.array([place]), np.array([token])))
+        if token in run.canvas.eos_ids:
+            run.close(place + 1, token)

@@ -1,0 +1,48 @@
+"""LocalLeap: next to what is certain, less certainty is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .base import Policy, require_share
+from .view import Commit, View
+
+
+@register(
+    "local-leap",
+    paper="Accelerating Diffusion LLM Inference via Local Determinism Propagation (2025)",
+    guarantee="as threshold, with a lower threshold near tokens that are certain",
+)
+@dataclass(frozen=True)
+class LocalLeap(Policy):
+    """Writes what is surer than anchor, and what is surer than relaxed within `radius` places of that.
+
+    Only places that are still open count as anchors, as in the released code. With relaxed = anchor it is threshold.
+    """
+
+    anchor: float = 0.9
+    relaxed: float = 0.75
+    radius: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share("local-leap", "anchor", self.anchor)
+        require_share("local-leap", "relaxed", self.relaxed)
+        if self.radius < 0:
+            raise SettingsError(f"local-leap: radius counts places on either side, so it is not {self.radius}")
+
+    def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
+        anchors = view.confidence >= self.anchor
+        places = view.positions[anchors]
+        # The anchors on either side that are nearest.
+        after = np.searchsorted(places, view.positions)
+        ends = np.concatenate(([-np.inf], places, [np.inf]))
+        distance = np.minimum(view.positions - ends[after], ends[after + 1] - view.positions)
+        near = (distance <= self.radius) & (view.confidence >= self.relaxed)
+        return view.surest_and(anchors | near), memory

@@ -1,0 +1,321 @@
+"""A canvas that is being filled: passes are asked for here, and nowhere else in this package.
+
+What models differ in ends here as well: where the row that predicts a token stands, which rows see each other, which
+tokens cannot be written. Methods see proposals for places, and nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import PASS, mix
+from decodery.core.trace import Step
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.vocabularies import excluded
+from decodery.step.forward_request import Ask, Asking
+
+from .cache.base import NOTHING, Cache, Kept, Plan
+from .canvas import Canvas
+from .experts.base import Experts
+from .view import Commit, View
+
+if TYPE_CHECKING:
+    from .base import Diffusion
+    from .held import Hold
+
+__all__ = ["Run"]
+
+
+class _Passed(NamedTuple):
+    """A pass that a cache was made ready for. keys: positions that it reads; rows: those that it computes, tokens: of
+    them; fresh: see `Plan`; alone: whether it looks at one state, whose rows the cache then holds.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    fresh: bool
+    alone: bool
+
+
+class Run:
+    """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is likeliest.
+
+    hold: the constraint that it is held to, where there is one.
+
+    Raises SettingsError where the method does not go with the model or the canvas.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        method: Diffusion,
+        temperature: float = 0.0,
+        hold: Hold | None = None,
+    ) -> None:
+        if not 0 <= temperature < float("inf"):
+            raise SettingsError(f"temperature must be 0 or more, not {temperature}")
+        self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
+        self.role = ""
+        self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
+        self.hold = hold
+        sharing = method.experts if isinstance(method.experts, Experts) else None
+        self.route = WHOLE if sharing is None else Route(experts=sharing)
+        self.kept = Kept(final=None if model.config.block_length is None else 0)
+        self._kv: KVCache | None = None if self.cache is None else model.new_cache()
+        self._own = model.config.block_length
+        self._passes: list[_Passed] = []
+        self._pending: _Passed | None = None
+        self._check()
+
+    def _check(self) -> None:
+        if self.method.experts is not None and not self.model.config.experts:
+            raise SettingsError("this model has one MLP a layer, so there are no experts to share: leave experts out")
+        if self.cache is not None and self.cache.foretold and not self.method.foretold:
+            raise SettingsError(
+                "this cache computes what is written next, which only random without steps knows before a pass: leave "
+                "cache out, or take that"
+            )
+        block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
+        if self._own is not None:
+            if block not in (None, self._own):
+                raise SettingsError(
+                    f"this model's rows see blocks of {self._own} tokens: leave block out, or give {self._own}"
+                )
+            if self.cache is not None and not self.cache.causal:
+                raise SettingsError("rows of this model see nothing of later blocks: the cache prefix is exact there")
+        elif block is not None and length % block:
+            raise SettingsError(
+                f"blocks of {block} do not divide a canvas of {length} tokens: give a block, or a length, that does"
+            )
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """The blocks in order, first position and last, until what is returned cannot change any more."""
+        start = self.canvas.prompt_length
+        while start < len(self.canvas) and not self.canvas.ended:
+            size = self.method.block or self._own or len(self.canvas)
+            # Blocks that a model's rows see are counted from the first token of the prompt.
+            end = min((start // size + 1) * size if self._own else start + size, len(self.canvas))
+            yield start, end
+            start = end
+
+    def look(self, region: tuple[int, int]) -> Asking[View]:
+        """One pass, and what it says of the open places of a region."""
+        (view,) = yield from self.look_at([self.canvas.tokens], region)
+        return view
+
+    def look_at(self, variants: Sequence[np.ndarray], region: tuple[int, int]) -> Asking[list[View]]:
+        """One pass over several states [L] of the canvas that differ within a region; the first may be its own.
+
+        Only a cache whose keys and values stay the same within the region allows more than one.
+        """
+        plan = self._plan(region)
+        opens = [self._open(tokens, region, plan) for tokens in variants]
+        caches = self._ready(plan, len(variants), tokens=variants[0])
+        asks, counts = [], []
+        for tokens, places, cache in zip(variants, opens, caches, strict=True):
+            segments = self._segments(tokens, places, plan, cache)
+            asks += [Ask(self.model, segment, role=self.role, route=self.route) for segment in segments]
+            counts.append(len(segments))
+        scored = yield asks
+        self._note(plan)
+        self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
+        found = iter(scored)
+        logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
+        self._count([ask.segment for ask in asks], plan)
+        first, passed = self.canvas.prompt_length, self.kept.passed
+        fresh = self.method.noise == "pass"
+        seed = mix(self.canvas.seed, PASS, self.canvas.passes) if fresh else self.canvas.seed
+        self._remember(region, plan)
+        return [
+            View.of(
+                each,
+                places,
+                region,
+                measure=self.method.measure,
+                temperature=self.temperature,
+                seed=seed,
+                first=first,
+                late=tuple(self.canvas.eos_ids) if self.method.eos == "last" else (),
+                passed=passed,
+            )
+            for each, places in zip(logits, opens, strict=True)
+        ]
+
+    def write(self, view: View, commit: Commit) -> None:
+        """Fill in what a method has chosen from what it was shown."""
+        assert len(commit.positions), "a pass must write something"
+        self.canvas.write(*commit, view.logprobs_of(commit))
+        self.canvas.trace.steps[-1].emitted += len(commit.positions)
+
+    def require_alike(self, model: LanguageModel) -> None:
+        """Raise SettingsError where another model could not go on with this canvas."""
+        own, other = self.model.config, model.config
+        if self.method.experts is not None and not other.experts:
+            raise SettingsError(
+                "the second model has one MLP a layer, so there are no experts to share: leave them out"
+            )
+        if own.vocabulary != other.vocabulary or (own.vocab_size, own.mask_id) != (other.vocab_size, other.mask_id):
+            raise SettingsError("the second model has other tokens, or another mask: name one with this model's")
+        if (own.shifted, own.block_length) != (other.shifted, other.block_length):
+            raise SettingsError("rows of the second model stand for other places, or see others: name one of this kind")
+
+    def hand_to(self, model: LanguageModel, role: str) -> None:
+        """Let this model run the passes from here on, which finds what is written and none of what is kept of passes.
+
+        role: what it goes by in ledgers.
+        """
+        if model is self.model:
+            return
+        self.model, self.role = model, role
+        self.kept = Kept(final=None if self._own is None else 0)
+        self._kv, self._passes = None if self.cache is None else model.new_cache(), []
+
+    def close(self, place: int, end: int) -> None:
+        """Fill what is open from a place on with an end token, behind which nothing counts."""
+        rest = self.canvas.open(place, len(self.canvas))
+        self.canvas.tokens[rest] = end
+
+    def visible(self, region: tuple[int, int]) -> int:
+        """How many positions the rows of a region see."""
+        return len(self.canvas) if self._own is None else region[1]
+
+    def _plan(self, region: tuple[int, int]) -> Plan:
+        if self.kept.region != region:
+            self.kept.region, self.kept.passed = region, 0
+        visible = self.visible(region)
+        if self.cache is None:
+            return Plan(np.arange(visible), NOTHING)
+        return self.cache.plan(self.canvas, region, visible, self.kept)
+
+    def _open(self, tokens: np.ndarray, region: tuple[int, int], plan: Plan) -> np.ndarray:
+        places = region[0] + np.flatnonzero(tokens[region[0] : region[1]] == self.canvas.mask_id)
+        return places if plan.active is None else places[np.isin(places, plan.active)]
+
+    def _ready(self, plan: Plan, count: int, tokens: np.ndarray) -> list[KVCache | None]:
+        """A cache for every state, which holds what the pass reads and none of what it computes."""
+        if self._kv is None:
+            return [None] * count
+        rows = self._computed(plan)
+        self._pending = _Passed(plan.keys, rows, tokens[rows], plan.fresh, count == 1)
+        self._select(self._pending)
+        if count == 1:
+            return [self._kv]
+        assert self.cache is not None and self.cache.steady, "what is kept would differ between the states"
+        return [self._kv.fork() for _ in range(count)]
+
+    def _select(self, passed: _Passed) -> None:
+        assert self._kv is not None
+        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
+        self._kv.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
+
+    def _note(self, plan: Plan) -> None:
+        """Remember a pass that left keys and values, and forget those of which nothing is left."""
+        passed, self._pending = self._pending, None
+        if passed is None or not passed.alone:
+            return
+        if plan.fresh:
+            # Such a pass computes all but what is final, which other such passes have computed.
+            self._passes = [each for each in self._passes if each.fresh] if len(plan.keys) else []
+        self._passes.append(passed)
+
+    def give_back(self) -> int | None:
+        """See `Recoverable`: drop all keys and values; not while several states that share them are looked at."""
+        if self._kv is None or (self._pending is not None and not self._pending.alone):
+            return None
+        freed = self._kv.bytes
+        self._kv.become(self.model.new_cache())
+        return freed
+
+    def recover(self) -> Asking[None]:
+        """See `Recoverable`: the passes that left what there was once more, of the tokens that they saw."""
+        assert self._kv is not None
+        for passed in self._passes:
+            self._select(passed)
+            yield [
+                Ask(
+                    self.model,
+                    Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]),
+                    role=self.role,
+                    route=self.route,
+                )
+            ]
+        if self._pending is not None:
+            self._select(self._pending)
+
+    def _computed(self, plan: Plan) -> np.ndarray:
+        """[q] rows of a pass: where the row of a token predicts the next one, also those before open places."""
+        if not self.model.config.shifted:
+            return plan.queries
+        assert self.kept.region is not None
+        active = self.canvas.open(*self.kept.region) if plan.active is None else plan.active
+        # The one before the region always: which rows are computed must not hang on what is written in it.
+        return np.union1d(plan.queries, np.maximum(np.append(active, self.kept.region[0]) - 1, 0))
+
+    def _segments(self, tokens: np.ndarray, places: np.ndarray, plan: Plan, cache: KVCache | None) -> list[Segment]:
+        """The rows of one state of the canvas; with guidance the same once more, without the prompt."""
+        rows = self._computed(plan)
+        # Row 0 stands for itself where rows predict the next token: nothing else says anything of the first one.
+        wanted = np.maximum(places - 1, 0) if self.model.config.shifted else places
+        logit_rows = np.searchsorted(rows, wanted).tolist()
+        segments = [Segment(rows, tokens[rows], cache=cache, logit_rows=logit_rows)]
+        if self.method.guidance:
+            without = tokens.copy()
+            without[: self.canvas.prompt_length] = self.canvas.mask_id
+            segments.append(Segment(rows, without[rows], logit_rows=logit_rows))
+        return segments
+
+    def _guided(self, logits: list[torch.Tensor]) -> torch.Tensor:
+        """[m, vocab] logits of what may be written."""
+        found = logits[0].clone()
+        if len(logits) == 2:
+            found += self.method.guidance * (logits[0] - logits[1])
+        found = excluded(self.model, found)
+        found[:, self.canvas.mask_id] = -torch.inf
+        if self.method.eos == "never":
+            found[:, list(self.canvas.eos_ids)] = -torch.inf
+        return found
+
+    def _count(self, segments: list[Segment], plan: Plan) -> None:
+        canvas, rows = self.canvas, sum(len(segment) for segment in segments)
+        canvas.trace.steps.append(Step(rows=rows))
+        read = len(np.setdiff1d(plan.keys, segments[0].positions))
+        canvas.passes += 1
+        canvas.rows += rows
+        canvas.pairs += sum(len(segment) * (len(segment) + read) for segment in segments)
+
+    def _remember(self, region: tuple[int, int], plan: Plan) -> None:
+        kept = self.kept
+        kept.passed += 1
+        kept.age = 1 if plan.fresh else kept.age + 1
+        if plan.fresh:
+            kept.start, kept.read = self.canvas.passes - 1, plan.queries
+            if self._own is not None:
+                # Blocks before the one that the region begins in were written when this pass computed them.
+                kept.final = region[0] // self._own * self._own
+
+
+def filled(
+    model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0, hold: Hold | None = None
+) -> Asking[Canvas]:
+    """Fill a canvas; what is left open behind a written end is closed with that end."""
+    return (yield from finished(Run(model, canvas, method, temperature, hold)))
+
+
+def finished(run: Run) -> Asking[Canvas]:
+    """`filled`, by a run that is at hand."""
+    canvas = run.canvas
+    yield from run.method.fill(run)
+    if canvas.ended and canvas.end is not None:
+        run.close(canvas.end, int(canvas.tokens[canvas.end]))
+    canvas.trace.ledger.tokens += len(canvas.output)
+    return canvas

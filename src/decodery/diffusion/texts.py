@@ -1,0 +1,122 @@
+"""Canvases of an engine, filled together, and what became of them as texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decodery.engine.output import Output
+from decodery.models.protocol import LanguageModel
+from decodery.step.sequence import FinishReason
+
+from .base import Diffusion
+from .canvas import Canvas
+from .held import Hold
+from .run import Run, filled, finished
+
+if TYPE_CHECKING:
+    from decodery.engine.engine import Engine
+
+Decode = Callable[[list[int], list[int]], str]
+"""The text of tokens behind those of a prompt."""
+
+
+@dataclass
+class Fill:
+    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is."""
+
+    prompt: list[int]
+    length: int
+    method: Diffusion
+    temperature: float = 0.0
+    seed: int = 0
+    hold: Hold | None = None
+    salt: str = ""
+
+
+class Filling:
+    """A canvas in progress. work: its part in the engine."""
+
+    def __init__(
+        self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
+    ) -> None:
+        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
+        run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
+        self.work = engine.enter(finished(run), self.canvas.trace, memory=run, owner=fill.salt)
+        self._decode, self._revises, self._told, self._hold = decode, fill.method.revises, 0, fill.hold
+
+    @property
+    def settled(self) -> list[int]:
+        """Tokens that cannot change any more: those before the first open place, none where methods take some back.
+
+        Of a canvas that was stopped it is these as well; only one that came to its end is settled as a whole.
+        """
+        canvas, work = self.canvas, self.work
+        if canvas.ended or (work.finished and not work.stopped and work.error is None):
+            return canvas.output
+        if self._revises:
+            return []
+        open_places = canvas.open(canvas.prompt_length, len(canvas))
+        end = int(open_places[0]) if len(open_places) else len(canvas)
+        return [int(token) for token in canvas.tokens[canvas.prompt_length : end]][: canvas.limit]
+
+    def release(self) -> str:
+        """Text that is settled and was not given out before; half a character waits for its other half."""
+        text = self._text(self.settled)
+        if not self.work.finished:
+            text = text.rstrip("\ufffd")
+        told, self._told = self._told, max(self._told, len(text))
+        return text[told:]
+
+    def output(self) -> Output:
+        """What became of it; of one that was stopped what is settled, with finish_reason "cancelled".
+
+        Where a constraint held it, "stop" says that the text is complete, which it can be without a place for its end.
+        """
+        canvas, tokens = self.canvas, self.settled
+        ended = bool(tokens) and tokens[-1] in canvas.eos_ids
+        return Output(
+            text=self._text(tokens),
+            tokens=tokens,
+            prompt_tokens=self._prompt,
+            finish_reason=self._reason(tokens, ended),
+            stopped_by=tokens[-1] if ended else None,
+            seed=canvas.seed,
+            trace=canvas.trace,
+            logprobs=None,
+        )
+
+    def _reason(self, tokens: list[int], ended: bool) -> FinishReason:
+        if ended:
+            return "stop"
+        if self.work.stopped:
+            return "cancelled"
+        if self._hold is None:
+            return "length"
+        constraint = self._hold.constraint
+        state = constraint.init(self._prompt)
+        for token in tokens:
+            state = constraint.advance(state, token)
+        return "stop" if constraint.is_complete(state) else "length"
+
+    @property
+    def _prompt(self) -> list[int]:
+        return [int(token) for token in self.canvas.tokens[: self.canvas.prompt_length]]
+
+    def _text(self, tokens: list[int]) -> str:
+        ended = bool(tokens) and tokens[-1] in self.canvas.eos_ids
+        return self._decode(self._prompt, tokens[:-1] if ended else tokens)
+
+
+def fill_all(
+    engine: Engine,
+    model: LanguageModel,
+    canvases: Sequence[Canvas],
+    method: Diffusion,
+    temperature: float,
+    hold: Hold | None = None,
+) -> None:
+    """Fill canvases to the end, each as it would be alone, in passes that they share."""
+    runs = [filled(model, canvas, method, temperature, hold) for canvas in canvases]
+    engine.run([engine.enter(run, canvas.trace) for run, canvas in zip(runs, canvases, strict=True)])

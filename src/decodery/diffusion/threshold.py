@@ -1,0 +1,34 @@
+"""Threshold decoding: every proposal that is sure enough is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from decodery.core.registry import register
+
+from .base import Policy, require_share
+from .view import Commit, View
+
+
+@register(
+    "threshold",
+    paper="Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (2025)",
+    guarantee="tokens of one pass are each likely, and do not know of each other",
+)
+@dataclass(frozen=True)
+class Threshold(Policy):
+    """Writes every proposal whose confidence reaches tau, and the surest one in any case.
+
+    Dream measures confidence on tempered and filtered laws, and this here at temperature 1 as LLaDA does: thresholds
+    do not carry over.
+    """
+
+    tau: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share("threshold", "tau", self.tau)
+
+    def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
+        return view.surest_and(view.confidence >= self.tau), memory

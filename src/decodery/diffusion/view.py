@@ -1,0 +1,117 @@
+"""What one pass says of the open places of a canvas: proposals, how sure they are, and all the laws behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from decodery.core.noise import gumbel_argmax
+
+__all__ = ["Commit", "Measure", "View"]
+
+Measure = Literal["probability", "margin", "entropy"]
+
+
+class Commit(NamedTuple):
+    """What a method wants written. positions: [n]; tokens: [n]."""
+
+    positions: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass(eq=False)
+class View:
+    """The open places of a region after one pass. positions: [m], ascending; tokens: [m], what would be written there.
+
+    confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how much
+    the likeliest token leads the next, or minus the entropy in nats; -inf for what is to come last. logprobs:
+    [m, vocab]. region: first and last position of the places that count, those that are filled included. passed: how
+    many passes this region has had before.
+    """
+
+    positions: np.ndarray
+    tokens: np.ndarray
+    confidence: np.ndarray
+    logprobs: torch.Tensor
+    region: tuple[int, int]
+    passed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        logits: torch.Tensor,
+        positions: np.ndarray,
+        region: tuple[int, int],
+        *,
+        measure: Measure = "probability",
+        temperature: float = 0.0,
+        seed: int = 0,
+        first: int = 0,
+        late: Sequence[int] = (),
+        passed: int = 0,
+    ) -> View:
+        """What logits [m, vocab] say, -inf for what cannot be written. first: where the output begins.
+
+        The noise of a temperature is that of seed and position. late: tokens whose proposals rank behind all others.
+        """
+        logprobs = logits.log_softmax(dim=-1)
+        if temperature > 0:
+            tokens = gumbel_argmax(logprobs / temperature, seed, [int(place) - first for place in positions])
+        else:
+            tokens = logprobs.argmax(dim=-1)
+        confidence = _confidence(logprobs, tokens, measure).double().cpu().numpy()
+        ids = tokens.cpu().numpy()
+        if late:
+            confidence = np.where(np.isin(ids, list(late)), -np.inf, confidence)
+        return cls(positions, ids, confidence, logprobs, region, passed)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """[m] indices of the surest first; of equals the one that stands first."""
+        return np.lexsort((self.positions, -self.confidence))
+
+    @cached_property
+    def entropy(self) -> np.ndarray:
+        """[m] in nats."""
+        return _entropy(self.logprobs).double().cpu().numpy()
+
+    def at(self, indices: np.ndarray) -> Commit:
+        """The proposals of these places, given as indices or as a mask [m]."""
+        return Commit(self.positions[indices], self.tokens[indices])
+
+    def top(self, n: int) -> Commit:
+        """The n surest proposals."""
+        return self.at(np.sort(self.order[:n]))
+
+    def surest_and(self, chosen: np.ndarray) -> Commit:
+        """Those of a mask [m], and the surest of all in any case: every pass writes something."""
+        chosen = chosen.copy()
+        chosen[self.order[0]] = True
+        return self.at(chosen)
+
+    def logprobs_of(self, commit: Commit) -> np.ndarray:
+        """[n] log-probabilities of what is to be written."""
+        rows = torch.from_numpy(np.searchsorted(self.positions, commit.positions)).to(self.logprobs.device)
+        ids = torch.from_numpy(commit.tokens).to(self.logprobs.device)
+        return self.logprobs[rows, ids].double().cpu().numpy()
+
+
+def _confidence(logprobs: torch.Tensor, tokens: torch.Tensor, measure: Measure) -> torch.Tensor:
+    if measure == "entropy":
+        return -_entropy(logprobs)
+    if measure == "margin":
+        best = logprobs.topk(2, dim=-1).values.exp()
+        return best[:, 0] - best[:, 1]
+    return logprobs.gather(1, tokens[:, None])[:, 0].exp()
+
+
+def _entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    return torch.special.entr(logprobs.exp()).sum(dim=-1)

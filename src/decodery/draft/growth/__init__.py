@@ -1,5 +1,0 @@
-"""Growth policies: how the guesses of a drafter that can expand become a tree. One file per policy."""
-
-from ...faces import face
-
-__getattr__, __dir__ = face(__name__)

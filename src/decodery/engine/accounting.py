@@ -1,0 +1,70 @@
+"""What a step took and cost: the time of its parts, and what every request spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from decodery.core.trace import Step
+from decodery.models.cache.cache import resident
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import LanguageModel
+from decodery.step.forward_request import Ask, Scored
+
+from .task import Turn
+
+OWN = "model"
+"""What an engine's own model goes by in ledgers."""
+
+
+class StepClock:
+    """Where the time of a step goes; all that goes before the pass that a step is recorded in is proposing."""
+
+    def __init__(self) -> None:
+        self.mark = perf_counter()
+
+    def fill(self, steps: list[Step], begin: float, scored: float, sequences: int) -> None:
+        """Write the times of a pass into the steps that were recorded in it; `choose` holds each one's own so far."""
+        if not steps:
+            return
+        ended, choose = perf_counter(), sum(step.choose for step in steps)
+        for step in steps:
+            step.propose, step.score, step.choose = begin - self.mark, scored - begin, choose
+            step.commit, step.sequences = max(ended - scored - choose, 0.0), sequences
+        self.mark = ended
+
+
+def aside(ask: Ask, own: LanguageModel) -> bool:
+    """Whether an ask is for another model than the engine's own, or in a role of its own for some layers of that."""
+    return ask.model != own or bool(ask.role and ask.route != WHOLE)
+
+
+def spend(
+    places: Sequence[tuple[Turn, int]], found: Sequence[Scored | Exception], own: LanguageModel, seconds: float
+) -> None:
+    """Enter a pass in the ledgers of those who took part. places: their asks, by number; seconds: per row.
+
+    found: what they were answered. own: the engine's model. What went over several models or routes was one of each.
+    Experts that a request's rows had to have read are counted, too, those of another model than the own one by its
+    name.
+    """
+    known: set[tuple[int, str, LanguageModel, Route]] = set()
+    for (run, number), answered in zip(places, found, strict=True):
+        ask = run.asks[number]
+        name = ask.role if ask.role and aside(ask, own) else OWN
+        rows, key = len(ask.segment), (id(run.ledger), name, ask.model, ask.route)
+        run.ledger.spend(name, rows, seconds * rows, first=key not in known)
+        known.add(key)
+        if isinstance(answered, Scored) and answered.cost is not None and (read := answered.cost.experts):
+            kind = "experts" if name == OWN else f"{name} experts"
+            run.ledger.counts[kind] = run.ledger.counts.get(kind, 0) + read
+        if ask.segment.cache is not None:
+            run.caches.add(ask.segment.cache)
+    for run in {id(run): run for run, _ in places}.values():
+        # Before anything is kept or given up: a pass takes the most memory at its end.
+        run.ledger.bytes = max(run.ledger.bytes, resident(run.caches))
+
+
+def new_steps(run: Turn, known: dict[int, int]) -> list[Step]:
+    """The steps recorded since."""
+    return [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]

@@ -1,0 +1,167 @@
+"""Texts that a search has written behind prompts of its own: judges, critics, rounds of feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Ordered
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.conversation import Conversation, Prompt
+from decodery.core.errors import ServerError, SettingsError
+from decodery.core.ledger import charged
+from decodery.core.noise import nth_seed
+from decodery.core.trace import Trace
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import Reader, writes
+from decodery.sampling.constraint import Constrained, constrained
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from .schedule import share_prompt
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .request import Request
+
+_JUDGED, _COMPARED = 1 << 63, 1 << 62
+"""So far from those of texts that answer are the seeds of texts that judge, and of those that others are compared with.
+"""
+
+
+class Calls:
+    """Opens texts behind other prompts than a request's own, and writes them: all that are asked for at once in the
+    same passes, those with the same prompt on one reading of it.
+
+    conversation: of the request, from which other prompts are made. trace: of all texts that answer, which share the
+    ledger of the request; of those that judge it tells `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
+    reader: who reads what scorers ask, the writer but for a second model's. remembered: what scorers have found out
+    for this prompt. standing: what would be the answer if nothing more came, best first; complete: whether nothing
+    was left out that was to be asked; whoever asks keeps them up to date.
+    """
+
+    def __init__(self, engine: Engine, request: Request, conversation: Conversation) -> None:
+        self.engine, self.request, self.conversation = engine, request, conversation
+        self.reader: Reader = engine.model
+        self.trace = Trace()
+        self.standing: list[Sequence] = []
+        self.complete = True
+        self.remembered: dict[Hashable, Any] = {}
+        self._answered = self._judged = 0
+
+    def read_by(self, reader: Reader, encode: Callable[[Prompt], list[int]]) -> Calls:
+        """The same for scorers that are to ask a second model. encode: its tokens of a prompt."""
+        twin = copy(self)
+        twin.reader, twin.conversation = reader, replace(self.conversation, encode=encode)
+        return twin
+
+    def answer(
+        self, prompts: Ordered[Conversation], progress: Progress = silent, *, sampler: Sampler | None = None
+    ) -> Asking[list[Sequence]]:
+        """A text for each prompt, as the request would be answered there, at seeds that count up from its own.
+
+        sampler: in place of the request's.
+        """
+        self.engine.check_width(len(prompts))
+        first, self._answered = self._answered, self._answered + len(prompts)
+        request = copy(self.request)
+        request.reuse, request.sampler = None, sampler or request.sampler
+        texts = [self._open(request, each, nth_seed(self.request.seed, first + n)) for n, each in enumerate(prompts)]
+        self.trace.ledger = texts[0].trace.ledger if texts else self.trace.ledger
+        yield from self._write(texts, self.trace, progress)
+        return texts
+
+    def judge(
+        self,
+        prompts: Ordered[Conversation],
+        *,
+        most: int | None = None,
+        logprobs: int | None = None,
+        sampler: Sampler | None = None,
+        constraint: Any = None,
+        progress: Progress = silent,
+    ) -> Asking[list[Sequence]]:
+        """What a judge, critic or curator says to each prompt: free of the constraint and the stop strings of the
+        request.
+
+        most: tokens of each, those of the request by default. logprobs: as in `Request`. sampler: greedy by default.
+        constraint: what holds the texts to a form, as a name or a language.
+        """
+        self.engine.check_width(len(prompts))
+        first, self._judged = self._judged, self._judged + len(prompts)
+        request = copy(self.request)
+        if constrained(request.sampler.warps):
+            # What came along with the constraint goes with it.
+            request.drafter, request.rule = None, Coupled()
+        request.conversation = request.reuse = request.search = request.source = None
+        request.stop, request.logprobs = (), logprobs
+        request.sampler = Sampler.from_settings() if sampler is None else free(sampler)
+        if constraint is not None:
+            form = Constrained(self.conversation.compile(constraint))
+            request.sampler = Sampler((form, *request.sampler.warps))
+        request.max_new_tokens = most or request.max_new_tokens
+        seed = nth_seed(self.request.seed, _JUDGED)
+        texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]
+        read = charged().counts.get("prompt_tokens", 0)
+        yield from self._write(texts, Trace(ledger=charged()), progress)
+        counts, own = charged().counts, sum(seq.prompt_length for seq in texts)
+        for name, amount in (
+            ("judge_calls", len(texts)),
+            ("judge_tokens_in", charged().counts.get("prompt_tokens", 0) - read if writes(self.engine.model) else own),
+            ("judge_tokens_out", sum(len(seq.generated) for seq in texts)),
+        ):
+            counts[name] = counts.get(name, 0) + amount
+        return texts
+
+    def reference(self, n: int) -> Asking[list[Sequence]]:
+        """n answers of the request as it is, to compare others with: at seeds of their own, and discarded."""
+        self.engine.check_width(n)
+        seed = nth_seed(self.request.seed, _COMPARED)
+        texts = [self._open(self.request, self.conversation, nth_seed(seed, number)) for number in range(n)]
+        yield from self._write(texts, Trace(ledger=charged()), silent)
+        return texts
+
+    def fits(self, said: Conversation, room: int = 1) -> bool:
+        """Whether so many tokens can be written behind a prompt. A server alone knows what fits there: it says no."""
+        return len(said.tokens()) + room <= self.engine.model.config.max_positions
+
+    def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
+        if request.embeddings is not None:
+            raise SettingsError(
+                "this search asks for texts behind other prompts, which would lack the embeddings of this one: use "
+                "another search, or a prompt of tokens alone"
+            )
+        twin = copy(request)
+        twin.prompt, twin.seed, twin.conversation = said.tokens(), seed, said
+        return self.engine.open(twin)
+
+    def _write(self, texts: list[Sequence], trace: Trace, progress: Progress) -> Asking[None]:
+        """All of them to their ends. Those that are left unfinished by an error are cancelled."""
+        firsts: dict[int, Sequence] = {}
+        for seq in texts:
+            owner = firsts.setdefault(id(seq.conversation), seq)
+            seq.like = None if owner is seq else owner
+        try:
+            while active := [seq for seq in texts if not seq.finished]:
+                waiting = [seq for seq in active if seq.like is not None]
+                ready = [seq for seq in active if seq.like is None]
+                yield from self.engine.write(ready, trace)
+                for seq in waiting:
+                    assert seq.like is not None
+                    share_prompt(seq, seq.like)
+                progress("writing", max(seq.position for seq in active), texts[0].max_new_tokens)
+        finally:
+            for seq in texts:
+                seq.cancel()
+        if cut := [seq for seq in texts if not seq.complete]:
+            whole = [seq for seq in texts if seq.complete]
+            self.standing = self.standing or whole or [seq for seq in cut if seq.generated]
+            raise cut[0].error or ServerError("a server went away in the middle of a text")
+
+
+def free(sampler: Sampler) -> Sampler:
+    """The same without what constrains a text."""
+    return Sampler(warp for warp in sampler.warps if not isinstance(warp, Constrained))

@@ -1,0 +1,82 @@
+"""The last of the four steps: what was accepted becomes text, and every state moves with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import torch
+
+from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence, TokenLogprob
+
+_TOGETHER = 64
+"""Rows of the vocabulary's size that are normalised at a time."""
+
+
+def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> list[int]:
+    """Append the accepted path and the bonus token up to the first stop, or hold; returns what was appended.
+
+    Stop conditions are checked token by token, so that a run accepted at once ends where plain decoding would.
+    """
+    run = [int(tree.tokens[node]) for node in accepted.path] + [accepted.bonus]
+    chosen_at = [0, *accepted.path]
+    emitted: list[int] = []
+    for token, node in zip(run, chosen_at, strict=True):
+        if seq.watch is not None:
+            seq.watch.remember(seq, laws.context(node).state)
+        if seq.logprobs is not None:
+            seq.token_logprobs += logprobs(laws.row(node)[None], [token], seq.logprobs)
+        seq.tokens.append(token)
+        emitted.append(token)
+        _check_stop(seq, token)
+        cut = seq.watch is not None and _watched(seq, node, laws)
+        if seq.finished or cut or (seq.held is not None and seq.held(seq)):
+            break
+    seq.trace.ledger.tokens += len(emitted)
+    if seq.sampler.stateful:
+        last = chosen_at[len(emitted) - 1]
+        seq.sampler_state = seq.sampler.after(laws.context(last), emitted[-1], laws.row(last))
+    return emitted
+
+
+def _check_stop(seq: Sequence, token: int) -> None:
+    if token in seq.eos_ids:
+        seq.finish_reason, seq.stopped_by = "stop", token
+    elif seq.text is not None and (found := seq.text.push(token)) is not None:
+        seq.finish_reason, seq.stopped_by = "stop", found
+    elif seq.remaining <= 0:
+        seq.finish_reason = "length"
+    if seq.finished and not isinstance(seq.stopped_by, str):
+        _finish_text(seq)
+
+
+def _finish_text(seq: Sequence) -> None:
+    if seq.text is not None and (found := seq.text.finish()) is not None:
+        seq.finish_reason, seq.stopped_by = "stop", found
+
+
+def _watched(seq: Sequence, node: int, laws: Laws) -> bool:
+    """Let the monitors see the token that was just committed; whether the run ends behind it."""
+    assert seq.watch is not None
+    ended = seq.finished
+    hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.needs.taps}
+    cut = seq.watch.see(seq, laws.row(node), hidden)
+    if seq.finished and not ended and seq.text is not None:
+        seq.text.finish()
+    return cut
+
+
+def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
+    """Of the token that follows each row, and of the `top` likeliest beside it. logits: [n, vocab], the model's own."""
+    found: list[TokenLogprob] = []
+    for first in range(0, len(tokens), _TOGETHER):
+        here = tokens[first : first + _TOGETHER]
+        rows = torch.log_softmax(logits[first : first + len(here)].float(), dim=-1)
+        values, ids = rows.topk(min(top, rows.shape[-1]))
+        chosen = rows[
+            torch.arange(len(here), device="cpu"), torch.tensor(here, dtype=torch.int64, device="cpu")
+        ].tolist()
+        for token, own, near, how in zip(here, chosen, ids.tolist(), values.tolist(), strict=True):
+            found.append(TokenLogprob(token, own, list(zip(near, how, strict=True))))
+    return found

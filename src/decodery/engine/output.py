@@ -1,0 +1,101 @@
+"""What becomes of a prompt: a text as a plain value, and the pieces it came in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from decodery.core.trace import Trace
+from decodery.step.sequence import FinishReason, KeptText, TokenLogprob, Watched
+
+
+@dataclass(frozen=True)
+class TextCheck:
+    """What a finished text was checked for, because its constraint could not enforce it while it was written.
+
+    Args:
+        unenforced: what it was checked for, such as "uniqueItems at #/tags"; empty where nothing was checked.
+        ignored: what nothing was done about, such as formats without a grammar.
+        tries: texts that were written, this one included.
+        violation: what this text breaks; None where it passed or was not checked.
+        passed: whether it was checked and passed; None where it was not checked, as a text that was cut.
+    """
+
+    unenforced: tuple[str, ...]
+    ignored: tuple[str, ...]
+    tries: int
+    violation: str | None
+    passed: bool | None
+
+
+_SHOWN = 200
+"""Characters of a text in its `repr`."""
+
+
+@dataclass(frozen=True, repr=False)
+class Output:
+    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
+
+    prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
+    ranked. complete: False where a server went away before all was written that had been asked for. kept: what a
+    further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled. monitors: what each of
+    them found. context_full: whether it ended, by "length", because the model's context was full, however many tokens
+    had been asked for. check: what it was checked for when it was finished, None where its constraint enforced all of
+    it or there was none.
+    """
+
+    text: str
+    tokens: list[int]
+    prompt_tokens: list[int]
+    finish_reason: FinishReason
+    stopped_by: int | str | None
+    seed: int
+    trace: Trace
+    logprobs: list[TokenLogprob] | None
+    score: float | None = None
+    complete: bool = True
+    kept: KeptText | None = field(default=None, repr=False, compare=False)
+    monitors: tuple[Watched, ...] = ()
+    context_full: bool = False
+    check: TextCheck | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept": None}
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        figures = f"tokens={len(self.tokens)}, tokens_per_pass={self.trace.tokens_per_pass:.2f}"
+        return f"Output(text={text!r}, finish_reason={self.finish_reason!r}, {figures})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `decodery generate --json` prints."""
+        result: dict[str, Any] = {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "trace": self.trace.summary(),
+        }
+        if self.score is not None:
+            result["score"] = self.score
+        if not self.complete:
+            result["complete"] = False
+        if self.context_full:
+            result["context_full"] = True
+        if self.check is not None:
+            result["check"] = asdict(self.check)
+        if self.monitors:
+            result["monitors"] = [each.to_dict() for each in self.monitors]
+        if self.logprobs is not None:
+            result["logprobs"] = [
+                {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs
+            ]
+        return result
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a streamed text; `output` is set on the last one."""
+
+    text: str
+    output: Output | None = None

@@ -1,0 +1,158 @@
+"""Taking from tasks what models have read for them, and having it read again: their results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache, resident
+from decodery.models.protocol import Reader
+from decodery.step.forward_request import Ask, Asking, Blocking, score_all, together
+from decodery.step.sequence import Sequence
+
+from .task import Lost, Turn, Work
+
+
+def drop(run: Turn) -> bool:
+    """Give back the memory that models take for a task; False where that must wait for the end of what it is doing.
+
+    A text reads itself again, because nothing of it is read then. What the branches of a search had read is noted in
+    `run.lost`. That waits while rows are tentative or hold tokens that their branch does not know of yet, and while a
+    search is read again or has not gone on since: however often it is dropped, it comes to its end. A search of which
+    something was evicted, or whose prompt holds embeddings, is left as it is. A canvas has its own way of remembering,
+    `Work.memory`.
+    """
+    if isinstance(run.task, Sequence):
+        return run.asking is None and _drop_text(run.task)
+    if run.restored or run.waiting is not None or run.blocked:
+        return False
+    if any(ask.segment.interventions for ask in passes(run)):
+        return False
+    if run.task.memory is not None:
+        freed = None if run.forgotten else run.task.memory.give_back()
+        run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
+        return freed is not None
+    if any(seq.embeddings is not None for seq in run.branches.values()):
+        return False
+    held = {id(each.cache): each for seq in run.branches.values() for each in _held(seq)}.values()
+    if any(_cannot_be_read_again(each) for each in held):
+        return False
+    run.owed += resident(each.cache for each in held)
+    for each in held:
+        if each.tokens:
+            run.lost.append(each)
+            each.cache.become(each.model.new_cache())
+    return True
+
+
+def withdraw(run: Turn) -> bool:
+    """Take back what a search has asked for and drop its branches; False where they could not be read again.
+
+    Its asks stay, to be answered once it has its branches back; what was answered of them is forgotten.
+    """
+    if not isinstance(run.task, Work) or run.blocked or any(ask.segment.stays for ask in passes(run)):
+        return False
+    run.abandon()
+    run.restored = False
+    for ask in passes(run):
+        if ask.segment.cache is not None:
+            ask.segment.cache.keep([])
+    # What ran beside the loop has ended once, with a result or an error; nobody would begin it again.
+    run.answers = [each if isinstance(ask, Blocking) else None for ask, each in zip(run.asks, run.answers, strict=True)]
+    return drop(run) and bool(run.lost or run.forgotten)
+
+
+def passes(run: Turn) -> list[Ask]:
+    """What a task asks of models."""
+    return [ask for ask in run.asks if not isinstance(ask, Blocking)]
+
+
+def again(run: Turn, rows: int) -> Asking[None]:
+    """Have all that was taken from a task, by passes of `rows` rows at most where they can be cut."""
+    if run.forgotten:
+        assert isinstance(run.task, Work) and run.task.memory is not None
+        yield from run.task.memory.recover()
+    if run.lost:
+        yield from read_again(run.lost, rows)
+
+
+def read_again(lost: Ordered[Lost], rows: int) -> Asking[None]:
+    """Fill caches with what they held, by passes of `rows` rows at most. What they have in common is read once."""
+    models: dict[int, list[Lost]] = {}
+    for each in lost:
+        models.setdefault(id(each.model), []).append(each)
+    yield from together([_read(those[0].model, those, max(rows // len(models), 1)) for those in models.values()])
+
+
+def _read(model: Reader, lost: list[Lost], rows: int) -> Asking[None]:
+    """Level by level: caches whose tokens go on alike share one, until they part and each has a fork of it."""
+    groups = [(model.new_cache(), lost)]
+    while groups := [part for cache, members in groups for part in _parted(cache, members)]:
+        left, segments = rows, []
+        for cache, members in groups:
+            start = cache.next_position
+            chunk = members[0].tokens[start : min(_alike(members), start + left)]
+            if not chunk:
+                break
+            segments.append(Segment.chunk(chunk, cache, logit_rows=[]))
+            left -= len(chunk)
+        yield from score_all(model, segments, role=lost[0].role)
+        for (cache, _), segment in zip(groups, segments, strict=False):
+            cache.keep(range(len(segment)))
+
+
+def _parted(cache: KVCache, members: list[Lost]) -> Iterator[tuple[KVCache, list[Lost]]]:
+    """Groups that go on with different tokens behind what `cache` holds; whoever has no more gets a fork of it."""
+    at, following = cache.next_position, dict[int, list[Lost]]()
+    for each in members:
+        if len(each.tokens) == at:
+            each.cache.become(cache.fork())
+        else:
+            following.setdefault(each.tokens[at], []).append(each)
+    for those in following.values():
+        yield (cache if len(following) == 1 else cache.fork()), those
+
+
+def _alike(members: list[Lost]) -> int:
+    """How many of their first tokens are the same in all."""
+    first, last = min(each.tokens for each in members), max(each.tokens for each in members)
+    shorter = min(len(first), len(last))
+    return next((at for at in range(shorter) if first[at] != last[at]), shorter)
+
+
+def _held(seq: Sequence) -> list[Lost]:
+    """Every cache behind a text, whose it is, and which tokens it holds."""
+    if isinstance(seq.cache, KVCache):
+        return [Lost(seq.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.role)]
+    return [Lost(model, cache, tokens) for model, cache, tokens in seq.cache.readings()]
+
+
+def behind(seq: Sequence) -> list[KVCache]:
+    """All caches that a text reads through."""
+    if isinstance(seq.cache, KVCache):
+        return [seq.cache]
+    return [cache for _, cache, _ in seq.cache.readings()]
+
+
+def caches(run: Turn) -> list[KVCache]:
+    """All that a task has, those that nothing was asked with yet included."""
+    texts = [run.task] if isinstance(run.task, Sequence) else list(run.branches.values())
+    held = {id(cache): cache for seq in texts for cache in behind(seq)}
+    return list((held | {id(cache): cache for cache in run.caches}).values())
+
+
+def _cannot_be_read_again(held: Lost) -> bool:
+    cache = held.cache
+    return bool(cache.scratch) or cache.next_position > len(held.tokens) or not cache.plain
+
+
+def _drop_text(seq: Sequence) -> bool:
+    if not all(cache.anew for cache in behind(seq)):
+        return False
+    seq.cache = seq.model.new_cache()
+    if seq.slots is not None:
+        seq.cache.provide(seq.slots)
+    if seq.drafter is not None:
+        seq.drafter.forget(seq)
+    return True

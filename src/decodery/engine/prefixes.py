@@ -1,0 +1,151 @@
+"""What texts have read, kept in the blocks of their caches for later ones that begin alike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import ref
+
+import numpy as np
+
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.own_caches import bare
+from decodery.models.cache.page_memory import SLOTS, Slab
+from decodery.models.protocol import Reader
+
+_SLACK = 4
+"""A text's memory is made to measure where more than one slot in so many is empty."""
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A text that was read. chain: names of its whole blocks, each of which stands for all that is before it, too."""
+
+    tokens: np.ndarray
+    cache: KVCache
+    chain: list[bytes]
+
+
+class PrefixCache:
+    """Keys and values of texts that were read, found by what a new text begins with.
+
+    A text that begins alike forks what is found, so that blocks are shared and nothing is computed or copied. Texts are
+    found by chains of hashes of their blocks, block by block, and then compared token by token; those of another salt
+    are never found. What a model reads of a token is the same whoever reads it, so a hit changes no text: to the bit
+    for models whose rows do not depend on what shares a pass (`exact_rows`), within rounding for others.
+
+    most: bytes of the blocks kept at most; what was used least recently goes first. slabs: the memory they are in,
+    which is kept whole, by identity. bytes: of the blocks; what several texts share counts once. asked, found: tokens
+    of the prompts that were looked up, and those of them that were there. Source: PagedAttention (2023).
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.slabs: dict[int, Slab] = {}
+        self.bytes = self.asked = self.found = 0
+        self._model: ref[Reader] | None = None
+        self._holders: dict[int, np.ndarray] = {}
+        self._entries: OrderedDict[_Entry, None] = OrderedDict()
+        self._by_chain: dict[bytes, dict[_Entry, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def serves(self, model: Reader) -> bool:
+        """Whether what is kept is this model's; an empty cache becomes that of the first one which asks.
+
+        Args:
+            model: the model; another load of the same files is another one.
+
+        Returns:
+            False where another model has read what is kept.
+        """
+        if self._model is None or not self._entries:
+            self._model = ref(bare(model))
+        return self._model() == model
+
+    def find(self, tokens: Sequence[int], salt: str = "") -> KVCache | None:
+        """What is known of the beginning of a text, None for nothing; its last token is always left to read."""
+        self.asked += len(tokens)
+        those: dict[_Entry, None] = {}
+        for name in _chain(tokens, salt):
+            if name not in self._by_chain:
+                break
+            those = self._by_chain[name]
+        for best in reversed(those):
+            most = min(len(best.tokens), len(tokens) - 1)
+            parts = np.flatnonzero(best.tokens[:most] != np.asarray(tokens[:most]))
+            alike = int(parts[0]) if len(parts) else most
+            if alike and best.cache.begins(alike):
+                self._entries.move_to_end(best)
+                self.found += alike
+                return best.cache.beginning(alike)
+        return None
+
+    def add(self, tokens: Sequence[int], cache: KVCache, salt: str = "", *, final: bool = False) -> None:
+        """Keep what `cache` holds of a text. final: nothing more will be written to it, so it may be made to fit."""
+        if not isinstance(cache, KVCache) or cache.prefix:
+            return
+        known = cache.untouched
+        chain = list(_chain(tokens[:known], salt))
+        longer = [each for each in self._by_chain.get(chain[-1], ()) if len(each.chain) > len(chain)] if chain else []
+        if not chain or any(each.cache.begins(known) for each in longer):
+            # Too short to be found, or a longer text has it all.
+            return
+        for name in chain:
+            for covered in [each for each in self._by_chain.get(name, ()) if each.chain[-1] == name]:
+                if cache.begins(len(covered.tokens)):
+                    self._remove(covered)
+        # Nobody else holds the blocks of a text that is alone in its memory.
+        loose = final and cache.blocks.home is not None and _SLACK * (cache.capacity - known) > cache.capacity
+        kept = cache.beginning(known)
+        if loose:
+            kept.blocks.replace(-(-known // SLOTS) * SLOTS, known)
+        entry = _Entry(np.asarray(tokens[:known]), kept, chain)
+        self._entries[entry] = None
+        for run in kept.blocks.runs:
+            self.slabs[id(run.slab)] = run.slab
+            held = self._holders.setdefault(id(run.slab), np.zeros_like(run.slab.holders))[run.first : run.last]
+            held += 1
+            self.bytes += int((held == 1).sum()) * SLOTS * kept.slot_bytes
+        for name in chain:
+            self._by_chain.setdefault(name, {})[entry] = None
+        while self.bytes > self.most and self.evict():
+            pass
+
+    def evict(self) -> bool:
+        """Forget what was used least recently; False where nothing is kept."""
+        if not self._entries:
+            return False
+        self._remove(next(iter(self._entries)))
+        return True
+
+    def clear(self) -> None:
+        """Forget everything."""
+        while self.evict():
+            pass
+
+    def _remove(self, entry: _Entry) -> None:
+        del self._entries[entry]
+        for name in entry.chain:
+            del self._by_chain[name][entry]
+            if not self._by_chain[name]:
+                del self._by_chain[name]
+        for run in entry.cache.blocks.runs:
+            held = self._holders[id(run.slab)][run.first : run.last]
+            held -= 1
+            self.bytes -= int((held == 0).sum()) * SLOTS * entry.cache.slot_bytes
+            if not self._holders[id(run.slab)].any():
+                del self._holders[id(run.slab)], self.slabs[id(run.slab)]
+        entry.cache.blocks.release()
+
+
+def _chain(tokens: Sequence[int], salt: str) -> Iterator[bytes]:
+    """Names of the whole blocks of a text, each made of that of the one before it, and of the salt."""
+    ids = np.asarray(tokens, dtype=np.int64)
+    name = hashlib.blake2b(salt.encode(), digest_size=16).digest()
+    for first in range(0, len(ids) - SLOTS + 1, SLOTS):
+        name = hashlib.blake2b(name + ids[first : first + SLOTS].tobytes(), digest_size=16).digest()
+        yield name

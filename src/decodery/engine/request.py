@@ -1,0 +1,171 @@
+"""What a caller asks of the engine for one text."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from decodery.core.conversation import Conversation
+from decodery.core.errors import SettingsError
+from decodery.core.registry import method_of, resolve
+from decodery.core.settings import plain
+from decodery.kv_cache.base import CachePolicy
+from decodery.logits_sources.base import Source
+from decodery.monitors.base import Monitor
+from decodery.sampling.banned import Banned
+from decodery.sampling.base import Stage
+from decodery.sampling.constraint import constrained
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.awrs import AWRS
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.draft_length.base import LARGEST, MOST_NODES, Policy
+from decodery.speculative.drafters.base import Drafter
+from decodery.speculative.drafters.forced import Forced
+from decodery.step.drafter_memory import Memory
+from decodery.step.embedded import Embeddings
+from decodery.step.sequence import KeptText, Sequence
+
+from .validation import refuse
+
+if TYPE_CHECKING:
+    from decodery.models.protocol import LanguageModel
+    from decodery.search.base import Search
+
+_KINDS: dict[str, tuple[str, type]] = {
+    "drafter": ("draft", Drafter),
+    "rule": ("verify", Rule),
+    "budget": ("budget", Policy),
+    "source": ("source", Source),
+    "kv": ("kv", CachePolicy),
+}
+
+
+@dataclass
+class Request:
+    """Settings of one text. prompt: token ids, at least one.
+
+    sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
+    alone decides. max_nodes: drafted tokens per step at most, whatever both want. stop: strings that end the text and
+    are cut from it; stop_tokens: those of them that are special tokens, by id. eos_ids: tokens that end it. logprobs:
+    how many likeliest tokens to report beside each emitted one (0: the emitted one alone); prompt_logprobs: the same of
+    the prompt's tokens, but the first. reuse: a finished text whose cache serves as far as its tokens agree with the
+    prompt; not used where there is a source. source: what makes the logits out of one or more models and contexts, None
+    for the model alone. kv: what of the text's keys and values is kept and read, None for all of them. monitors: what
+    watches it. search: whose branches these are, None for a text of its own. salt: texts share what was read of their
+    prompts with those of the same salt only. trees: keep the draft of every step in the trace. conversation: what the
+    prompt was made of, for searches that ask for texts behind other prompts. memory: what drafters learn from and add
+    to, None for the engine's own. embeddings: what the prompt holds beside
+    tokens; the model reads it in place of the tokens at these places. settled: called by searches that know it, with
+    all of the text that is returned first that cannot change any more.
+
+    drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
+
+    What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
+    are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
+    """
+
+    prompt: Ordered[int]
+    max_new_tokens: int = 128
+    sampler: Sampler = field(default_factory=Sampler.from_settings)
+    drafter: Drafter | None = None
+    rule: Rule = field(default_factory=Coupled)
+    seed: int = 0
+    stop: Ordered[str] = ()
+    eos_ids: Ordered[int] = ()
+    logprobs: int | None = None
+    reuse: Sequence | KeptText | None = None
+    budget: Policy | None = None
+    source: Source | None = None
+    kv: CachePolicy | None = None
+    monitors: Ordered[Monitor] = ()
+    max_nodes: int = MOST_NODES
+    search: Search | None = None
+    prompt_logprobs: int | None = None
+    salt: str = ""
+    trees: bool = False
+    conversation: Conversation | None = None
+    embeddings: Embeddings | None = None
+    memory: Memory | None = None
+    settled: Callable[[str], None] | None = None
+    stop_tokens: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_nodes", "seed", "logprobs", "prompt_logprobs"):
+            setattr(self, name, plain(getattr(self, name)))
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
+        if not isinstance(self.max_nodes, int) or not 1 <= self.max_nodes <= LARGEST:
+            raise SettingsError(f"max_nodes must be a whole number between 1 and {LARGEST}, not {self.max_nodes!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
+        if any(not isinstance(string, str) or not string for string in self.stop):
+            raise SettingsError("stop must be non-empty strings")
+        if not isinstance(self.salt, str) or any("\ud800" <= each <= "\udfff" for each in self.salt):
+            raise SettingsError(f"salt must be text, not {self.salt!r}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None and not 0 <= count <= 100:
+                raise SettingsError(f"{name} must lie between 0 and 100, not {count}")
+        self._resolve()
+        self._constrain()
+        refuse(self)
+        self._tell_of_cuts()
+
+    def _resolve(self) -> None:
+        """Let instances take the place of names."""
+        for role, (family, kind) in _KINDS.items():
+            part = getattr(self, role)
+            if isinstance(part, str):
+                setattr(self, role, resolve(family, part))
+            elif not isinstance(part, kind) and not (part is None and role != "rule"):
+                article = "a verification rule of tokens" if role == "rule" else f"a {kind.__name__}"
+                raise SettingsError(f"{role} must be {article} or the name of one, not {part!r}")
+        given = [self.monitors] if isinstance(self.monitors, str | Monitor) else self.monitors
+        self.monitors = tuple(resolve("monitor", each) for each in given)
+
+    def suited(self, model: LanguageModel) -> Request:
+        """The same request with what its drafter brings along for texts of `model`.
+
+        Raises SettingsError or UnsupportedModel where the model does not give what some part needs.
+        """
+        found = self if self.drafter is None else copy(self)
+        found.drafter = None if self.drafter is None else self.drafter.suited(model, self.source)
+        refuse(found, model)
+        return found
+
+    def _constrain(self) -> None:
+        """Let what goes with a constraint take the place of rule and drafter."""
+        warps = self.sampler.warps
+        if any(monitor.rolls for monitor in self.monitors) and not any(isinstance(warp, Banned) for warp in warps):
+            # Behind the masks: where a constraint allows nothing else, what was taken back is written again.
+            masks = sum(warp.stage is Stage.MASK for warp in warps)
+            self.sampler = Sampler((*warps[:masks], Banned(), *warps[masks:]))
+        found = constrained(warps)
+        if found is None:
+            return
+        if not found[1].gives.mask and self.rule == Coupled():
+            # The same tokens, without a question about every one of the vocabulary.
+            self.rule = AWRS()
+        if self.drafter is not None and self.rule.gives.mask and not isinstance(self.drafter, Forced):
+            self.drafter = Forced(self.drafter)
+
+    def _tell_of_cuts(self) -> None:
+        """Say so where `max_nodes` leaves less than the settings of drafter and budget ask for."""
+        if self.drafter is None:
+            return
+        # What a constraint forces comes as it comes; it is the drafter inside that was set to ask for so much.
+        drafter = self.drafter.parts[0] if isinstance(self.drafter, Forced) else self.drafter
+        asking = (drafter,) if self.budget is None else (drafter, self.budget)
+        wanted = min((size for part in asking if (size := part.largest()) is not None), default=0)
+        if wanted > self.max_nodes:
+            method = method_of(drafter)
+            name = type(drafter).__name__ if method is None else method.name
+            warnings.warn(
+                f"{name} drafts up to {wanted} tokens per step as it is set, and max_nodes leaves {self.max_nodes}: "
+                f"allow max_nodes={min(wanted, LARGEST)} for all of them, or ask it for fewer",
+                stacklevel=2,
+            )

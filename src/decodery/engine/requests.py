@@ -1,0 +1,139 @@
+"""Texts as they begin: checked, with nothing of them read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from decodery.core.errors import ContextFull, PromptError, SettingsError
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import LanguageModel, Reader, writes
+from decodery.models.tokenizers.vocabularies import padding_of
+from decodery.step.detokenizer import Detokenizer, TextStream
+from decodery.step.drafter_memory import Memory
+from decodery.step.sequence import Sequence
+
+from .request import Request
+from .watch import Watch
+
+
+def opened(
+    request: Request, target: LanguageModel, memory: Memory, detokenizer: Callable[[], Detokenizer] | None
+) -> Sequence:
+    """A text of which nothing is read yet. memory: what drafters remember beyond it, unless the request has its own.
+
+    Raises PromptError, SettingsError or UnsupportedModel where `target` cannot serve the request.
+    """
+    prompt = [int(token) for token in request.prompt]
+    _check_order(target)
+    model: Reader = target if request.kv is None else request.kv.over(target, len(prompt))
+    _check_prompt(prompt, model)
+    request = request.suited(target)
+    if request.source is not None:
+        model = request.source.over(target, prompt)
+        _check_prompt(prompt, model)
+    request.rule.fits(model)
+    salt = request.salt
+    if request.embeddings is not None:
+        if request.source is not None:
+            raise SettingsError(
+                "a source reads the prompt's tokens in contexts of its own, and this prompt holds embeddings: leave "
+                "the source out"
+            )
+        request.embeddings.check(prompt, model)
+        # The same tokens beside other embeddings are another prompt.
+        salt += request.embeddings.digest
+    seq = Sequence(
+        tokens=prompt,
+        prompt_length=len(prompt),
+        cache=_resumed(request, prompt, model),
+        sampler=request.sampler,
+        rule=request.rule,
+        drafter=request.drafter,
+        vocab_size=model.vocab_size,
+        model=model,
+        max_nodes=request.max_nodes,
+        detokenizer=detokenizer,
+        seed=request.seed,
+        # A text that comes to the end of the context ends by "length", and its `context_full` says so.
+        max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
+        eos_ids=frozenset(request.eos_ids),
+        logprobs=request.logprobs,
+        memory=memory if request.memory is None else request.memory,
+        budget=request.budget,
+        source=request.source,
+        kv=request.kv,
+        prompt_logprobs=request.prompt_logprobs,
+        salt=salt,
+        trees=request.trees,
+        conversation=request.conversation,
+        embeddings=request.embeddings,
+        user_spans=getattr(request.prompt, "user_spans", None),
+        padding=None if writes(target) else padding_of(target),
+    )
+    if detokenizer is not None:
+        lag = max((monitor.rolls for monitor in request.monitors), default=0)
+        stream = detokenizer()
+        # What stands before decides how a text begins: with the space of its first word, or the rest of a character.
+        stream.push(prompt)
+        seq.text = TextStream(stream, request.stop, lag, stop_tokens=request.stop_tokens)
+    seq.sampler_state = seq.sampler.init(prompt)
+    if request.monitors:
+        for monitor in request.monitors:
+            monitor.fits(model)
+        seq.watch = Watch(request.monitors, seq)
+    return seq
+
+
+def _check_order(model: Reader) -> None:
+    if not model.config.causal:
+        raise SettingsError(
+            "this is a diffusion model, which fills a canvas and does not write from left to right: give a way to fill "
+            'it, as in diffuse="threshold" or --diffuse threshold'
+        )
+
+
+def _check_prompt(prompt: list[int], model: Reader) -> None:
+    limit, vocab = model.config.max_positions, model.vocab_size
+    if not prompt:
+        raise PromptError("the prompt is empty: give at least one token")
+    if len(prompt) >= limit:
+        raise ContextFull(
+            f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
+            'one new token fits, or read it with kv="streaming-llm", which goes on beyond the context'
+        )
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
+
+
+def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
+    """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
+
+    An empty one where there is none, where a source may have read something else in the prompt's place, where a cache
+    policy or a monitor has to see the prompt read, where all of the prompt has to be read, or where either holds
+    embeddings.
+    Raises SettingsError for what another model has read.
+    """
+    earlier, fresh = request.reuse, model.new_cache()
+    if earlier is None or earlier.source is not None or request.source is not None:
+        return fresh
+    if (earlier.model if isinstance(earlier, Sequence) else earlier.model()) != model:
+        raise SettingsError(
+            "reuse goes on from what another model has read (another checkpoint, or this one in another precision or "
+            "loaded once more): give an output of this model"
+        )
+    if not fresh.begins(len(prompt)) or request.prompt_logprobs is not None:
+        return fresh
+    if request.embeddings is not None or (isinstance(earlier, Sequence) and earlier.embeddings is not None):
+        return fresh
+    if any(monitor.needs.prompt_taps or monitor.needs.changes for monitor in request.monitors):
+        return fresh
+    if not isinstance(earlier.cache, KVCache) or earlier.cache.evicted:
+        return fresh
+    shared = 0
+    for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    cache = earlier.cache.beginning(min(shared, earlier.cache.untouched))
+    cache.policy = fresh.policy
+    return cache

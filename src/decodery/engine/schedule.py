@@ -1,0 +1,311 @@
+"""Who takes part in a pass: texts that write before texts that read, within rows and memory, nobody for ever last."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+from decodery.core.errors import OutOfMemory, SettingsError
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_memory import Slab
+from decodery.models.cache.pages import resident
+from decodery.models.protocol import writes
+from decodery.step.sequence import Sequence
+
+from .pace import LEAST_ROWS, Pace
+from .preempt import behind, caches, drop, withdraw
+from .prefixes import PrefixCache
+from .share import PassBudget, most_nodes
+from .task import Task, Turn, Work
+from .text import reads, unread
+
+T = TypeVar("T")
+
+_READERS = 4
+"""Texts that read get one row in so many, however many texts write."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of an engine. rows: of one pass of a model; drafts are trimmed, prompts wait and a search is spread over
+    several passes before it is exceeded. Owners get equal parts of a pass, and so do the tasks of each.
+
+    texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of tasks in
+    progress and of those that are kept for later ones, None for no bound. What is kept goes first; then a task that no
+    longer fits gives its memory back and is read again later; while a text's memory grows, what it had is there as
+    well. seconds: that a pass is to take while somebody writes, by what earlier ones took; prompts are read in smaller
+    chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no bound.
+    branches: texts that one task may have written at a time, by which methods are held that open texts of their own.
+    """
+
+    rows: int = 1024
+    texts: int = 1024
+    cache_bytes: int | None = None
+    seconds: float | None = None
+    branches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.texts < 1 or (self.cache_bytes is not None and self.cache_bytes < 1):
+            raise SettingsError("an engine needs limits of at least one row, one text and one byte")
+        if self.seconds is not None and not self.seconds > 0:
+            raise SettingsError(f"a pass needs more than {self.seconds} seconds")
+
+
+class Schedule:
+    """Tasks in progress and tasks that wait. runs: those in progress, the earliest first.
+
+    prefixes: what texts leave for those that begin alike, None to keep nothing. preemptions: how often a text gave its
+    memory back. pace: what passes take that read prompts, for those who wait for one. budget: how passes are divided.
+    """
+
+    def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
+        self.limits = limits
+        self.prefixes = prefixes
+        self.preemptions = 0
+        self.pace = Pace()
+        self.budget = PassBudget(limits.rows, limits.seconds, chunk)
+        self.runs: list[Turn] = []
+        self._chunk = chunk
+        self._waiting: deque[Turn] = deque()
+        self._preempted: set[int] = set()
+
+    @property
+    def texts(self) -> list[Sequence]:
+        """Texts that take part in passes, the earliest first."""
+        return [run.task for run in self.active if isinstance(run.task, Sequence)]
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that are not in progress yet, or no longer."""
+        return len(self._waiting)
+
+    @property
+    def active(self) -> list[Turn]:
+        return [run for run in self.runs if not run.task.paused]
+
+    def add(self, run: Turn) -> None:
+        """A new task. Raises OutOfMemory for a text whose prompt alone would not fit."""
+        most = self.limits.cache_bytes
+        if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
+            raise OutOfMemory(
+                f"a prompt of {run.task.prompt_length} tokens needs {_needed(run.task) / 2**20:.1f} MiB of keys and "
+                f"values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
+            )
+        self._waiting.append(run)
+
+    def busy(self, seq: Sequence) -> bool:
+        """Whether a text is in the middle of a turn."""
+        return any(run.task is seq and run.asking is not None for run in self.runs)
+
+    def preempt(self, task: Task) -> None:
+        """Take the memory of a task's models from it, as soon as that can be."""
+        self._preempted.add(id(task))
+
+    def starve(self, run: Turn) -> bool:
+        """Let a search that found no memory wait until another task has given some back; False where that cannot be."""
+        if len(self.runs) == 1 or not withdraw(run):
+            return False
+        self._put_off(run)
+        run.starved = True
+        return True
+
+    def turns(self) -> list[tuple[Turn, int, int]]:
+        """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
+        self.leave()
+        self._give_back()
+        self._admit()
+        begins = [run for run in self.active if run.asking is None and self._ready(run)]
+        reading = [isinstance(run.task, Sequence) and reads(run.task) for run in begins]
+        readers = [run for run, each in zip(begins, reading, strict=True) if each]
+        writers = [run for run, each in zip(begins, reading, strict=True) if not each]
+        rows = self.limits.rows - self.budget.taken(self.active, begins)
+        kept = rows // _READERS if readers else 0
+        nodes = max((rows - kept) // max(len(writers), 1) - 1, 0)
+        found = [(run, 0, nodes) for run in writers]
+        left = max(rows - sum(1 + min(nodes, most_nodes(run)) for run in writers), kept)
+        seconds = self._seconds_to_read()
+        for number, run in enumerate(sorted(readers, key=lambda run: run.served)):
+            assert isinstance(run.task, Sequence)
+            before = run.task.cache.next_position
+            fit = self.pace.rows(seconds, before)
+            # Who has waited longest reads on in any case.
+            timely = int(min(fit, self._chunk)) if fit >= LEAST_ROWS else LEAST_ROWS * (number == 0)
+            chunk = min(self._chunk, left, unread(run.task), timely)
+            if chunk > 0 or not found:
+                found.append((run, max(chunk, 1), 0))
+                left -= chunk
+                seconds -= self.pace.seconds(chunk, before)
+        return found
+
+    def _seconds_to_read(self) -> float:
+        """What prompts may take of the next pass, beside those who write in it."""
+        writing = [run.task for run in self.active if not isinstance(run.task, Sequence) or not reads(run.task)]
+        if self.limits.seconds is None or not writing:
+            return inf
+        texts = (task for task in writing if isinstance(task, Sequence))
+        return self.limits.seconds - sum(self.pace.seconds(1, task.cache.next_position) for task in texts)
+
+    def leave(self) -> None:
+        """Let go of finished tasks, and hand the prompts that were read to those that share them."""
+        for run in (*self.runs, *self._waiting):
+            if run.task.finished:
+                run.stop()
+            if isinstance(run.task, Sequence):
+                with suppress(OutOfMemory):  # what is only kept for others is done without
+                    self._keep_prefix(run.task)
+                # Whoever begins like a prompt needs all of it, so that it is kept first.
+                if (self.prefixes is None or run.task.prompt_kept) and isinstance(run.task.cache, KVCache):
+                    run.task.cache.pass_by()
+                if run.task.like is not None and not run.task.finished:
+                    _guarded(run, partial(share_prompt, run.task, run.task.like))
+        if any(run.task.finished for run in self.runs):
+            for run in self._waiting:
+                run.starved = False
+            self.runs = [run for run in self.runs if not run.task.finished]
+        if any(run.task.finished for run in self._waiting):
+            self._waiting = deque(run for run in self._waiting if not run.task.finished)
+
+    def _ready(self, run: Turn) -> bool:
+        """Whether it need not wait for another text to read the prompt they share."""
+        seq = run.task
+        if not isinstance(seq, Sequence) or seq.like is None:
+            return True
+        if seq.like.finished:
+            seq.like = None
+            return True
+        return False
+
+    def _admit(self) -> None:
+        while self._waiting and len(self.runs) < self.limits.texts:
+            first = self._waiting[0]
+            fits = self._fits(_asked(first))
+            if self.runs and (first.starved or not fits):
+                return
+            self.runs.append(self._waiting.popleft())
+            if isinstance(first.task, Sequence):
+                _guarded(first, partial(self.find_prefix, first.task))
+
+    def find_prefix(self, seq: Sequence) -> None:
+        """Let a text that has read nothing begin with what others have read of its prompt."""
+        if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
+            return
+        if not self.prefixes.serves(seq.model):
+            return
+        if seq.cache.length or not seq.cache.begins(len(seq.tokens)) or (seq.watch is not None and seq.watch.private):
+            return
+        if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
+            return
+        seq.cache, found.policy = found, seq.cache.policy
+        if seq.slots is not None:
+            seq.cache.provide(seq.slots)
+        if seq.position == 0:
+            seq.cached = found.next_position
+
+    def _keep_prefix(self, seq: Sequence) -> None:
+        """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
+        if self.prefixes is None or seq.source is not None or seq.position == 0 or seq.error is not None:
+            return
+        if not self.prefixes.serves(seq.model):
+            return
+        if seq.watch is not None and seq.watch.needs.changes:
+            return
+        if seq.finished or not seq.prompt_kept:
+            seq.prompt_kept = True
+            self.prefixes.add(seq.tokens, seq.cache, seq.salt, final=seq.finished)
+
+    def _give_back(self) -> None:
+        """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
+        if self._preempted:
+            named = [run for run in (*self.runs, *self._waiting) if id(run.task) in self._preempted]
+            # Who is in the middle of something gives back behind it; who has left is forgotten.
+            dropped = {id(run.task) for run in named if _guarded(run, partial(drop, run))}
+            self.preemptions += len(dropped)
+            self._preempted = {id(run.task) for run in named} - dropped
+        while not self._fits(0):
+            candidates = (run for run in self.runs[:0:-1] if _holds(run) and _guarded(run, partial(drop, run)))
+            youngest = next((run for run in candidates if _asked(run)), None)
+            if youngest is None:
+                return
+            self.preemptions += 1
+            # Else it would come back at once, read everything again and be put off at its next growth.
+            youngest.starved = True
+            self._put_off(youngest)
+
+    def _put_off(self, run: Turn) -> None:
+        self.runs.remove(run)
+        self._waiting.appendleft(run)
+
+    def _fits(self, more: int) -> bool:
+        """Whether so many bytes fit beside what is held, where needed once nothing is kept for later texts."""
+        most = self.limits.cache_bytes
+        if most is None or self.held + more <= most:
+            return True
+        if self.prefixes is None:
+            return False
+        while self.held + more > most and self.prefixes.evict():
+            pass
+        return self.held + more <= most
+
+    @property
+    def held(self) -> int:
+        """Bytes of keys and values that are kept, that texts in progress hold, and that these will as soon as they have
+        read what they have. What several of them share counts once.
+        """
+        return self._holding({} if self.prefixes is None else self.prefixes.slabs)
+
+    def _holding(self, kept: Mapping[int, Slab]) -> int:
+        """`held`, if this were kept."""
+        missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
+        owed = sum(run.owed for run in self.runs if isinstance(run.task, Work))
+        return resident((cache.blocks for run in self.runs for cache in caches(run)), kept) + missing + owed
+
+
+def _guarded(run: Turn, do: Callable[[], T]) -> T | bool:
+    """What `do` gives; an error ends the task that it is done for, and counts as done."""
+    try:
+        return do()
+    except Exception as error:
+        run.task.fail(error)
+        return True
+
+
+def share_prompt(seq: Sequence, owner: Sequence) -> None:
+    """Take over the prompt that another text has read, once it has; not what is no plain reading of it, or read by
+    somebody else.
+    """
+    shared = seq.prompt_length - 1
+    if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
+        seq.like = None
+    elif owner.cache.next_position >= shared and not owner.paused:
+        seq.cache = owner.cache.fork()
+        seq.cache.truncate(shared)
+        if seq.slots is not None:
+            seq.cache.provide(seq.slots)
+        seq.told = list(owner.told)
+        seq.like = None
+
+
+def _holds(run: Turn) -> bool:
+    """Whether dropping it might free something."""
+    return any(cache.bytes for cache in caches(run))
+
+
+def _asked(run: Turn) -> int:
+    """Bytes that a task which waits will take at once."""
+    return _needed(run.task) if isinstance(run.task, Sequence) else run.owed
+
+
+def _needed(seq: Sequence) -> int:
+    """Bytes of keys and values that reading the tokens it has takes."""
+    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in behind(seq))
+
+
+def _missing(seq: Sequence) -> int:
+    """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
+    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_nodes)
+    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))

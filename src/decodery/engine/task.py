@@ -1,0 +1,181 @@
+"""What makes progress by asking: a text, a search, anything else that needs passes of the engine's model."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+from decodery.core.ledger import Ledger, charging
+from decodery.core.trace import Trace
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import Reader
+from decodery.step.forward_request import Ask, Asking, Blocking, Returned, Scored
+from decodery.step.sequence import Sequence
+
+T = TypeVar("T")
+
+
+class Recoverable(Protocol):
+    """What a task remembers of its model apart from any text, and can have computed again."""
+
+    def give_back(self) -> int | None:
+        """Let go of it; returns the bytes that was, None where it must stay for what is being asked."""
+        ...
+
+    def recover(self) -> Asking[None]:
+        """Have all of it again, as it was."""
+        ...
+
+
+@dataclass(eq=False)
+class Work(Generic[T]):
+    """Something other than a text in progress: a search, a probe. result: what it returned, once it is finished.
+
+    paused: takes part in no pass until that is taken back. memory: what it can give back and have again, beside its
+    branches. finished: it goes on no more, because it came to its end, failed or was stopped; stopped: it was, before
+    its end, so that there is no result.
+    """
+
+    asking: Asking[T]
+    memory: Recoverable | None = None
+    paused: bool = False
+    finished: bool = False
+    stopped: bool = False
+    result: T | None = None
+    error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """End it for a reason the caller must hear of."""
+        self.error, self.finished = error, True
+
+    def cancel(self) -> None:
+        """Stop it where it has not come to its end; nothing is returned."""
+        if not self.finished:
+            self.asking.close()
+            self.finished = self.stopped = True
+
+    def turn(self) -> Asking[None]:
+        """All of it: unlike a text's, its turn goes on over any number of passes."""
+        self.result = yield from self.asking
+        self.finished = True
+
+
+Task = Sequence | Work
+Answer = Scored | Returned | Exception
+_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Answer | None]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lost:
+    """What was taken from a cache. model: whose it is, role: what that goes by in the ledger; tokens: what it held."""
+
+    model: Reader
+    cache: KVCache
+    tokens: list[int]
+    role: str = ""
+
+
+@dataclass(eq=False)
+class Turn:
+    """A task's turn in progress. asks: what it waits for; answers: what of it has been answered.
+
+    traces: of the texts it works on, where steps are recorded. ledger: what the request spends, which the texts of a
+    search share. caches: those it asked with and still has. branches: of a search, all it has. lost: what its branches
+    have to read again before it goes on, forgotten: whether its own memory is gone; owed: the bytes that takes;
+    waiting: what it waits for while that is done, as asking, asks and answers; restored: that is done, and it has not
+    gone on since. starved: not to go on before another task has given memory back. served: the number of the last pass
+    it took part in; depth: of how many passes one after another. owner: whose it is: owners share passes alike.
+    earlier: seconds of passes that answered a part of what its next step waits for.
+    """
+
+    task: Task
+    asking: Generator[list[Ask], list[Scored], None] | None = None
+    asks: list[Ask] = field(default_factory=list)
+    answers: list[Answer | None] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    caches: WeakSet[KVCache] = field(default_factory=WeakSet)
+    branches: WeakValueDictionary[int, Sequence] = field(default_factory=WeakValueDictionary)
+    lost: list[Lost] = field(default_factory=list)
+    forgotten: bool = False
+    owed: int = 0
+    waiting: _Asked | None = None
+    restored: bool = False
+    starved: bool = False
+    served: int = 0
+    depth: int = 0
+    owner: str = ""
+    earlier: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether an ask of it is not answered."""
+        return any(each is None for each in self.answers)
+
+    @property
+    def unanswered(self) -> list[int]:
+        """The numbers of the asks that wait for a pass."""
+        return [n for n, each in enumerate(self.answers) if each is None and not isinstance(self.asks[n], Blocking)]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it waits for a function that runs beside the loop."""
+        return self.waits and len(self.unanswered) < self.answers.count(None)
+
+    def interrupt(self, first: Generator[list[Ask], list[Scored], None]) -> None:
+        """Let `first` come to its end before what is waited for."""
+        assert self.asking is not None
+        self.waiting = self.asking, self.asks, self.answers
+        self.asking, self.asks, self.answers = first, [], []
+
+    def abandon(self) -> None:
+        """Let go of what was begun to read the branches again."""
+        if self.waiting is None:
+            return
+        assert self.asking is not None
+        self.asking.close()
+        (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
+        for each in self.lost:
+            each.cache.become(each.model.new_cache())
+        if self.forgotten and isinstance(self.task, Work) and self.task.memory is not None:
+            self.task.memory.give_back()
+
+    def resume(self) -> None:
+        """Go on with the answers to the next asks, or to the end of the turn; an error ends the task, never others."""
+        assert self.asking is not None
+        answers, passes = self.answers, sum(not isinstance(each, Blocking) for each in self.asks)
+        self.asks, self.answers = [], []
+        if answers:
+            if self.waiting is None:
+                self.restored = False
+            self.depth += passes > 0
+            self.ledger.depth = max(self.ledger.depth, self.depth)
+        try:
+            error = next((each for each in answers if isinstance(each, Exception)), None)
+            with charging(self.ledger):
+                if error is not None:
+                    self.asks = self.asking.throw(error)
+                else:
+                    self.asks = self.asking.send(answers) if answers else next(self.asking)  # type: ignore[arg-type]
+            self.answers = [None] * len(self.asks)
+        except StopIteration:
+            self.asking = None
+            if self.waiting is not None:
+                (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
+                self.lost, self.forgotten, self.owed, self.restored = [], False, 0, True
+        except Exception as failure:
+            self.asking = None
+            self.stop()
+            self.task.fail(failure)
+
+    def stop(self) -> None:
+        """Leave the turn; what it had asked for is not wanted any more."""
+        for asking in (self.asking, self.waiting and self.waiting[0]):
+            if asking is not None:
+                # It is left whatever it makes of that.
+                with suppress(Exception):
+                    asking.close()
+        self.asking, self.asks, self.answers, self.waiting = None, [], [], None

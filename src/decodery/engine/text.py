@@ -1,0 +1,298 @@
+"""One text's part in the loop: a turn reads unread tokens, or proposes, asks for scores, chooses and commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import cast
+
+import torch
+
+from decodery.core.requirements import Needs
+from decodery.core.trace import DraftTree, Step
+from decodery.models.batch import Segment
+from decodery.models.hooks import OF_OUTPUTS, Intervention, Site, Tap, site
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import EmbeddingModel, writes
+from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.speculative.draft_length.base import Budget
+from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.step.draft_tree import TokenTree
+from decodery.step.embedded import reading
+from decodery.step.forward_request import Asking, Scored, score, settled
+from decodery.step.sequence import Sequence
+
+from .commit import commit, logprobs
+from .preempt import behind
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a turn may take of a pass. rows: unread tokens at most; budget: of what it drafts, where it drafts."""
+
+    rows: int
+    budget: Budget
+
+
+def unread(seq: Sequence) -> int:
+    """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
+    return len(seq.tokens) - seq.cache.next_position
+
+
+def expect(seq: Sequence) -> None:
+    """Tell the caches that a text reads through what it has to read, and what it may come to need."""
+    drafted = 0 if seq.drafter is None else seq.max_nodes
+    for cache in behind(seq):
+        cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
+
+
+def reads(seq: Sequence) -> bool:
+    """Whether the next turn reads on, and does not draft.
+
+    A text's first token is drafted where an encoder's source is all that the drafter goes by.
+    """
+    if unread(seq) > 1 or seq.position:
+        return unread(seq) > 1
+    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    shown = needs.prompt or needs.prompt_taps or seq.watch is not None or seq.kv is not None
+    return shown or not needs.source
+
+
+def turn(seq: Sequence, share: Share) -> Asking[None]:
+    """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
+    if writes(seq.model):
+        seq.model.advance(seq)
+        return
+    expect(seq)
+    try:
+        yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
+    finally:
+        seq.cache.keep([])
+
+
+def _read(seq: Sequence, rows: int) -> Asking[None]:
+    """Read a chunk of unread tokens; the last one of a prompt gives the first token of the text.
+
+    Tokens that were read before, and lost with the cache, change nothing but the cache.
+    """
+    start, missing = seq.cache.next_position, unread(seq)
+    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    shows = (needs.prompt or needs.prompt_taps) and start >= seq.shown
+    all_rows = shows and needs.prompt
+    if all_rows and seq.chunk is not None:
+        rows = min(rows, seq.chunk)
+    end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
+    # What is read again is shown to nobody twice: drafters and monitors may have seen different parts of it.
+    seen = (seq.shown, 0 if seq.watch is None else seq.watch.read_to)
+    end = min([end, *(known for known in seen if start < known)])
+    chunk = seq.tokens[start : min(end, start + rows)]
+    decides = len(chunk) == missing
+    untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
+    all_rows = all_rows or (untold and start + len(chunk) > len(seq.told))
+    wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
+    segment = reading(seq, chunk, wanted)
+    segment.interventions = seq.interventions
+    step = Step(rows=len(chunk), prefill=True)
+    if decides:
+        yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
+        if seq.kv is not None and seq.position and not seq.finished:
+            yield from settled(seq.kv.settle(seq))
+        return
+    taps = [
+        *(needs.taps if shows else ()),
+        *(seq.watch.needs.taps if seq.watch is not None and seq.watch.reads else ()),
+    ]
+    scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
+    seq.trace.steps.append(step)
+    seq.writable(scored.logits)
+    _tell(seq, scored.logits, start)
+    if seq.watch is not None:
+        seq.watch.read(seq, scored.hidden, start, len(chunk))
+    seq.cache.keep(range(len(chunk)))
+    if shows:
+        assert seq.drafter is not None
+        seq.drafter.observe(seq, _chunk_seen(chunk, scored.logits, scored.hidden, [], start))
+        seq.shown = start + len(chunk)
+
+
+def _write(seq: Sequence, budget: Budget) -> Asking[None]:
+    """Propose, score, choose, commit."""
+    tree, begin = TokenTree.root(seq.pending), perf_counter()
+    rests = seq.drafter is not None and seq.budget is None and seq.drafter.rests(seq, budget)
+    if seq.drafter is not None and seq.remaining > 1 and not rests:
+        tree = yield from settled(seq.drafter.propose(seq, budget))
+        _check_draft(tree, seq, budget)
+        tree = tree.on(seq.model.device)
+        if not seq.model.capabilities.trees:
+            tree = tree.trunk()
+    drafting = perf_counter() - begin
+    step = Step(nodes=len(tree) - 1, rows=len(tree))
+    route = _route(tree, seq)
+    yield from _decide(seq, _segment(tree, seq, route), tree, step, drafting, route=route, rests=rests)
+
+
+def _decide(
+    seq: Sequence,
+    segment: Segment,
+    tree: TokenTree,
+    step: Step,
+    drafting: float,
+    shown: list[int] | None = None,
+    route: Route = WHOLE,
+    rests: bool = False,
+) -> Asking[None]:
+    """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
+
+    shown: the prompt tokens of the segment, where the drafter is to see their rows. route: which layers score it.
+    rests: whether the drafter lets this step pass.
+    """
+    drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
+    observes = drafter is not None and (not step.prefill or shown is not None)
+    watch = () if seq.watch is None else seq.watch.needs.taps
+    drafting_taps = drafter.needs.taps if drafter is not None and observes else ()
+    taps = [*dict.fromkeys((*rule.needs.taps, *drafting_taps, *watch))]
+    beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
+    scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
+    begin = perf_counter()
+    seq.writable(scored.logits)
+    seq.trace.steps.append(step)
+    if step.prefill:
+        start = seq.cache.next_position
+        _tell(seq, scored.logits, start)
+        if seq.watch is not None and seq.watch.read(seq, scored.hidden, start, len(segment)):
+            # What changes rows from the prompt's end on changes its last one already: that is read once more.
+            seq.cache.keep(range(len(segment) - 1))
+            if shown is not None and len(shown) > 1:
+                assert drafter is not None
+                hidden = {tap: rows[:-1] for tap, rows in scored.hidden.items()}
+                drafter.observe(seq, _chunk_seen(shown[:-1], scored.logits[:-1], hidden, [], start))
+                seq.shown = start + len(shown) - 1
+            return
+    logits = scored.logits[-len(tree) :]
+    if step.prefill and seq.kv is not None:
+        opening = seq.kv.open(seq, len(segment))
+        opened = None if opening is None else (yield from opening)
+        logits = logits if opened is None else seq.writable(opened)
+    laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
+    accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
+    # Where the rule asked for more, its passes have steps of their own; the last one decided.
+    last = seq.trace.steps[-1]
+    last.choose += perf_counter() - begin
+    emitted = commit(seq, laws.tree, laws, accepted)
+    # The last emitted token is the new pending one: known, but not in the cache.
+    kept = accepted.path[: len(emitted) - 1]
+    seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
+    last.emitted, last.accepted = len(emitted), min(len(accepted.path), len(emitted))
+    last.choices = _choices(laws.tree, accepted.path)
+    if seq.trees:
+        path = accepted.path[: last.accepted]
+        last.tree = DraftTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
+    if rests and not seq.finished:
+        seq.shown = len(seq.tokens) - 1
+    elif drafter is not None and observes:
+        _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
+    if seq.watch is not None and seq.watch.pending is not None:
+        seq.watch.roll_back(seq)
+
+
+def _observe(
+    seq: Sequence,
+    drafter: Drafter,
+    scored: Scored,
+    laws: Laws,
+    accepted: Accepted,
+    emitted: list[int],
+    drafting: float,
+    shown: list[int] | None,
+) -> None:
+    """Let the drafter, and the budget, see what became of a step."""
+    if shown is not None:
+        start = len(seq.tokens) - len(emitted) - len(shown)
+        drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
+        seq.shown = start + len(shown)
+        return
+    hidden = {tap: laws.hidden[tap] for tap in drafter.needs.taps}
+    start = len(seq.tokens) - len(emitted) - 1
+    seen = Observation(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
+    drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
+    seq.shown = len(seq.tokens) - 1
+    if seq.budget is not None:
+        seq.budget.observe(seq, seen, drafting)
+
+
+def _tell(seq: Sequence, logits: torch.Tensor, start: int) -> None:
+    """Note what was asked about the prompt's own tokens. logits: [n, vocab], the first after the token at `start`.
+
+    What is read again, because the cache was given up, is not noted twice.
+    """
+    known = len(seq.told)
+    if seq.prompt_logprobs is None or not start <= known < start + len(logits):
+        return
+    following = seq.tokens[known + 1 : min(start + len(logits) + 1, seq.prompt_length)]
+    seq.told += logprobs(logits[known - start :], following, seq.prompt_logprobs)
+
+
+def _chunk_seen(
+    chunk: list[int], logits: torch.Tensor, hidden: dict[Tap, torch.Tensor], emitted: list[int], start: int
+) -> Observation:
+    """Rows of the prompt, as a chain that came true."""
+    tree = TokenTree.chain(chunk[0], chunk[1:])
+    return Observation(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
+
+
+def _route(tree: TokenTree, seq: Sequence) -> Route:
+    """The layers that are left to score a tree: all, where somebody looks into those that its nodes have passed."""
+    if tree.entered is None:
+        return WHOLE
+    first, layers = tree.entered.layer, seq.model.config.num_layers
+    parts = [part.needs for part in (seq.rule, seq.drafter, seq.watch) if part is not None]
+    read = [site(tap, layers) for needs in parts for tap in needs.taps]
+    changed = [site(change.site, layers) for change in seq.interventions]
+    early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
+    # Rows are not changed any more where they enter.
+    early = early or any(place == Site("residual", first) for place in changed)
+    return WHOLE if early else Route(tuple(range(first, layers)))
+
+
+def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
+    """The rows of a tree below what the cache holds, as its first layer on the route reads them."""
+    mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
+    own = seq.interventions
+    if tree.entered is not None and route != WHOLE:
+        return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache, interventions=own)
+    if tree.inputs is not None:
+        changes = tuple(
+            Intervention(site, lambda rows, segment, change=change: change(rows, tree))  # type: ignore[misc]
+            for site, change in tree.changes.items()
+        )
+        states = tree.embedded(cast(EmbeddingModel, seq.model))
+        return Segment(positions, states=states, mask=mask, cache=seq.cache, interventions=(*changes, *own))
+    return Segment(positions, tree.tokens, mask=mask, cache=seq.cache, interventions=own)
+
+
+def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
+    """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
+    if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.pending:
+        return
+    name = type(seq.drafter).__name__
+    try:
+        tree.validate(seq.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{name} drafted what is no tree of tokens: {error}") from error
+    if tree.tokens[0] != seq.pending or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
+        raise ValueError(
+            f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
+            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
+        )
+    verified = seq.rule.needs.drafts
+    if len(tree) > 1 and verified is not None and tree.origin not in verified:
+        raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.rule).__name__} cannot verify")
+
+
+def _choices(tree: TokenTree, path: list[int]) -> list[tuple[int, int]]:
+    """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
+    found = []
+    for node, child in zip([0, *path], [*path, -1], strict=True):
+        if len(children := tree.children(node)):
+            found.append((int((children == child).argmax()) if child > 0 else -1, len(children)))
+    return found

@@ -1,0 +1,186 @@
+"""The one place that says what does not go together: what every part of a request needs, and who does not give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import method_of
+from decodery.core.requirements import Needs, in_words
+from decodery.models.hooks import site
+from decodery.models.protocol import writes
+from decodery.sampling.base import Stage
+from decodery.sampling.constraint import Constrained, constrained
+from decodery.speculative.acceptance.coupled import Coupled
+
+if TYPE_CHECKING:
+    from decodery.models.protocol import LanguageModel
+
+    from .request import Request
+
+_LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
+_NAMES = sorted((each.name for each in fields(Needs)), key=("rows", "logprobs").__contains__, reverse=True)
+"""What everything else rests on comes first."""
+_OF_MODEL = (
+    *("rows", "logprobs", "taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows"),
+    *("gradients", "source"),
+)
+_IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
+"""What a model gives is had through any source."""
+
+
+def refuse(request: Request, model: LanguageModel | None = None) -> None:
+    """Raise where a part of a request needs what another one, or the model, does not give.
+
+    model: what the engine decodes with; None looks at the request alone. Raises SettingsError, UnsupportedModel where
+    the model lacks it, with one sentence: which part needs what, who does not give it, what to do.
+    """
+    if request.search is not None and request.monitors:
+        raise SettingsError(
+            f"monitors watch a text that is written once, and the search {name_of(request.search)} follows several: "
+            "leave one of the two out"
+        )
+    for role, part in _parts(request):
+        needs = Needs.merged((part.needs, part.of_action)) if role == "monitor" else part.needs
+        if model is not None and writes(model) and _acts_on_rows(role, part):
+            needs = Needs(rows=True)
+        for name, value in _asked(needs):
+            if name in _OF_MODEL:
+                _refuse_model(request, model, role, part, name, value)
+            elif found := _lacking(request, name, value):
+                giver, advice = found
+                words = in_words(name, value)
+                raise SettingsError(f"{_who(role, part)} needs {words}, which {giver} does not give: {advice}")
+
+
+@cache
+def _asked(needs: Needs) -> tuple[tuple[str, Any], ...]:
+    """What a table asks for at all, in the order it is looked at."""
+    return tuple((name, value) for name in _NAMES if (value := getattr(needs, name)))
+
+
+def _parts(request: Request) -> Iterator[tuple[str, Any]]:
+    """Role of everything that takes part, and the part."""
+    for warp in request.sampler.warps:
+        yield "constraint" if isinstance(warp, Constrained) else "warp", warp
+    for role in ("rule", "drafter", "budget", "source", "search", "kv"):
+        if (part := getattr(request, role)) is not None:
+            yield role, part
+    for monitor in request.monitors:
+        yield "monitor", monitor
+
+
+def _of_model(model: LanguageModel) -> str:
+    return "a model that only writes texts" if writes(model) else type(model).__name__
+
+
+def _acts_on_rows(role: str, part: Any) -> bool:
+    """Whether a part sees the rows of a text as they are scored, whatever else it needs."""
+    return role in ("constraint", "drafter", "budget", "source", "monitor") or (
+        role == "rule" and not isinstance(part, Coupled)
+    )
+
+
+def _who(role: str, part: Any) -> str:
+    words = {"constraint": "the constraint", "kv": f"the cache policy {name_of(part)}"}
+    return words.get(role, f"the {role} {name_of(part)}")
+
+
+def _refuse_model(request: Request, model: LanguageModel | None, role: str, part: Any, name: str, value: Any) -> None:
+    """What is needed of the model, and of the source in its place."""
+    words, source = in_words(name, value), request.source
+    # Sources pass rows on as they stand to each other.
+    if source is not None and role != "source" and name not in _IN_SPITE_OF_SOURCES and not getattr(source.gives, name):
+        whose, out = f"the source {name_of(source)}", "leave the source out, or "
+        if source.gives.source:
+            # What its encoder reads cannot be left out.
+            whose, out = "a model with an encoder", ""
+        raise SettingsError(f"{_who(role, part)} needs {words}, which {whose} does not give: {out}use another {role}")
+    if role != "kv" and name in ("keys", "routes") and (kv := request.kv) is not None and not getattr(kv.gives, name):
+        raise SettingsError(
+            f"{_who(role, part)} needs {words}, which the cache policy {name_of(kv)} does not give: leave the "
+            f"policy out, or use another {role}"
+        )
+    if model is None or name == "keys":
+        return
+    if name == "taps":
+        for tap in value:
+            try:
+                place = site(tap, model.config.num_layers)
+            except SettingsError as error:
+                words = "hidden states that this model does not have, so use what was made for it"
+                raise SettingsError(f"{_who(role, part)} needs {words}: {error}") from error
+            if place.name != "residual" and place.name not in model.capabilities.sites:
+                words = f"the hidden states at {tap}"
+                raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
+    elif name == "gradients" and model.capabilities.parts and not model.capabilities.gradients:
+        raise UnsupportedModel(
+            f"{_who(role, part)} needs gradients, which passes over quantized and packed weights do not have: load the "
+            "model with dtype=float32"
+        )
+    elif not getattr(model.capabilities, name):
+        raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
+
+
+def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:
+    """Who of a request does not give what is needed, and what to do; None where all is well."""
+    drafter, rule, warps = request.drafter, request.rule, request.sampler.warps
+    if name in ("drafts", "pauses", "draft_states") and drafter is not None:
+        given = getattr(drafter.gives, name)
+        if not given or (name == "drafts" and set(given) - set(value)):
+            kinds = f", whose drafts are {' or '.join(given)}," if name == "drafts" else ""
+            return f"the drafter {name_of(drafter)}{kinds}", _DRAFTERS[name]
+    elif name in ("checked", "mask") and constrained(warps) and not getattr(rule.gives, name):
+        return f"the rule {name_of(rule)}", _RULES[name]
+    elif name in ("greedy", "chance") and request.sampler.greedy != (name == "greedy"):
+        return "the sampler", _SAMPLERS[name]
+    elif name == "law" and (without := [warp for warp in warps if not warp.gives.law]):
+        return f"the warp {name_of(without[0])}", "leave one of the two out"
+    elif name == "plain" and (bent := [warp for warp in warps if warp.stage <= Stage.EDIT]):
+        found = "a constraint" if isinstance(bent[0], Constrained) else f"the warp {name_of(bent[0])}"
+        return found, "leave masks, penalties and constraints out"
+    elif name == "ends" and request.stop:
+        return "a text with stop strings", "leave stop out"
+    elif name == "alone":
+        return _drafting(request)
+    return None
+
+
+_DRAFTERS = {
+    "drafts": "use the coupled rule or another drafter",
+    "pauses": "use a drafter that draws token by token, such as draft-model",
+    "draft_states": "draft with draft-model alone",
+}
+_RULES = {
+    "checked": "use a lossless rule, such as coupled",
+    "mask": "leave it out, or use the coupled rule with a constraint that has a mask and excludes what it forbids",
+}
+_SAMPLERS = {
+    "greedy": "use temperature 0, with masks and penalties alone",
+    "chance": "give a temperature, such as 1",
+}
+
+
+def _drafting(request: Request) -> tuple[str, str] | None:
+    """What of a request is there for drafts alone."""
+    if request.drafter is not None:
+        return f"the drafter {name_of(request.drafter)}", "leave the drafter out, or give None"
+    if request.budget is not None:
+        return f"the budget {name_of(request.budget)}", "leave the budget out"
+    found = constrained(request.sampler.warps)
+    # A constraint without a mask brings this rule along.
+    stands_in = found is not None and not found[1].gives.mask and not request.rule.gives.mask
+    if not isinstance(request.rule, Coupled) and not stands_in:
+        return f"the rule {name_of(request.rule)}", "leave the rule out"
+    return None
+
+
+def name_of(part: Any) -> str:
+    """What a part is registered as, its class's name where it is not; of a composite its parts' names as well."""
+    method = method_of(part)
+    name = type(part).__name__ if method is None else method.name
+    inner = [name_of(each) for each in getattr(part, "parts", ())]
+    return f"{name}({', '.join(inner)})" if inner else name

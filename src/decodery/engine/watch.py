@@ -1,0 +1,275 @@
+"""The monitors of one text: what they have seen of it, what they found, and what they change of its rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from decodery.core.errors import DecoderyError, MonitorFailed
+from decodery.core.ledger import count
+from decodery.core.noise import mix
+from decodery.core.requirements import Needs
+from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
+from decodery.monitors.base import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
+from decodery.sampling.banned import Banned
+from decodery.sampling.sampler import Sampler
+from decodery.step.detokenizer import TextStream
+from decodery.step.sequence import Sequence, Watched
+
+from .validation import name_of
+
+if TYPE_CHECKING:
+    from decodery.models.batch import Segment
+
+T = TypeVar("T")
+
+MOST_TAKEN_BACK = 16
+"""Tokens of one text that monitors take back at most, by the tokens it may have; what they want beyond that stays."""
+MOST_REGENERATED = 3
+"""Times that one text is written anew as a whole."""
+
+
+@dataclass
+class _Mind:
+    """One monitor of a text. spans: from which position on its rows are changed, and how; told: its report."""
+
+    monitor: Monitor
+    state: Any
+    told: Watched
+    spans: list[tuple[int, Any]] = field(default_factory=list)
+
+    @property
+    def off(self) -> bool:
+        return self.told.error is not None
+
+    def fork(self) -> _Mind:
+        return replace(self, spans=list(self.spans), told=replace(self.told, scores=list(self.told.scores)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moment:
+    """All that is to be had again when the token at an output position is taken back."""
+
+    position: int
+    minds: list[_Mind]
+    text: TextStream | None
+    sampler_state: Any
+
+
+class Watch:
+    """What watches a text. read_to: how many of the prompt's tokens it has seen, which are not shown twice."""
+
+    def __init__(self, monitors: Ordered[Monitor], seq: Sequence) -> None:
+        self.needs = Needs.merged(monitor.needs for monitor in monitors)
+        self.rolls = max(monitor.rolls for monitor in monitors)
+        self.read_to = self.taken_back = self.regenerated = 0
+        self.pending: tuple[_Mind, Rollback | Regenerate] | None = None
+        self._minds = [_Mind(monitor, None, Watched(name_of(monitor), monitor.limit)) for monitor in monitors]
+        # Of a text that may be taken back as a whole its beginning is all that is needed for that.
+        parts = max((monitor.rolls for monitor in monitors if monitor.rolls < WHOLE), default=0)
+        self._moments: deque[_Moment] = deque(maxlen=parts)
+        self._first: _Moment | None = None
+        for mind in self._minds:
+            _tried(mind, partial(mind.monitor.check, seq))
+            mind.state = _tried(mind, partial(mind.monitor.start, seq))
+            _steer(mind, 0)
+
+    @property
+    def reads(self) -> bool:
+        """Whether it has to see every row of the prompt."""
+        return self.needs.prompt_taps
+
+    @property
+    def private(self) -> bool:
+        """Whether what others have read of the prompt is of no use: it was not seen, or is read in another way."""
+        return self.needs.prompt_taps or self.needs.changes
+
+    @property
+    def told(self) -> list[Watched]:
+        """What every monitor found."""
+        return [mind.told for mind in self._minds]
+
+    def state(self, number: int) -> Any:
+        """What one of the monitors remembers."""
+        return self._minds[number].state
+
+    @property
+    def interventions(self) -> tuple[Intervention, ...]:
+        """What changes rows of this text, each where it was in force when they were read."""
+        found = []
+        for mind in self._minds:
+            ends = [start for start, _ in mind.spans[1:]] + [None]
+            for (start, steering), end in zip(mind.spans, ends, strict=True) if mind.spans else ():
+                if steering is not None and end != start:
+                    found += [_within(change, start, end) for change in mind.monitor.changes(steering)]
+        return tuple(found)
+
+    def fork(self) -> Watch:
+        """The same for a text that goes on apart."""
+        twin = copy(self)
+        twin._minds = [mind.fork() for mind in self._minds]
+        twin._moments = deque(self._moments, self._moments.maxlen)
+        return twin
+
+    def read(self, seq: Sequence, hidden: dict[Tap, torch.Tensor], start: int, rows: int) -> bool:
+        """Show rows of the prompt, the first at `start`; returns whether what changes rows is another one now."""
+        end = start + rows
+        if not self.reads or start < self.read_to or start >= seq.prompt_length:
+            return False
+        self.read_to = end
+        steered = False
+        for mind in self._live():
+            needs = mind.monitor.needs
+            if needs.prompt_taps:
+                seen = Prompt(seq.tokens[start:end], {tap: hidden[tap] for tap in needs.taps}, end == seq.prompt_length)
+                mind.state = _tried(mind, partial(mind.monitor.read, mind.state, seen))
+                steered |= _steer(mind, end - 1)
+        return steered
+
+    def see(self, seq: Sequence, logits: torch.Tensor, hidden: dict[Tap, torch.Tensor]) -> bool:
+        """Show the token that was just committed, and do what follows; returns whether the run must end here.
+
+        It must where the text ends, where something is taken back, and where rows behind it are to be changed in
+        another way: those of the draft were not.
+        """
+        over = False
+        for mind in self._live():
+            monitor, position = mind.monitor, seq.position - 1
+            own = {tap: hidden[tap] for tap in monitor.needs.taps}
+            row = Row(seq.pending, position, seq.finished, logits, own)
+            action = _tried(mind, partial(_seen, mind, row))
+            count("monitor_evaluations")
+            over |= _steer(mind, len(seq.tokens) - 1)
+            if isinstance(action, Stop) and seq.finish_reason != "content_filter":
+                seq.finish_reason, seq.stopped_by = "content_filter", f"monitor:{mind.told.name}"
+            elif isinstance(action, Rollback | Regenerate) and self.pending is None:
+                self.pending = mind, action
+        return over or self.pending is not None
+
+    def remember(self, seq: Sequence, sampler_state: Any) -> None:
+        """Note what is to be had again if the token that comes next is taken back."""
+        if self.rolls:
+            text = None if seq.text is None else seq.text.fork()
+            moment = _Moment(seq.position, [mind.fork() for mind in self._minds], text, sampler_state)
+            self._moments.append(moment)
+            if seq.position == 0:
+                self._first = moment
+
+    def roll_back(self, seq: Sequence) -> None:
+        """Take back what a monitor wants taken back: all that acts on the text stands where it stood there."""
+        assert self.pending is not None
+        (asking, action), self.pending = self.pending, None
+        whole = isinstance(action, Regenerate)
+        position = 0 if isinstance(action, Regenerate) else seq.position - action.tokens
+        moment = self._first if whole else next((each for each in self._moments if each.position == position), None)
+        taken = seq.position - position
+        self.taken_back += taken
+        spent = self.taken_back > MOST_TAKEN_BACK * seq.max_new_tokens
+        if moment is None or spent or (whole and self.regenerated == MOST_REGENERATED):
+            count("rollbacks_refused")
+            return
+        count("regenerations" if whole else "rollbacks")
+        count("tokens_taken_back", taken)
+        after = asking.state
+        number = next(number for number, mind in enumerate(self._minds) if mind is asking)
+        del seq.tokens[seq.prompt_length + position :], seq.token_logprobs[position:]
+        self._minds = [mind.fork() for mind in moment.minds]
+        if whole:
+            self.regenerated += 1
+            seq.seed = mix(seq.seed, self.regenerated)
+        else:
+            self._minds[number].state = asking.monitor.resume(self._minds[number].state, after)
+        self._moments = deque((each for each in self._moments if each.position < position), self._moments.maxlen)
+        if seq.text is not None and moment.text is not None:
+            seq.text = moment.text.fork(released=seq.text)
+        seq.sampler = Sampler(
+            warp.again(position, *_instead(action)) if isinstance(warp, Banned) else warp for warp in seq.sampler.warps
+        )
+        seq.sampler_state = moment.sampler_state
+        seq.finish_reason = seq.stopped_by = None
+        self._restart(seq)
+
+    def _restart(self, seq: Sequence) -> None:
+        """Let the cache hold what is left, and the drafter begin anew behind it."""
+        needs = None if seq.drafter is None else seq.drafter.needs
+        if needs is not None and (needs.prompt or needs.prompt_taps):
+            seq.cache, seq.shown = seq.model.new_cache(), 0
+            if seq.slots is not None:
+                seq.cache.provide(seq.slots)
+        else:
+            seq.cache.truncate(min(seq.cache.next_position, len(seq.tokens) - 1))
+        if seq.drafter is not None:
+            seq.draft_state = seq.drafter.start(seq)
+
+    def _live(self) -> Iterator[_Mind]:
+        return (mind for mind in self._minds if not mind.off)
+
+
+def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is not written in place of what was taken back, and what is."""
+    return ((), ()) if isinstance(action, Regenerate) else (action.ban, action.write)
+
+
+def _tried(mind: _Mind, do: Callable[[], T]) -> T | None:
+    """What a monitor gives; an error of it ends its text, or its watch where that was asked for."""
+    try:
+        return do()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"[:300]
+        if mind.monitor.errors == "raise":
+            if isinstance(error, DecoderyError):
+                raise
+            raise MonitorFailed(
+                f"the monitor {mind.told.name} raised {said}; its text ends here, and errors=off goes on without it"
+            ) from error
+        mind.told.error = said
+        return None
+
+
+def _steer(mind: _Mind, position: int) -> bool:
+    """Note from which position on rows are changed as the monitor now wants; whether that is another way."""
+    wanted = None if mind.off else _tried(mind, partial(mind.monitor.steering, mind.state))
+    before = mind.spans[-1][1] if mind.spans else None
+    if wanted == before:
+        return False
+    mind.spans.append((position, wanted))
+    return True
+
+
+def _seen(mind: _Mind, row: Row) -> Action | None:
+    """Let a monitor see a token; what it wants done where its score is above the limit."""
+    monitor, told = mind.monitor, mind.told
+    mind.state = monitor.observe(mind.state, row)
+    value = monitor.score(mind.state)
+    told.scores.append(value)
+    if value is None or not value > monitor.limit:
+        return None
+    if told.flagged is None:
+        told.flagged = row.position
+        count("monitor_flags")
+    return monitor.act(mind.state)
+
+
+def _within(change: Intervention, start: int, end: int | None) -> Intervention:
+    """The change for rows at positions from `start` to before `end`; the others stay to the bit."""
+
+    def inside(rows: torch.Tensor, segment: Segment) -> torch.Tensor:
+        positions = segment.positions
+        if change.site in OF_OUTPUTS and segment.logit_rows is not None:
+            positions = positions[list(segment.logit_rows)]
+        wanted = (positions >= start) & (positions < (positions.max(initial=0) + 1 if end is None else end))
+        if not wanted.any():
+            return rows
+        changed = change.change(rows, segment)
+        if wanted.all():
+            return changed
+        return torch.where(torch.from_numpy(wanted).to(rows.device)[:, None], changed.to(rows.dtype), rows)
+
+    return Intervention(change.site, inside)

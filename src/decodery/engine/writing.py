@@ -1,0 +1,94 @@
+"""What models that write whole texts by themselves have in common, and how such texts grow and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import Any, NoReturn
+
+import torch
+
+from decodery.core.errors import DecoderyError, UnsupportedModel
+from decodery.core.trace import Step
+from decodery.models.batch import Batch, Scores
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import Capabilities
+from decodery.models.tokenizers.pieces import MOST_PIECES, Pieces, nothing_read, unseen
+from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
+
+
+class WholeTexts:
+    """A model that gives texts and nothing else of itself. pieces: what their tokens are. name: what it goes by."""
+
+    device, dtype, vocab_size, fingerprint = torch.device("cpu"), torch.float32, MOST_PIECES, ""
+
+    def __init__(self, name: str, *, logprobs: bool) -> None:
+        self.name = name
+        self.pieces = Pieces()
+        self.config: ModelConfig = unseen(name)
+        self.capabilities = Capabilities(trees=False, rows=False, logprobs=logprobs)
+
+    def new_cache(self) -> KVCache:
+        return nothing_read()
+
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: Route = WHOLE) -> Scores:
+        self.refuse("scores no rows")
+
+    def refuse(self, why: str) -> NoReturn:
+        joint = "" if why.endswith(" or") else ":"
+        raise UnsupportedModel(
+            f"{self.name} writes whole texts and {why}{joint} load the model here with decodery.load"
+        )
+
+    def grow(self, seq: Sequence, pieces: Ordered[str], told: Ordered[TokenLogprob] = ()) -> bool:
+        """Append pieces of text up to the first stop; returns whether the text has ended by one, or is too long.
+
+        told: log-probabilities of the pieces, where they are known.
+        """
+        before = seq.position
+        for number, piece in enumerate(pieces):
+            if seq.remaining <= 0:
+                seq.finish_reason = "length"
+                break
+            seq.tokens.append(self.pieces.id_of(piece))
+            if number < len(told):
+                seq.token_logprobs.append(told[number])
+            if seq.text is not None and (found := seq.text.push(seq.pending)) is not None:
+                seq.finish_reason, seq.stopped_by = "stop", found
+                break
+        if seq.position > before:
+            seq.trace.steps.append(Step(emitted=seq.position - before))
+        return seq.finished
+
+
+def end(seq: Sequence, reason: FinishReason) -> None:
+    """A text is over."""
+    if not seq.finished:
+        seq.finish_reason = reason
+
+
+def cut(seq: Sequence, error: DecoderyError) -> None:
+    """Whoever wrote a text went away: what there is of it stays, and without any the text has failed."""
+    if seq.finished:
+        return
+    seq.complete = False
+    if seq.position:
+        seq.finish_reason = "cancelled"
+    else:
+        seq.fail(error)
+
+
+def own(seq: Sequence, name: str) -> Any:
+    """What a model keeps of a text it has begun, None before it has. Raises UnsupportedModel for forks of one."""
+    if seq.written_by is None and seq.position:
+        raise UnsupportedModel(f"{name} cannot go on from the middle of a text: load the model here with decodery.load")
+    if seq.written_by is not None and seq.written_by[0] != id(seq.tokens):
+        raise UnsupportedModel(f"{name} cannot write two ends to one text: load the model here with decodery.load")
+    return None if seq.written_by is None else seq.written_by[1]
+
+
+def keep(seq: Sequence, state: Any) -> None:
+    """Note what a model keeps of a text; a fork, whose tokens are a list of its own, has no part in it."""
+    seq.written_by = id(seq.tokens), state

@@ -1,0 +1,195 @@
+"""A text that is written while its source arrives, and what a way of doing so decides."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from decodery.core.abstract import Contract
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.trace import Step, Trace
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.vocabularies import excluded
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.step.encoded import ENCODER
+from decodery.step.forward_request import Ask, Asking, score
+
+__all__ = ["Heard", "Listen", "Stream"]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What there is behind a chunk of the source. committed: tokens that never change again; guess: those behind them.
+
+    read: tokens of the source that the encoder has read. text, guessed: the texts of both, where there is a tokenizer.
+    """
+
+    committed: tuple[int, ...]
+    guess: tuple[int, ...]
+    read: int
+    text: str = ""
+    guessed: str = ""
+
+
+@dataclass
+class Stream:
+    """One source on its way, and the text so far. eos_ids: tokens that mean "wait for more", and are never written.
+
+    source: tokens read; ahead: those that have come and are no whole block yet. written: the hypothesis, of which
+    `committed` tokens stand; reads: of each of these, how much of the source had been read. reading: the encoder's
+    cache; cache: the decoder's, whose memory grows. state: the method's own. ended: the source is complete.
+    """
+
+    model: EncoderDecoder
+    eos_ids: frozenset[int]
+    reading: KVCache
+    cache: KVCache
+    source: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    committed: int = 0
+    reads: list[int] = field(default_factory=list)
+    chunks: int = 0
+    ended: bool = False
+    state: Any = None
+    trace: Trace = field(default_factory=Trace)
+    _stands: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: LanguageModel, eos_ids: Sequence[int]) -> Stream:
+        """A stream of which nothing has come. Raises SettingsError for a model that cannot read a source in blocks."""
+        if not isinstance(model, EncoderDecoder) or model.config.block is None:
+            raise SettingsError(
+                "only an encoder that reads its source in blocks can be listened to: make a model that does with "
+                "`decodery train seq2seq reorder --block 2 --out DIR`"
+            )
+        return cls(model, frozenset(eos_ids), model.encoder.new_cache(), model.new_cache())
+
+    @property
+    def heard(self) -> Heard:
+        return Heard(tuple(self.written[: self.committed]), tuple(self.written[self.committed :]), len(self.source))
+
+    @property
+    def limit(self) -> int:
+        """How many tokens the text may have."""
+        return self.model.config.max_positions - 1
+
+    def arrive(self, tokens: Sequence[int], ended: bool) -> Asking[bool]:
+        """Let the encoder read what has come, whole blocks of it until the last; whether there was anything to read."""
+        if self.ended:
+            raise ValueError("the source of this stream has ended: begin another one")
+        self.ended = ended
+        self.ahead += tokens
+        if self.ahead and not 0 <= min(self.ahead) <= max(self.ahead) < self.model.vocab_size:
+            raise PromptError(f"the source has token ids outside the model's vocabulary of {self.model.vocab_size}")
+        block = self.model.config.block
+        assert block is not None
+        ready = len(self.ahead) if ended else len(self.ahead) // block * block
+        if not ready:
+            return False
+        encoder, some = self.model.encoder, self.ahead[:ready]
+        (read,) = yield [Ask(encoder, encoder.segment(some, self.reading), (-1,), ENCODER)]
+        self.reading.keep(range(ready))
+        self.source, self.ahead = self.source + some, self.ahead[ready:]
+        more = self.model.remembered(read.hidden[-1])
+        self.cache.memory = more if self.cache.memory is None else self.cache.memory.extended(more)
+        self.chunks += 1
+        return True
+
+    def reread(self, first: int) -> Asking[torch.Tensor]:
+        """Read the text again from place `first` on, with all of the source that has come in view.
+
+        Returns logits [len(written) - first + 1, vocab]: row i of what is written at place first + i, the last one of
+        what follows. Rows before `first` stay as they were read, with less of the source in view.
+        """
+        rows = [self.model.config.start_id, *self.written][first:]
+        self.cache.truncate(first)
+        scored = yield from score(self.model, Segment.chunk(rows, self.cache))
+        self.cache.keep(range(len(rows)))
+        self.trace.steps.append(Step(rows=len(rows)))
+        return excluded(self.model, scored.logits)
+
+    def cut(self, place: int) -> None:
+        """Forget what is written from a place on."""
+        if place < self.committed:
+            raise ValueError(f"{self.committed} tokens are committed, and place {place} is one of them")
+        del self.written[place:]
+        self.cache.truncate(place + 1)
+
+    def step(self, logits: torch.Tensor) -> Asking[torch.Tensor | None]:
+        """Write the likeliest token of logits [vocab]; returns those behind it, None where the model waits."""
+        token = int(logits.argmax())
+        if token in self.eos_ids or len(self.written) >= self.limit:
+            return None
+        self.written.append(token)
+        return (yield from self.reread(len(self.written)))[-1]
+
+    def extend(self, logits: torch.Tensor | None, most: int) -> Asking[None]:
+        """Write on greedily behind logits [vocab] until the model waits, up to `most` tokens in all."""
+        while logits is not None and len(self.written) < most:
+            logits = yield from self.step(logits)
+
+    def verify(self, floor: int) -> Asking[torch.Tensor]:
+        """Cut the text where the model, with all of the source in view, would write something else.
+
+        One pass over all of it, as over a draft; what stands is what greedy decoding writes behind the first `floor`
+        tokens, which are taken as they are. Returns logits [vocab] of what follows.
+        """
+        logits = yield from self.reread(0)
+        best = logits.argmax(dim=-1).tolist()
+        for place in range(floor, len(self.written)):
+            if best[place] != self.written[place]:
+                self.cut(place)
+                break
+        return logits[len(self.written)]
+
+    def commit(self, length: int) -> None:
+        """Let the first `length` tokens stand for good.
+
+        Args:
+            length: Tokens of `written`; fewer than stand already change nothing.
+
+        Raises:
+            ValueError: What stood before is not what `written` begins with, so a method has taken it back.
+        """
+        if self.written[: self.committed] != self._stands:
+            raise ValueError(f"{self.committed} tokens are committed, and the text does not begin with them any more")
+        self._stands = self.written[: max(length, self.committed)]
+        self.reads += [len(self.source)] * (length - self.committed)
+        self.committed = max(length, self.committed)
+
+
+@dataclass(frozen=True)
+class Listen(Contract):
+    """How a text is written while its source arrives. Fields are settings."""
+
+    @abstractmethod
+    def hear(self, stream: Stream) -> Asking[None]:
+        """More of the source has been read: bring the text up to it, and commit what stands.
+
+        All of it is committed by `listening` where the source has ended. What stands stays: `Stream.cut` and
+        `Stream.commit` refuse a text that does not begin with it.
+        """
+
+
+def listening(method: Listen, stream: Stream, tokens: Sequence[int], ended: bool = False) -> Asking[Heard]:
+    """A chunk of the source has come. ended: it was the last one."""
+    came = yield from stream.arrive(tokens, ended)
+    if came or (ended and stream.source):
+        yield from method.hear(stream)
+    stream.commit(len(stream.written) if ended else stream.committed)
+    return stream.heard
+
+
+def agreed(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    place = 0
+    while place < min(len(first), len(second)) and first[place] == second[place]:
+        place += 1
+    return place

@@ -1,0 +1,39 @@
+"""Local agreement: what several chunks in a row lead to alike is committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.step.forward_request import Asking
+
+from .base import Listen, Stream, agreed
+
+
+@register(
+    "local-agreement",
+    paper="Low-Latency Sequence-to-Sequence Speech Recognition and Translation by Partial Hypothesis Selection (2020)",
+    guarantee="what is committed never changes, and may differ from what the whole source leads to",
+)
+@dataclass(frozen=True)
+class LocalAgreement(Listen):
+    """Commits what the texts behind the last `n` chunks begin with alike; the rest is decoded anew behind every chunk.
+
+    n: texts that must agree; with 1 all that is written is committed at once. The text behind a chunk is greedy
+    decoding's behind what is committed, found by verifying the earlier one in one pass.
+    """
+
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise SettingsError(f"local-agreement needs n of at least 1, not {self.n}")
+
+    def hear(self, stream: Stream) -> Asking[None]:
+        logits = yield from stream.verify(stream.committed)
+        yield from stream.extend(logits, stream.limit)
+        earlier: list[list[int]] = [*(stream.state or []), list(stream.written)][-self.n :]
+        stream.state = earlier
+        if len(earlier) == self.n:
+            stream.commit(min(agreed(each, stream.written) for each in earlier))

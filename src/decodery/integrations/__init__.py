@@ -1,0 +1,1 @@
+"""Use of this package from other projects."""

@@ -1,0 +1,203 @@
+"""ActQKV: blocks are asked for by a query that stands for the tokens of a window that stick out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+
+from .after_prompt import Noting
+from .base import CachePolicy, best, entries, require_budget, shared_out
+
+
+@register(
+    "actqkv",
+    paper="Activation-aware Probe-Query: Effective Key-Value Retrieval for Long-Context LLMs Inference (2025)",
+    guarantee="lossy: rows read some blocks of the text; drafts give the text of plain decoding under it",
+)
+@dataclass(frozen=True)
+class ActQKV(CachePolicy):
+    """Reads first and last tokens and the blocks that a probe of the row's window answers to best; keeps everything.
+
+    budget: see `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens. sinks: first tokens that
+    are always read. recent: the share of the budget that the last tokens have; blocks of either are always read, and at
+    least one more. window: how many tokens of a prompt ask together; each row asks with the queries of its window up to
+    its own, a row behind the prompt with its own alone. probe: "weighted" by how far a query is from the window's mean,
+    squared, in units of each channel's spread; "mean" as InfLLM does; "last" is the row's own. A block of the prompt is
+    represented by those `representatives` of its keys which its own queries answer to best on average, a written one by
+    all of its keys. A group of heads asks together. Where the prompt ends, layers whose blocks answer evenly get more
+    of the budget, in proportion to the entropy of their softmax. Class G, here with the store in the cache. All tokens
+    are read at their own distance.
+
+    Known from summaries and InfLLM's code: weights, entropies and what represents a block are readings of them. A
+    window's queries would all be asked before its first row is read; here none is asked from ahead of a row, so that
+    texts do not depend on how their prompts were cut.
+    """
+
+    budget: float = 2048
+    block: int = 128
+    window: int = 512
+    probe: Literal["weighted", "mean", "last"] = "weighted"
+    representatives: int = 4
+    sinks: int = 128
+    recent: float = 0.25
+
+    def __post_init__(self) -> None:
+        require_budget("actqkv", self.budget)
+        if min(self.block, self.window, self.representatives) < 1 or self.sinks < 0 or not 0 <= self.recent <= 1:
+            raise SettingsError(
+                "actqkv needs block, window and representatives >= 1, sinks >= 0 and a recent between 0 and 1"
+            )
+        if self.probe not in ("weighted", "mean", "last"):
+            raise SettingsError(f"probe of actqkv is weighted, mean or last, not {self.probe!r}")
+
+    @property
+    def gives(self) -> Gives:
+        return Gives(routes=True, keys=True)
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Fetching(self, model.config, prompt)
+
+
+class Fetching(Noting):
+    """The queries of the prompt while it is read, which of its keys represent its blocks, and the layers' budgets."""
+
+    def __init__(self, method: ActQKV, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt, prompt)
+        self.method = method
+        self._picked: dict[int, np.ndarray] = {}
+        self._entropies: dict[int, float] = {}
+        self._budgets: dict[int, float] = {}
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        layer, segment = attention.layer, attention.segment
+        super().select(attention)
+        assert segment.cache is not None
+        slots, method = attention.seen.shape[-1], self.method
+        places = np.asarray(segment.cache.positions[layer, :slots], dtype=np.int64)
+        at = np.asarray(segment.positions, dtype=np.int64)
+        worth = self._worth(attention, places)
+        blocks, own = np.arange(worth.shape[-1]), at // method.block
+        totals = np.array([self._total(layer, position) for position in at.tolist()])
+        recent = np.maximum(np.rint(method.recent * totals).astype(int), 1)
+        forced = (blocks >= ((at + 1 - recent) // method.block)[:, None]) | (blocks * method.block < method.sinks)
+        visible = blocks <= own[:, None]
+        if at[-1] == self.prompt - 1:
+            free = worth[:, -1, ~forced[-1]]
+            self._entropies[layer] = entropy(free) if free.shape[1] else 0.0
+        counts = np.maximum(-(-totals // method.block), (forced & visible).sum(axis=1) + 1)
+        chosen = best(np.where(forced, np.inf, worth), counts[None], np.broadcast_to(visible, worth.shape))
+        found: np.ndarray = chosen[..., places // method.block]
+        return found
+
+    def _total(self, layer: int, position: int) -> int:
+        """How many tokens a row reads."""
+        budget = self.method.budget if position < self.prompt else self._budgets.get(layer, self.method.budget)
+        return entries(budget, position + 1)
+
+    def _worth(self, attention: Attention, places: np.ndarray) -> np.ndarray:
+        """How well each block answers each row: [kv_heads, rows, blocks], over those of its keys which the row sees."""
+        method, kv_heads, seen = self.method, len(attention.keys), attention.seen_by_any
+        history = self._history(attention)
+        asking = self._asking(attention, history).to(attention.keys.device)
+        answers = torch.einsum("krd,ksd->krs", asking, attention.keys.double()).cpu().numpy()
+        inside = (places // method.block)[:, None] == np.arange(int(places.max()) // method.block + 1)
+        worth = (np.where(seen, answers, 0.0) @ inside) / np.maximum(seen @ inside.astype(np.float64), 1.0)
+        if history is not None:
+            self._represent(attention, history)
+        picked = self._picked.get(attention.layer)
+        if picked is not None:
+            # The prompt's tokens lie at their positions; rows that do not see all of a block read it in any case.
+            chosen = np.take_along_axis(answers, picked.reshape(kv_heads, 1, -1), axis=2)
+            worth[..., : picked.shape[1]] = chosen.reshape(*chosen.shape[:2], *picked.shape[1:]).mean(axis=-1)
+        return worth
+
+    def _history(self, attention: Attention) -> torch.Tensor | None:
+        """[heads, m, head_dim] the queries of the prompt so far, None behind it."""
+        if self.settled:
+            return None
+        parts = [*self._queries.get(attention.layer, []), attention.queries]
+        return torch.cat(parts)[: self.prompt].double().transpose(0, 1)
+
+    def _asking(self, attention: Attention, history: torch.Tensor | None) -> torch.Tensor:
+        """[kv_heads, rows, head_dim] what each row asks with, summed over the heads of a group."""
+        own = attention.queries.double().transpose(0, 1)
+        if history is not None and self.method.probe != "last":
+            first = int(attention.segment.positions[0])
+            parts, size = [], self.method.window
+            for begin in range(first // size * size, history.shape[1], size):
+                weighted = self.method.probe == "weighted"
+                parts.append(probes(history[:, begin : begin + size], max(first - begin, 0), weighted))
+            own = torch.cat([*parts, own[:, sum(part.shape[1] for part in parts) :]], dim=1)
+        return own.unflatten(0, (len(attention.keys), -1)).sum(dim=1)
+
+    def _represent(self, attention: Attention, history: torch.Tensor) -> None:
+        """Pick the keys that stand for the blocks of the prompt that are read in full."""
+        size, kv_heads = self.method.block, len(attention.keys)
+        whole, known = history.shape[1] // size, self._picked.get(attention.layer)
+        done = 0 if known is None else known.shape[1]
+        if whole == done:
+            return
+        queries = history[:, done * size : whole * size].unflatten(1, (-1, size)).mean(dim=2)
+        keys = attention.keys[:, done * size : whole * size].double().unflatten(1, (-1, size))
+        grouped = queries.unflatten(0, (kv_heads, -1)).sum(dim=1)
+        answers = torch.einsum("kbd,kbsd->kbs", grouped, keys).cpu().numpy()
+        order = np.argsort(-answers, axis=-1, kind="stable")[..., : self.method.representatives]
+        found = order + np.arange(done, whole)[:, None] * size
+        self._picked[attention.layer] = found if known is None else np.concatenate((known, found), axis=1)
+
+    def cut(self, cache: KVCache) -> None:
+        super().cut(cache)
+        whole = min(cache.next_position, self.prompt) // self.method.block
+        self._picked = {layer: picked[:, :whole] for layer, picked in self._picked.items()}
+
+    def _settle(self, cache: KVCache) -> None:
+        share = entries(self.method.budget, self.prompt) / self.prompt
+        if share >= 1:
+            return
+        # Where none has anything to choose among, all get the same.
+        shares = shared_out(np.array(list(self._entropies.values())) + 1e-9, share)
+        for layer, own in zip(self._entropies, shares.tolist(), strict=True):
+            # A number of tokens stays one; a share grows with the text.
+            self._budgets[layer] = own if self.method.budget <= 1 else float(max(round(own * self.prompt), 2))
+
+
+def probes(queries: torch.Tensor, first: int, weighted: bool) -> torch.Tensor:
+    """What the rows of a window [heads, m, d] from `first` on ask with, each by the queries up to its own.
+
+    [heads, m - first, d]: their mean, weighted by their mean squared distance from it in units of each channel's
+    spread, or all alike where they do not differ.
+    """
+    m, dim = queries.shape[1:]
+    counts = torch.arange(1, m + 1, dtype=queries.dtype, device=queries.device)[:, None]
+    mean = (queries.cumsum(dim=1) / counts)[:, first:]
+    if not weighted:
+        return mean
+    spread = (queries.square().cumsum(dim=1) / counts)[:, first:] - mean.square()
+    # A channel in which all are the same tells none of them apart.
+    scale = torch.where(spread > 1e-12, 1 / spread, 0.0)
+    far = torch.einsum("hjc,hic->hij", queries.square(), scale)
+    far = far - 2 * torch.einsum("hjc,hic->hij", queries, mean * scale) + (mean.square() * scale).sum(-1)[..., None]
+    past = torch.ones(m, m, dtype=torch.bool, device=queries.device).tril()[first:]
+    weights = (far / dim).clamp_min(0) * past
+    total = weights.sum(dim=-1, keepdim=True)
+    weights = torch.where(total > 1e-9, weights / total.clamp_min(1e-9), past / past.sum(dim=-1, keepdim=True))
+    return weights @ queries
+
+
+def entropy(scores: np.ndarray) -> float:
+    """Of the softmax over [heads, n] scores, in nats, the mean over heads."""
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    weights = np.exp(shifted)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return float(-(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=-1).mean())

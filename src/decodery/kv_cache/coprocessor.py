@@ -1,0 +1,158 @@
+"""Cache coprocessor: entries that no token wrote, made of what was read, which later rows attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.batch import Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
+
+from .after_prompt import turned
+from .base import CachePolicy, State
+
+
+@register(
+    "coprocessor",
+    paper="Deliberation in Latent Space via Differentiable Cache Augmentation (2024)",
+    guarantee="lossy: rows read entries that no token wrote; drafts give the text of plain decoding under it",
+    needs=("a trained coprocessor",),
+)
+@dataclass(frozen=True)
+class Coprocessor(CachePolicy):
+    """Lets the model think about a prompt once: what its trained double makes of it is read as if it were text.
+
+    trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The double is the model
+    itself with an adapter behind each layer; it reads a few learned embeddings behind the prompt, and what comes out of
+    its last layer is given to the model as embeddings, whose keys and values stay. latents: how many of those that were
+    trained, None for all; 0 leaves the model as it is. The last of them gives the text's first token, and rows after
+    the prompt read them. Class F: nothing is lost, entries are added before the first draft.
+
+    As in the paper latents take the positions after the prompt, and the text those after the latents. Tokens keep their
+    numbers here: the keys of the prompt and of the latents are turned back by as many positions instead, once, which
+    leaves all distances the same. So positions must be rotations, in layers without a sliding window. Latents lie
+    beside the cache: `latents` tokens' keys and values more.
+    """
+
+    needs = Needs(keys=True, policies=True, states=True, changes=True)
+
+    trained: CoprocessorWeights | str | None = None
+    latents: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.latents is not None and self.latents < 0:
+            raise SettingsError(f"latents of coprocessor must be at least 0, not {self.latents}")
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        found = self.trained
+        if found is None:
+            raise SettingsError(
+                "coprocessor needs to be trained: make one with `decodery train kv coprocessor -m MODEL FILES --out "
+                "DIR` and name it, as in coprocessor:trained=DIR"
+            )
+        weights = CoprocessorWeights.load(found) if isinstance(found, str) else found
+        weights.require(model)
+        config = model.config
+        if config.learned_positions or any(config.window(layer) for layer in range(config.num_layers)):
+            raise UnsupportedModel(
+                "the latents of coprocessor take positions of their own, which layers with a sliding window and "
+                "learned positions would count: use a model whose layers all see the whole text, with rotary positions"
+            )
+        return Augmented(replace(self, trained=weights), weights, model.config, prompt)
+
+    def open(self, seq: Sequence, rows: int) -> Asking[torch.Tensor | None]:
+        state, prompt = seq.cache.policy, seq.prompt_length
+        assert isinstance(state, Augmented)
+        tensors, count = state.weights.tensors, len(state.weights) if self.latents is None else self.latents
+        count = min(count, len(state.weights), seq.model.config.max_positions - prompt)
+        if not count:
+            return None
+        positions, states = np.arange(prompt, prompt + count), None
+        if not state.weights.static:
+            last = seq.model.config.num_layers
+            soft = Segment(
+                *(positions, None, tensors["soft"][:count]),
+                cache=seq.cache,
+                stays=rows,
+                logit_rows=[],
+                interventions=adapted(tensors),
+            )
+            scored = yield from score(seq.model, soft, (last,))
+            states = scored.hidden[last]
+        made = latents(tensors, states)[:count]
+        given = Segment(positions, None, made, cache=seq.cache, stays=rows, logit_rows=[count - 1])
+        scored = yield from score(seq.model, given)
+        state.take(seq.cache, count)
+        return scored.logits
+
+
+class Augmented(State):
+    """entries: by layer, keys and values [kv_heads, latents, head_dim] that lie beside the cache; none at first."""
+
+    def __init__(self, method: Coprocessor, weights: CoprocessorWeights, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method, self.weights = method, weights
+        self.entries: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._back = 0
+
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        return bool(self.entries)
+
+    @property
+    def bytes(self) -> int:
+        """Of what is held beside the cache."""
+        return sum(part.nbytes for entries in self.entries.values() for part in entries)
+
+    def fork(self) -> Augmented:
+        twin = Augmented(self.method, self.weights, self.config, self.prompt)
+        twin.entries, twin._back = dict(self.entries), self._back
+        return twin
+
+    def take(self, cache: KVCache, count: int) -> None:
+        """Hold the keys and values of the last `count` tentative rows, as the text that follows them will read them."""
+        for layer in range(self.config.num_layers):
+            keys, values = cache.view(layer)
+            self.entries[layer] = self._moved(layer, keys[:, -count:], count), values[:, -count:].clone()
+        self._back = count
+
+    def kept(self, cache: KVCache, rows: Ordered[int], layers: Ordered[int] | None) -> None:
+        # The prompt's rows were tentative until its first token was chosen.
+        if not self._back or not rows:
+            return
+        for layer in range(self.config.num_layers):
+            keys, values = (each.clone() for each in cache.view(layer))
+            places = cache.positions[layer, : keys.shape[1]].copy()
+            cache.refill(layer, self._moved(layer, keys, self._back), values, places)
+        self._back = 0
+
+    def _moved(self, layer: int, keys: torch.Tensor, back: int) -> torch.Tensor:
+        """Keys [kv_heads, n, head_dim] as they would be `back` positions before."""
+        return turned(self.config, layer, keys.double(), -back).to(keys.dtype)
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        assert attention.context is not None and attention.mass is not None
+        context = attention.context.clone()
+        entries = [part.double() for part in self.entries[attention.layer]]
+        heads, dim = attention.queries.shape[1:]
+        # Row by row, so that a row's are the same to the bit whatever rows stand beside it.
+        keys, values = entries
+        for row in np.flatnonzero(attention.segment.positions >= self.prompt):
+            queries = attention.queries[row].reshape(len(keys), -1, dim).double()
+            scores = torch.einsum("kgd,kmd->kgm", queries, keys)
+            thought = torch.einsum("kgm,kmd->kgd", scores.softmax(dim=-1), values).reshape(heads, dim)
+            share = torch.sigmoid(attention.mass[row].double() - scores.logsumexp(dim=-1).reshape(heads))[:, None]
+            context[row] = (share * context[row].double() + (1 - share) * thought).to(context.dtype)
+        return context

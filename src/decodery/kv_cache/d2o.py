@@ -1,0 +1,216 @@
+"""D2O: more room for layers whose attention is flat, and evicted tokens folded into similar ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+
+from .base import entries, require_budget, shared_out
+from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
+
+
+@register(
+    "d2o",
+    paper="D2O: Dynamic Discriminative Operations for Efficient Long-Context Inference of Large Language Models (2024)",
+    guarantee="lossy: evicted tokens are merged or gone for good; drafts give the text of plain decoding under it",
+)
+@dataclass(frozen=True)
+class D2O(Scored):
+    """Keeps heavy hitters and a window as H2O does, in budgets by layer, and merges what it evicts into what is alike.
+
+    budget: see `CachePolicy`, the mean over the layers that are compressed; layers get more where attention is paid
+    evenly: softmax over layers of minus the variance of what the prompt's tokens received, scaled to 0-1 over heads.
+    recent: the share of a layer's budget that is the window. sinks: first tokens that always stay. dense: how many of
+    the first layers keep everything, and with them the last. threshold: whether only those merge whose key is as close
+    (by cosine) to a kept one as evicted ones are on average, a mean that moves by `beta` a step. merge: "softmax"
+    weighs a token by the exponential of its similarity, and its target by e; "mean" takes the mean of the target and
+    the tokens times their similarity, as the published code does. none: drop only. A merged entry keeps its target's
+    position.
+
+    Class D. Budgets that meet their bounds are made up for in the other layers. Where a block of drafts merges, what
+    its later rows read is worked out apart from the kernels, and from the first merge on in plain decoding too.
+    """
+
+    budget: float = 0.2
+    recent: float = 0.5
+    sinks: int = 4
+    dense: int = 2
+    beta: float = 0.7
+    threshold: bool = True
+    merge: Literal["softmax", "mean", "none"] = "softmax"
+
+    def __post_init__(self) -> None:
+        require_budget("d2o", self.budget)
+        if not 0 <= self.recent <= 1 or not 0 <= self.beta <= 1 or self.sinks < 0 or self.dense < 0:
+            raise SettingsError("d2o needs recent and beta between 0 and 1, sinks >= 0 and dense >= 0")
+        if self.merge not in ("softmax", "mean", "none"):
+            raise SettingsError(f"merge of d2o is softmax, mean or none, not {self.merge!r}")
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Evicting(self, model.config, prompt) if self.merge == "none" else Merging(self, model.config, prompt)
+
+    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
+        worth = scores.copy()
+        # They are the first slots of every head: they never leave.
+        worth[:, : self.sinks] = np.inf
+        return recent_and_best(worth, round(self.recent * count), count)
+
+    def budgets(self, scores: dict[int, np.ndarray], layers: int) -> dict[int, float]:
+        shared = [layer for layer in scores if self.dense <= layer < layers - 1]
+        found = dict.fromkeys(scores, 1.0)
+        if not shared:
+            return found
+        length = scores[shared[0]].shape[1]
+        spread = np.array([_spread(scores[layer]) for layer in shared])
+        weights = np.exp(-spread) / np.exp(-spread).sum()
+        shares = shared_out(weights, entries(self.budget, length) / length)
+        for layer, share in zip(shared, shares.tolist(), strict=True):
+            # A number of tokens stays one; a share grows with the text.
+            found[layer] = share if self.budget <= 1 else float(max(round(share * length), 2))
+        return found
+
+    def folded(
+        self, keys: torch.Tensor, values: torch.Tensor, chosen: np.ndarray, tau: np.ndarray | None
+    ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+        """Those that stay of keys and values [kv_heads, m, head_dim], the others merged into them, and the threshold.
+
+        tau: [kv_heads], None for the first time.
+        """
+        found: list[float] = []
+        kept_keys: list[torch.Tensor] = []
+        kept_values: list[torch.Tensor] = []
+        for head, stays in enumerate(torch.from_numpy(chosen).to(keys.device)):
+            here, gone = keys[head].double(), ~stays
+            likeness = normalize(here[gone], dim=-1) @ normalize(here[stays], dim=-1).T
+            near, target = likeness.max(dim=1)
+            mean = float(near.mean())
+            limit = mean if tau is None else self.beta * mean + (1 - self.beta) * float(tau[head])
+            found.append(limit)
+            joins = near >= limit if self.threshold else torch.ones_like(near, dtype=torch.bool)
+            near, target = near[joins], target[joins]
+            for part, out in ((here, kept_keys), (values[head].double(), kept_values)):
+                out.append(self._joined(part[stays], part[gone][joins], near, target).to(keys.dtype))
+        return torch.stack(kept_keys), torch.stack(kept_values), np.array(found)
+
+    def _joined(self, kept: torch.Tensor, gone: torch.Tensor, near: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        own = torch.full((len(kept), 1), np.e if self.merge == "softmax" else 1.0, dtype=kept.dtype, device=kept.device)
+        weight = near.exp() if self.merge == "softmax" else torch.ones_like(near)
+        brought = gone if self.merge == "softmax" else gone * near[:, None]
+        total = own.index_add(0, target, weight[:, None])
+        summed = (own * kept).index_add(0, target, weight[:, None] * brought) / total
+        # What nothing was merged into is left as it is, to the bit.
+        return torch.where(total > own, summed, kept)
+
+
+def _spread(scores: np.ndarray) -> float:
+    """How unevenly tokens are paid [kv_heads, prompt], 0 to 1 within the layer's heads."""
+    variance = scores.var(axis=1)
+    low, high = variance.min(), variance.max()
+    return float(((variance - low) / (high - low)).mean()) if high > low else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Folded(Held):
+    """keys, values: [kv_heads, m, head_dim] of what is held, None where they lie in the cache as they are.
+
+    tau: the threshold of merging. merged: whether something was ever merged.
+    """
+
+    keys: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    tau: np.ndarray | None = None
+    merged: bool = False
+
+
+class Merging(Evicting):
+    """Evicting, with keys and values that change. Rows behind a merge in their own pass are attended to here."""
+
+    method: D2O
+
+    def __init__(self, method: D2O, config: ModelConfig, prompt: int) -> None:
+        super().__init__(method, config, prompt)
+        self._contexts: dict[int, dict[int, torch.Tensor]] = {}
+
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        return self.settled
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        self._contexts[attention.layer] = {}
+        return super().select(attention)
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        assert attention.context is not None
+        context = attention.context.clone()
+        for row, found in self._contexts.pop(attention.layer, {}).items():
+            context[row] = found.to(context)
+        return context
+
+    def _after(self, attention: Attention, row: int, held: Held) -> Held:
+        assert isinstance(held, Folded)
+        keys, values = (self._with_own(held, name, attention) for name in ("keys", "values"))
+        weights = paid(attention.queries[row], keys)
+        if held.merged:
+            shares = torch.from_numpy(weights).to(values.device)
+            found = torch.einsum("kgm,kmd->kgd", shares, values.double())
+            self._contexts[attention.layer][row] = found.reshape(attention.queries[row].shape)
+        held = replace(held, scores=self.method.written(held.scores, weights), keys=None, values=None)
+        if len(held.slots[0]) and self._moved(held, keys, attention):
+            held = replace(held, keys=keys, values=values)
+        left = self._left(held, attention.layer, int(attention.segment.positions[row]) + 1, keys, values)
+        assert isinstance(left, Folded) and attention.segment.cache is not None
+        if left.keys is None or left.values is None:
+            return left
+        # The next row of the pass reads them as it would from the cache, which may hold them in less precision.
+        cache = attention.segment.cache
+        return replace(left, keys=cache.rounded(left.keys), values=cache.rounded(left.values))
+
+    def _with_own(self, held: Folded, name: str, attention: Attention) -> torch.Tensor:
+        """[kv_heads, m, head_dim] what a row reads, its own slot the last."""
+        known, part = getattr(held, name), getattr(attention, name)
+        if known is None:
+            return gathered(part, held.slots)
+        return torch.cat((known, gathered(part, held.slots[:, -1:])), dim=1)
+
+    def _moved(self, held: Folded, keys: torch.Tensor, attention: Attention) -> bool:
+        """Whether what is held differs from what lies in the cache."""
+        return held.merged and not keys.equal(gathered(attention.keys, held.slots))
+
+    def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:
+        if not isinstance(held, Folded):
+            held = Folded(held.slots, held.scores)
+        count = entries(self._budgets[layer], length)
+        if count >= held.scores.shape[1]:
+            return held
+        chosen = self.method.chosen(held.scores, layer, count)
+        kept_keys, kept_values, tau = self.method.folded(keys, values, chosen, held.tau)
+        left = held.picked(chosen)
+        assert isinstance(left, Folded)
+        return replace(left, keys=kept_keys, values=kept_values, tau=tau, merged=True)
+
+    def _keep(self, cache: KVCache, layer: int, held: Held) -> None:
+        assert isinstance(held, Folded)
+        if held.keys is not None and held.values is not None:
+            places = cache.positions[layer][held.slots].max(axis=0)
+            cache.refill(layer, held.keys, held.values, places)
+        else:
+            super()._keep(cache, layer, held)
+        content = Held.content(held.scores)
+        self._held[layer] = Folded(content.slots, content.scores, tau=held.tau, merged=held.merged)
+
+    def cut(self, cache: KVCache) -> None:
+        self._read, self._behind, self._contexts = {}, {}, {}
+        for layer, held in self._held.items():
+            content = Held.content(held.scores[:, : int(cache.lengths[layer])])
+            self._held[layer] = replace(held, slots=content.slots, scores=content.scores)

@@ -1,0 +1,84 @@
+"""DapQ: pseudo queries that stand where the answer will be written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.models.batch import Segment
+from decodery.models.cache.attention_policy import AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from .after_prompt import pooled, retain
+from .base import CachePolicy, best, entries, require_budget
+from .probing import Probing, probed
+
+
+@register(
+    "dapq",
+    paper=(
+        "Where Matters More Than What: Decoding-aligned KV Cache Compression via Position-aware Pseudo Queries (2026)"
+    ),
+    guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
+)
+@dataclass(frozen=True)
+class DapQ(CachePolicy):
+    """Keeps of a prompt what tokens attend to that stand at the positions of the first tokens to be written.
+
+    budget: see `CachePolicy`, of the prompt. queries: pseudo tokens, read behind the prompt in a pass of their own,
+    whose attention to the prompt is averaged over them and over the heads of a group; nothing of them is kept, and the
+    text goes on where the prompt ends. content: "last" repeats the prompt's last token; "copy" repeats its last tokens,
+    whose own continuations then draw attention; a number is a token id, such as a line break. kernel: each token counts
+    as the mean of so many around it. recent: last tokens of the prompt that always stay. Class B.
+
+    The paper's abstract was read, not its code: number, content and pooling are choices made here.
+    """
+
+    budget: float = 1024
+    queries: int = 32
+    content: Literal["last", "copy"] | int = "last"
+    kernel: int = 5
+    recent: int = 8
+
+    def __post_init__(self) -> None:
+        require_budget("dapq", self.budget)
+        if self.queries < 1 or self.kernel < 1 or self.kernel % 2 == 0 or self.recent < 0:
+            raise SettingsError("dapq needs queries >= 1, an odd kernel >= 1 and recent >= 0")
+        if isinstance(self.content, int) and self.content < 0:
+            raise SettingsError(f"content of dapq is last, copy or a token id, not {self.content}")
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Probed(self, model.config, prompt)
+
+    def settle(self, seq: Sequence) -> Asking[None]:
+        prompt = seq.tokens[: seq.prompt_length]
+        room = seq.model.config.max_positions - len(prompt)
+        count = min(self.queries, room, max(len(prompt), 1))
+        rows = {"last": prompt[-1:] * count, "copy": prompt[len(prompt) - count :]}
+        tokens = [self.content] * count if isinstance(self.content, int) else rows[self.content]
+        positions = np.arange(len(prompt), len(prompt) + count)
+        yield from probed(seq, Segment(positions, np.asarray(tokens), cache=seq.cache, logit_rows=[]))
+
+
+class Probed(Probing):
+    """Lets go of what the pseudo tokens have passed over."""
+
+    def __init__(self, method: DapQ, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method = method
+
+    def compress(self, cache: KVCache) -> None:
+        count = entries(self.method.budget, self.prompt)
+        for layer, paid in self.paid.items():
+            scores = pooled(paid, self.method.kernel, "mean").double().cpu().numpy()
+            scores[:, self.prompt - self.method.recent :] = np.inf
+            if count < self.prompt:
+                retain(cache, layer, best(scores, count))

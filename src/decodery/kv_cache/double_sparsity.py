@@ -1,0 +1,93 @@
+"""Double Sparsity: a few channels of every key tell which tokens are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.models.cache.attention_policy import AttentionPolicy
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.key_channels import KeyChannels
+
+from .base import best, require_budget
+from .selecting import Asked, Selective, dots
+
+
+@register(
+    "double-sparsity",
+    paper="Post-Training Sparse Attention with Double Sparsity (2024)",
+    guarantee="lossy: rows read some tokens of the text; drafts give the text of plain decoding under it",
+    needs=("calibrated channels",),
+)
+@dataclass(frozen=True)
+class DoubleSparsity(Selective):
+    """Reads the tokens whose keys answer a query best in the few channels that matter most; keeps everything.
+
+    budget: see `CachePolicy`; the published 128 tokens. channels: the share of them that is looked at, of rotated keys,
+    in the order of a calibration. calibration: `KeyChannels`, or the file or folder of `decodery train kv
+    double-sparsity`. bits: of a looked-at number, between the least and the largest of its token; 0 for the number
+    itself. dense_layers: first layers that read everything. sinks, recent: first and last tokens that are always read;
+    the row itself always is. A group of query heads reads what the largest product of its heads asks for, so that a
+    key-value head is read once; the published code selects for every head by itself. Class A. Labels are worked out of
+    the keys here and take no memory of their own; kept apart they would be channels * bits / 16 of bfloat16 keys.
+    """
+
+    budget: float = 128
+    channels: float = 0.25
+    calibration: KeyChannels | str | None = None
+    bits: int = 4
+    dense_layers: int = 2
+    sinks: int = 0
+    recent: int = 0
+
+    def __post_init__(self) -> None:
+        require_budget("double-sparsity", self.budget)
+        if not 0 < self.channels <= 1 or not 0 <= self.bits <= 8 or min(self.dense_layers, self.sinks, self.recent) < 0:
+            raise SettingsError(
+                "double-sparsity needs channels above 0 and up to 1, bits from 0 to 8, and no dense_layers, sinks or "
+                "recent below 0"
+            )
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        found = self.calibration
+        if found is None:
+            raise SettingsError(
+                "double-sparsity needs calibrated channels: make some with `decodery train kv double-sparsity -m "
+                "MODEL FILES --out DIR` and name them, as in double-sparsity:calibration=DIR"
+            )
+        channels = KeyChannels.load(found) if isinstance(found, str) else found
+        channels.require(model)
+        # What is named in a file is looked up once a text.
+        return super(DoubleSparsity, replace(self, calibration=channels)).state(model, prompt)
+
+    def dense(self, layer: int) -> bool:
+        return layer < self.dense_layers
+
+    def choose(self, asked: Asked) -> np.ndarray:
+        assert isinstance(self.calibration, KeyChannels)
+        order = self.calibration.order[asked.layer]
+        picked = order[:, : math.ceil(self.channels * order.shape[1])].to(asked.keys.device)
+        _, rows, group, _ = asked.queries.shape
+        queries = asked.queries.gather(3, picked[:, None, None].expand(-1, rows, group, -1))
+        labels = asked.keys.gather(2, picked[:, None].expand(-1, asked.keys.shape[1], -1))
+        scores = dots(queries, rounded(labels, self.bits)).max(axis=2)
+        last = asked.positions > (asked.at - self.recent)[:, None]
+        own = np.arange(len(asked.positions)) == asked.own[:, None]
+        forced = (asked.positions < self.sinks) | last | own
+        scores = np.where(forced, np.inf, scores)
+        return best(scores, asked.budgets(self.budget)[None], np.broadcast_to(asked.seen, scores.shape))
+
+
+def rounded(labels: torch.Tensor, bits: int) -> torch.Tensor:
+    """Labels [..., channels] as `bits` tell them: between the least and the largest of each row, both met exactly."""
+    if not bits:
+        return labels
+    low, high = labels.amin(dim=-1, keepdim=True), labels.amax(dim=-1, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    divisor = torch.where(step > 0, step, torch.ones_like(step))
+    return low + step * ((labels - low) / divisor).round()

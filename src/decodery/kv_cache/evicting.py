@@ -1,0 +1,205 @@
+"""Policies that keep a few tokens by how much attention they get, and let go of the others at every token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from decodery.core.requirements import Gives
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+
+from .after_prompt import SPARE, retain
+from .base import CachePolicy, State, best, entries
+
+
+@dataclass(frozen=True)
+class Scored(CachePolicy):
+    """Class D: tokens have scores, which later rows change, and those with the lowest go.
+
+    What a row reads follows from the rows before it on its own path, which is worked out row by row inside of a pass.
+    So a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
+    decoding under the policy.
+    """
+
+    @property
+    def gives(self) -> Gives:
+        return Gives()
+
+    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Scores [kv_heads, slots] after more of the prompt was read: weights [kv_heads, group, rows, slots].
+
+        By default what all rows so far have paid, averaged over the heads of a group.
+        """
+        found: np.ndarray = scores + weights.sum(axis=2).mean(axis=1)
+        return found
+
+    def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Scores [kv_heads, slots] after a row, the last slot's, has paid weights [kv_heads, group, slots]."""
+        found: np.ndarray = scores + weights.mean(axis=1)
+        return found
+
+    @abstractmethod
+    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
+        """Which `count` slots of [kv_heads, slots] stay, bool; slots are in the order of positions."""
+
+    def budgets(self, scores: dict[int, np.ndarray], layers: int) -> dict[int, float]:
+        """The budget of each layer, once a prompt is read: its scores by layer, each [kv_heads, prompt]."""
+        return dict.fromkeys(scores, getattr(self, "budget"))  # noqa: B009
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Evicting(self, model.config, prompt)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What each key-value head of a layer holds behind some row, in the order of positions.
+
+    slots: [kv_heads, m] of the cache; scores: [kv_heads, m].
+    """
+
+    slots: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def content(cls, scores: np.ndarray) -> Held:
+        return cls(np.broadcast_to(np.arange(scores.shape[1]), scores.shape), scores)
+
+    def joined(self, slot: int) -> Held:
+        """With a slot more, at its end."""
+        own = np.full((len(self.slots), 1), slot)
+        slots = np.concatenate((self.slots, own), axis=1)
+        return replace(self, slots=slots, scores=np.pad(self.scores, ((0, 0), (0, 1))))
+
+    def picked(self, chosen: np.ndarray) -> Held:
+        """Those of [kv_heads, m] bool, of which every head has as many."""
+        slots, scores = (part[chosen].reshape(len(chosen), -1) for part in (self.slots, self.scores))
+        return replace(self, slots=slots, scores=scores)
+
+    def moved(self, content: int, rows: Sequence[int]) -> Held:
+        """Once these tentative rows have become content, behind the `content` slots that there were."""
+        places = np.full(max(rows) + 1, -1)
+        places[list(rows)] = content + np.arange(len(rows))
+        tentative = self.slots >= content
+        return replace(
+            self, slots=np.where(tentative, places[np.where(tentative, self.slots - content, 0)], self.slots)
+        )
+
+
+class Evicting(State):
+    """The scores of the content, by layer, and what every tentative row would leave. settled: the prompt is read."""
+
+    def __init__(self, method: Scored, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method = method
+        self.settled = False
+        self._budgets: dict[int, float] = {}
+        self._held: dict[int, Held] = {}
+        self._behind: dict[int, tuple[int, list[Held]]] = {}
+        self._read: dict[int, np.ndarray] = {}
+
+    @property
+    def observes(self) -> bool:  # type: ignore[override]
+        """Attention's weights are wanted of prompts; those of later rows are worked out before they are read."""
+        return not self.settled
+
+    def observe(self, attention: Attention) -> None:
+        layer, weights = attention.layer, attention.weights
+        assert weights is not None
+        kv_heads, slots = len(attention.keys), weights.shape[-1]
+        grouped = weights.double().cpu().numpy().reshape(kv_heads, -1, *weights.shape[1:])
+        known = self._held[layer].scores if layer in self._held else np.zeros((kv_heads, 0))
+        self._read[layer] = self.method.read(np.pad(known, ((0, 0), (0, slots - known.shape[1]))), grouped)
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        layer, segment = attention.layer, attention.segment
+        if not self.settled or layer not in self._held:
+            return None
+        n, stays, slots = len(segment), segment.stays, attention.seen.shape[-1]
+        content = slots - stays - n
+        seen = attention.seen if attention.seen.ndim == 2 else attention.seen[0]
+        states = [*self._behind.get(layer, (content, []))[1][:stays]]
+        read = np.zeros((len(attention.keys), n, slots), dtype=bool)
+        for row in range(n):
+            before = np.flatnonzero(seen[row, content : content + stays + row])
+            held = states[before[-1]] if len(before) else self._held[layer]
+            held = held.joined(content + stays + row)
+            np.put_along_axis(read[:, row], held.slots, True, axis=1)
+            states.append(self._after(attention, row, held))
+        self._behind[layer] = content, states
+        return read
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        if not self.settled:
+            if rows:
+                self._held.update({layer: Held.content(scores) for layer, scores in self._read.items()})
+            self._read = {}
+            if cache.next_position >= self.prompt:
+                self._settle(cache)
+            return
+        for layer, (content, states) in self._behind.items():
+            if rows:
+                self._keep(cache, layer, states[rows[-1]].moved(content, rows))
+        self._behind = {}
+
+    def cut(self, cache: KVCache) -> None:
+        self._read, self._behind = {}, {}
+        for layer, held in self._held.items():
+            self._held[layer] = Held.content(held.scores[:, : int(cache.lengths[layer])])
+
+    def _settle(self, cache: KVCache) -> None:
+        self.settled = True
+        scores = {layer: held.scores for layer, held in self._held.items()}
+        self._budgets = self.method.budgets(scores, self.config.num_layers)
+        for layer, held in self._held.items():
+            self._keep(cache, layer, self._left(held, layer, cache.next_position, *cache.view(layer)))
+        cache.shrink(SPARE)
+
+    def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:
+        """What stays of what is held, behind a text of `length`. keys, values: [kv_heads, m, head_dim] of it."""
+        count = entries(self._budgets[layer], length)
+        if count >= held.scores.shape[1]:
+            return held
+        return held.picked(self.method.chosen(held.scores, layer, count))
+
+    def _keep(self, cache: KVCache, layer: int, held: Held) -> None:
+        """Let a layer hold this and nothing else."""
+        length = int(cache.lengths[layer])
+        if held.slots.shape[1] < length:
+            chosen = np.zeros((len(held.slots), length), dtype=bool)
+            np.put_along_axis(chosen, held.slots, True, axis=1)
+            retain(cache, layer, chosen)
+        self._held[layer] = Held.content(held.scores)
+
+    def _after(self, attention: Attention, row: int, held: Held) -> Held:
+        """What is left behind a row that has read `held`, its own slot the last."""
+        keys, values = (gathered(part, held.slots) for part in (attention.keys, attention.values))
+        scores = self.method.written(held.scores, paid(attention.queries[row], keys))
+        length = int(attention.segment.positions[row]) + 1
+        return self._left(replace(held, scores=scores), attention.layer, length, keys, values)
+
+
+def gathered(part: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
+    """Each head's own slots [kv_heads, m] of [kv_heads, slots, head_dim]."""
+    index = torch.from_numpy(slots).to(part.device)[..., None].expand(-1, -1, part.shape[-1])
+    return part.gather(1, index)
+
+
+def paid(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
+    """What one row's scaled queries [heads, head_dim] pay to keys [kv_heads, m, head_dim]: [kv_heads, group, m]."""
+    grouped = queries.reshape(len(keys), -1, keys.shape[-1]).double()
+    weights: np.ndarray = torch.einsum("kgd,kmd->kgm", grouped, keys.double()).softmax(dim=-1).cpu().numpy()
+    return weights
+
+
+def recent_and_best(scores: np.ndarray, recent: int, count: int) -> np.ndarray:
+    """The last `recent` slots and of those before them the ones with the highest scores, `count` in all."""
+    worth = scores.copy()
+    worth[:, scores.shape[1] - recent :] = np.inf
+    return best(worth, count)

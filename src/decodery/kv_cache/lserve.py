@@ -1,0 +1,168 @@
+"""LServe: heads that need no old tokens keep a window, and the others read pages that are chosen now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_memory import SLOTS
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.head_gates import HeadGates
+
+from .base import CachePolicy, State, require_budget, window_begins
+from .quest import best_pages
+from .selecting import Asked
+
+
+@register(
+    "lserve",
+    paper="LServe: Efficient Long-sequence LLM Serving with Unified Sparse Attention (2025)",
+    guarantee="lossy: some heads lose old tokens, others read pages; drafts give the text of plain decoding under it",
+    needs=("head gates",),
+)
+@dataclass(frozen=True)
+class LServe(CachePolicy):
+    """Lets some heads keep first tokens and a window alone, and the others read whole pages of all there is.
+
+    sparsity: the share of all key-value heads that stream, those with the lowest gates. gates: `HeadGates`, or the file
+    or folder of `decodery train kv lserve`. window: the budget of a streaming head, see `CachePolicy`, of which `sinks`
+    are first tokens; it holds for the rows of a prompt too. budget: that of the other heads, in pages of `page` tokens,
+    of which at least `least` are read. A page counts as the best of its parts of `logical` tokens, whose keys are
+    bounded channel by channel as Quest does it; the page a row stands in is always read. reuse: pages are chosen anew
+    at every position that this divides, and the rows between read those of the row before. A group of query heads is
+    chosen for together, where the published code chooses for every head. Classes A and C.
+
+    A slot of memory is free when all heads of its layer have lost it: what streaming heads save beside others is read,
+    and not held.
+    """
+
+    budget: float = 4096
+    window: float = 384
+    sinks: int = 128
+    sparsity: float = 0.5
+    gates: HeadGates | str | None = None
+    page: int = 64
+    logical: int = 16
+    reuse: int = 4
+    least: int = 3
+
+    def __post_init__(self) -> None:
+        require_budget("lserve", self.budget)
+        require_budget("a streaming head of lserve", self.window)
+        if not 0 <= self.sparsity <= 1 or self.sinks < 0 or min(self.page, self.logical, self.reuse, self.least) < 1:
+            raise SettingsError(
+                "lserve needs a sparsity between 0 and 1, sinks >= 0, and page, logical, reuse and least >= 1"
+            )
+        if self.page % self.logical or self.page % self.reuse:
+            raise SettingsError(
+                f"logical and reuse of lserve divide a page, whose tokens would be missed otherwise: "
+                f"{self.logical} and {self.reuse} are to divide {self.page}"
+            )
+
+    @property
+    def gives(self) -> Gives:
+        return Gives()
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        found = self.gates
+        if found is None:
+            raise SettingsError(
+                "lserve needs head gates: make some with `decodery train kv lserve -m MODEL FILES --out DIR` and "
+                "name them, as in lserve:gates=DIR"
+            )
+        gates = HeadGates.load(found) if isinstance(found, str) else found
+        gates.require(model)
+        return Serving(replace(self, gates=gates), gates.lowest(self.sparsity), model.config, prompt)
+
+
+class Serving(State):
+    """streams: [layers, kv_heads] bool, which heads do. Pages [kv_heads, pages] bool are remembered by layer: those of
+    the last token of the content, and of every tentative row; None for a row of the prompt.
+    """
+
+    def __init__(self, method: LServe, streams: np.ndarray, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method, self.streams = method, streams
+        self._held: dict[int, np.ndarray | None] = {}
+        self._behind: dict[int, list[np.ndarray | None]] = {}
+        self._end = 0
+
+    def fork(self) -> Serving:
+        twin = Serving(self.method, self.streams, self.config, self.prompt)
+        twin._held, twin._end = dict(self._held), self._end
+        return twin
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        layer, segment, method = attention.layer, attention.segment, self.method
+        assert segment.cache is not None
+        slots, streams = attention.seen.shape[-1], self.streams[layer]
+        places = np.asarray(segment.cache.positions[layer, :slots], dtype=np.int64)
+        read = np.ones((len(attention.keys), len(segment), slots), dtype=bool)
+        if not streams.all():
+            for row, pages in enumerate(self._pages(attention, places)):
+                if pages is not None:
+                    # Slots behind the last of them belong to rows that this one does not see.
+                    read[:, row] = pages[:, np.minimum(places // method.page, pages.shape[1] - 1)]
+        begins = [window_begins(method.window, method.sinks, at) for at in segment.positions.tolist()]
+        read[streams] = (places < method.sinks) | (places >= np.array(begins)[:, None])
+        return read
+
+    def _pages(self, attention: Attention, places: np.ndarray) -> list[np.ndarray | None]:
+        """The pages that each row reads."""
+        layer, segment, method = attention.layer, attention.segment, self.method
+        stays, content = segment.stays, len(places) - segment.stays - len(segment)
+        states, sight = self._behind.get(layer, [])[:stays], attention.seen_by_any
+        chosen: dict[int, np.ndarray] = {}
+        for row, position in enumerate(segment.positions.tolist()):
+            before = np.flatnonzero(sight[row, content : content + stays + row])
+            known = states[before[-1]] if len(before) else self._held.get(layer)
+            if position < self.prompt:
+                known = None
+            elif known is None or position % method.reuse == 0:
+                # Rows behind this one hold the same array, which is filled below.
+                known = np.empty((len(attention.keys), int(places.max()) // method.page + 1), dtype=bool)
+                chosen[row] = known
+            states.append(known)
+        if chosen:
+            asked = Asked(attention, np.array(list(chosen)))
+            found = best_pages(asked, method.budget, method.page, method.least, method.logical)
+            for number, pages in enumerate(chosen.values()):
+                pages[:] = found[:, number]
+        self._behind[layer] = states
+        return states[stays:]
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        if rows:
+            self._held.update({layer: states[rows[-1]] for layer, states in self._behind.items()})
+            self._end = cache.next_position
+            self._stream(cache)
+        self._behind = {}
+
+    def cut(self, cache: KVCache) -> None:
+        self._behind = {}
+        if cache.next_position < self._end:
+            # The next row chooses for itself.
+            self._held, self._end = {}, cache.next_position
+
+    def _stream(self, cache: KVCache) -> None:
+        """Let streaming heads lose what no row will read again, by whole blocks."""
+        method = self.method
+        begins = window_begins(method.window, method.sinks, cache.next_position) // SLOTS * SLOTS
+        if begins <= method.sinks:
+            return
+        for layer, streams in enumerate(self.streams):
+            heads, length = np.flatnonzero(streams), int(cache.lengths[layer])
+            if not len(heads) or self.config.window(layer) is not None:
+                continue
+            first, last = np.searchsorted(cache.positions[layer, :length], [method.sinks, begins]).tolist()
+            lost = cache.losses.of(layer, length)
+            if last > first and (lost is None or not lost[heads[0], last - 1]):
+                cache.evict(layer, range(first, last), heads.tolist())

@@ -1,0 +1,105 @@
+"""Policies that keep everything: each row behind the prompt reads the part of it that its query asks for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decodery.core.requirements import Gives
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.portable import lane_sum
+
+from .base import CachePolicy, State, entries
+
+
+@dataclass(frozen=True)
+class Selective(CachePolicy):
+    """Class A: nothing is dropped, prompts are read in full, and every row behind them selects for itself."""
+
+    @property
+    def gives(self) -> Gives:
+        return Gives(routes=True, keys=True)
+
+    @abstractmethod
+    def choose(self, asked: Asked) -> np.ndarray:
+        """What the rows read: [kv_heads, rows, slots] bool. A row's choice depends on what that row sees alone."""
+
+    @abstractmethod
+    def dense(self, layer: int) -> bool:
+        """Whether the rows of a layer read everything."""
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Selecting(self, model.config, prompt)
+
+
+class Selecting(State):
+    """Nothing is remembered beside the cache, so that rows which were rejected leave no trace."""
+
+    anew = True
+
+    def __init__(self, method: Selective, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method, self.untouched = method, prompt
+
+    def fork(self) -> Selecting:
+        return self
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        rows = np.flatnonzero(attention.segment.positions >= self.prompt)
+        layer = attention.layer
+        if not len(rows) or self.method.dense(layer):
+            return None
+        asked = Asked(attention, rows)
+        kv_heads, slots = len(attention.keys), attention.seen.shape[-1]
+        read = np.ones((kv_heads, len(attention.segment), slots), dtype=bool)
+        read[:, rows] = self.method.choose(asked)
+        return read
+
+
+class Asked:
+    """What rows that select see. layer: where. own: [rows] slots of the rows themselves.
+
+    queries: [kv_heads, rows, group, head_dim]; keys: [kv_heads, slots, head_dim]; seen: [rows, slots] bool; positions:
+    [slots] of the slots, at: [rows] of the rows.
+    """
+
+    def __init__(self, attention: Attention, rows: np.ndarray) -> None:
+        cache, segment = attention.segment.cache, attention.segment
+        assert cache is not None
+        n, heads, dim = attention.queries.shape
+        kv_heads, slots = len(attention.keys), attention.seen.shape[-1]
+        self.layer, self.rows = attention.layer, rows
+        self.content = slots - segment.stays - n
+        self.own = slots - n + rows
+        grouped = precise(attention.queries[torch.from_numpy(rows)]).reshape(
+            len(rows), kv_heads, heads // kv_heads, dim
+        )
+        self.queries = grouped.transpose(0, 1)
+        self.keys = precise(attention.keys)
+        # What some heads have lost, others still see.
+        self.seen = attention.seen_by_any[rows]
+        self.positions = np.asarray(cache.positions[attention.layer, :slots], dtype=np.int64)
+        self.at = np.asarray(segment.positions[rows], dtype=np.int64)
+
+    def budgets(self, budget: float) -> np.ndarray:
+        """[rows] how many tokens each row may read."""
+        return np.array([entries(budget, int(at) + 1) for at in self.at])
+
+
+def precise(values: torch.Tensor) -> torch.Tensor:
+    """In single precision or better."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def dots(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
+    """Products of queries [kv_heads, rows, group, d] and keys [kv_heads, m, d]: [kv_heads, rows, group, m].
+
+    Summed in an order of their own, so that a row's are the same to the bit whatever rows stand beside it.
+    """
+    found: np.ndarray = lane_sum(queries[:, :, :, None] * keys[:, None, None]).cpu().numpy()
+    return found

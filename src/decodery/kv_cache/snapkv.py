@@ -1,0 +1,61 @@
+"""SnapKV: what the end of a prompt looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .after_prompt import Compressing, Prompt, observing, pooled
+from .base import require_budget
+
+
+@register(
+    "snapkv",
+    paper="SnapKV: LLM Knows What You are Looking for Before Generation (2024)",
+    guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
+)
+@dataclass(frozen=True)
+class SnapKV(Compressing):
+    """Keeps of a prompt what its last tokens attend to, with the neighbours of that, and those tokens themselves.
+
+    budget: see `CachePolicy`, of the prompt. window: the last tokens, at most half of the budget, whose attention to
+    the others is summed over them and averaged over the heads of a group. kernel, pool: each token counts as the mean
+    or the largest of so many around it. It knows what a prompt is about where its end asks for it, and looks worse
+    where the question comes later. Class B. Published settings: window 32, kernel 5 and mean, or 7 and max.
+    """
+
+    budget: float = 1024
+    window: int = 32
+    kernel: int = 5
+    pool: Literal["mean", "max"] = "mean"
+
+    def __post_init__(self) -> None:
+        require_budget("snapkv", self.budget)
+        require_window("snapkv", self.window, self.kernel, self.pool)
+
+    def watched(self, prompt: int) -> int:
+        return observing(self.window, self.budget, prompt)
+
+    def scores(self, seen: Prompt) -> np.ndarray:
+        return attended(seen, self.kernel, self.pool)
+
+
+def require_window(name: str, window: int, kernel: int, pool: str) -> None:
+    """Raise SettingsError for a window or a neighbourhood that is none."""
+    if window < 1 or kernel < 1 or kernel % 2 == 0 or pool not in ("mean", "max"):
+        raise SettingsError(f"{name} needs window >= 1, an odd kernel >= 1 and a pool that is mean or max")
+
+
+def attended(seen: Prompt, kernel: int, pool: str) -> np.ndarray:
+    """[kv_heads, prompt] what the last rows pay to the tokens before them; inf for those rows themselves."""
+    start = int(seen.at[0])
+    scores = np.full(seen.keys.shape[:2], np.inf)
+    if start:
+        paid = seen.received()[..., :start].sum(dim=2).mean(dim=1)
+        scores[:, :start] = pooled(paid, kernel, pool).double().cpu().numpy()
+    return scores

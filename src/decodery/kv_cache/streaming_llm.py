@@ -1,0 +1,135 @@
+"""StreamingLLM: the first tokens and the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_memory import SLOTS
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+
+from .after_prompt import turned
+from .base import CachePolicy, State, require_budget, window_begins
+
+
+@register(
+    "streaming-llm",
+    paper="Efficient Streaming Language Models with Attention Sinks (2023)",
+    guarantee="lossy: old tokens are gone for good; drafts give the text of plain decoding under it",
+)
+@dataclass(frozen=True)
+class StreamingLLM(CachePolicy):
+    """Keeps the first tokens, which attention rests on, and a window of the last ones; the middle is dropped.
+
+    budget: see `CachePolicy`; the published 4 + 512 tokens. sinks: how many of them are the first ones. Every row reads
+    its own window, of the prompt too, so that texts do not depend on how they were read. As in the paper, positions are
+    counted among what is kept: the first tokens stand right before the window. So where the budget is a number of
+    tokens, a text goes on beyond the model's context. absolute: tokens keep the positions they were read at, as in most
+    libraries; the text then ends where the context does. Class C. Memory: the budget and a block of 16.
+    """
+
+    budget: float = 516
+    sinks: int = 4
+    absolute: bool = False
+
+    def __post_init__(self) -> None:
+        require_budget("streaming-llm", self.budget)
+        if self.sinks < 0:
+            raise SettingsError(f"sinks of streaming-llm must be at least 0, not {self.sinks}")
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Streaming(self, model.config, prompt)
+
+    def endless(self, config: ModelConfig) -> bool:
+        # Positions that have an embedding of their own end with these.
+        return not (self.absolute or config.learned_positions) and 1 < self.budget <= config.max_positions
+
+    def begins(self, position: int) -> int:
+        """Where the window of a row at `position` begins."""
+        return window_begins(self.budget, self.sinks, position)
+
+
+class Streaming(State):
+    """Windows are a function of positions alone; nothing is remembered."""
+
+    anew = True
+
+    def __init__(self, method: StreamingLLM, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method = method
+
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        return not self.method.absolute and self.method.sinks > 0
+
+    @property
+    def most(self) -> int | None:  # type: ignore[override]
+        windows = (self.config.window(layer) or 0 for layer in range(self.config.num_layers))
+        return max(int(self.method.budget), *windows) + SLOTS if self.method.budget > 1 else None
+
+    def fork(self) -> Streaming:
+        return self
+
+    def select(self, attention: Attention) -> np.ndarray:
+        slots, begins = _places(attention), self._begins(attention)[:, None]
+        # Sinks that stand nearer than where they were read are met by themselves, in `merge`.
+        return ((slots < self.method.sinks) | (slots >= begins)) & ~self.also(attention)
+
+    def also(self, attention: Attention) -> np.ndarray:
+        moved = self.merges & (self._begins(attention) > self.method.sinks)[:, None]
+        return np.asarray(attention.seen_by_any & (_places(attention) < self.method.sinks) & moved)
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        context, mass = attention.context, attention.mass
+        assert context is not None and mass is not None
+        met = self.also(attention)
+        rows, slots = np.flatnonzero(met.any(axis=1)), np.flatnonzero(met.any(axis=0))
+        if not len(rows):
+            return context
+        nearer = self._begins(attention)[rows] - self.method.sinks
+        # Each row by itself and in double precision: what else is in the pass leaves no trace.
+        queries = attention.queries[rows].double().transpose(0, 1)
+        queries = turned(self.config, attention.layer, queries, -nearer).transpose(0, 1)
+        keys, values = (part[:, slots].double() for part in (attention.keys, attention.values))
+        grouped = queries.unflatten(1, (len(keys), -1))[:, :, :, None]
+        scores = (grouped * keys[:, None]).sum(dim=-1)  # [rows, kv_heads, group, sinks]
+        hidden = torch.from_numpy(~met[np.ix_(rows, slots)]).to(scores.device)[:, None, None]
+        scores = scores.masked_fill(hidden, -torch.inf)
+        first = (scores.softmax(dim=-1)[..., None] * values[:, None]).sum(dim=-2).flatten(1, 2)
+        share = torch.sigmoid(mass[rows].double() - scores.logsumexp(dim=-1).flatten(1))[..., None]
+        found = context.clone()
+        found[rows] = (share * context[rows].double() + (1 - share) * first).to(context.dtype)
+        return found
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        # By whole blocks, wherever passes end: what is held is a function of the text's length.
+        if not rows:
+            return
+        for layer, length in enumerate(cache.lengths.tolist()):
+            window = self.config.window(layer)
+            sinks = self.method.sinks if window is None else 0
+            begins = self.method.begins(cache.next_position) if window is None else cache.next_position + 1 - window
+            # Slots are in the order of positions; those that no row will read again lie together.
+            places = cache.positions[layer, :length]
+            first, last = np.searchsorted(places, [sinks, begins // SLOTS * SLOTS]).tolist()
+            if last > first:
+                cache.evict(layer, range(first, last))
+
+    def _begins(self, attention: Attention) -> np.ndarray:
+        """[n] where the window of each row begins."""
+        return np.array([self.method.begins(int(position)) for position in attention.segment.positions])
+
+
+def _places(attention: Attention) -> np.ndarray:
+    """[slots] positions."""
+    cache = attention.segment.cache
+    assert cache is not None
+    return cache.positions[attention.layer, : attention.seen.shape[-1]]

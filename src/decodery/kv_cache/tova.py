@@ -1,0 +1,41 @@
+"""TOVA: the tokens that the last one attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodery.core.registry import register
+
+from .base import best, require_budget
+from .evicting import Scored
+
+
+@register(
+    "tova",
+    paper="Transformers are Multi-State RNNs (2024)",
+    guarantee="lossy: what one row passed over is gone for good; drafts give the text of plain decoding under it",
+)
+@dataclass(frozen=True)
+class TOVA(Scored):
+    """Drops the token that the current one attends to least, in each layer one for all heads together.
+
+    budget: see `CachePolicy`; the published eighth. Attention is averaged over all heads of the layer; no token is
+    safe, the current one included. After the prompt its last row decides about all of it at once. Class D. Memory: the
+    budget, once the prompt is read.
+    """
+
+    budget: float = 0.125
+
+    def __post_init__(self) -> None:
+        require_budget("tova", self.budget)
+
+    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return self.written(scores, weights[:, :, -1])
+
+    def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(weights.mean(axis=(0, 1)), scores.shape)
+
+    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
+        return best(scores, count)

@@ -1,0 +1,117 @@
+"""Write gate: whether later tokens may attend to a token is decided when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.write_gates import WriteGates
+
+from .after_prompt import turned
+from .base import CachePolicy, State
+
+
+@register(
+    "write-gate",
+    paper=(
+        "Dynamic-LLaVA: Efficient Multimodal Large Language Models via Dynamic Vision-language Context Sparsification "
+        "(2024)"
+    ),
+    guarantee="lossy: written tokens that are not stored are gone for good; drafts give the text of plain decoding "
+    "under it",
+    needs=("a trained gate",),
+)
+@dataclass(frozen=True)
+class WriteGate(CachePolicy):
+    """Stores a written token only where a small network says so; prompts are stored in full.
+
+    budget: the share of written tokens that are stored, up to 1; what the network says of a token has to lie above the
+    quantile of texts it was trained on. gate: `WriteGates`, or the file or folder of `decodery train kv write-gate`. It
+    looks at a token in one layer, the third as published, and decides about that layer and all behind it; the layers
+    before store everything. There it is shown the token's queries, keys and values before rotation, which are what the
+    layer makes of its hidden state, where the paper shows it that state. A token always reads itself. The text side of
+    the paper alone. Class E: decisions depend on no other row, so that a block of drafts is decided about in one pass.
+    """
+
+    budget: float = 0.5
+    gate: WriteGates | str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget <= 1:
+            raise SettingsError(f"the budget of write-gate is a share above 0 and up to 1, not {self.budget!r}")
+
+    @property
+    def gives(self) -> Gives:
+        return Gives()
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        found = self.gate
+        if found is None:
+            raise SettingsError(
+                "write-gate needs a trained gate: make one with `decodery train kv write-gate -m MODEL FILES --out "
+                "DIR` and name it, as in write-gate:gate=DIR"
+            )
+        gate = WriteGates.load(found) if isinstance(found, str) else found
+        gate.require(model)
+        return Admitting(replace(self, gate=gate), gate, model.config, prompt)
+
+
+def looked_at(config: ModelConfig, attention: Attention) -> torch.Tensor:
+    """Queries, keys and values of a segment's own rows before rotation: [n, width]."""
+    n, positions = len(attention.segment), attention.segment.positions
+    parts = (attention.queries.transpose(0, 1), attention.keys[:, -n:])
+    still = [turned(config, attention.layer, part.double(), -positions) for part in parts]
+    return torch.cat([*still, attention.values[:, -n:].double()]).transpose(0, 1).flatten(1)
+
+
+class Admitting(State):
+    """stored: of every tentative row, whether it will be."""
+
+    def __init__(self, method: WriteGate, gate: WriteGates, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method, self.gate = method, gate
+        self._least = gate.least(method.budget)
+        self._stored = np.zeros(0, dtype=bool)
+
+    def acts(self, layer: int) -> bool:
+        return layer == self.gate.layer or super().acts(layer)
+
+    def fork(self) -> Admitting:
+        return Admitting(self.method, self.gate, self.config, self.prompt)
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        layer, segment = attention.layer, attention.segment
+        if layer == self.gate.layer:
+            stored = segment.positions < self.prompt
+            if not stored.all():
+                margins = self.gate.margins(looked_at(self.config, attention)).cpu().numpy()
+                stored |= margins > self._least
+            self._stored = np.concatenate((self._stored[: segment.stays], stored))
+        if layer < self.gate.layer or self.config.window(layer) is not None:
+            return None
+        read = np.ones((len(segment), attention.seen.shape[-1]), dtype=bool)
+        read[:, read.shape[1] - len(self._stored) :] = self._stored
+        return read
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        dropped = np.flatnonzero(~self._stored[list(rows)])
+        self._stored = np.zeros(0, dtype=bool)
+        if not len(dropped):
+            return
+        for layer in range(self.gate.layer, self.config.num_layers):
+            if self.config.window(layer) is None:
+                behind = int(cache.lengths[layer]) - len(rows)
+                cache.evict(layer, (behind + dropped).tolist())
+
+    def cut(self, cache: KVCache) -> None:
+        self._stored = np.zeros(0, dtype=bool)

@@ -1,5 +1,0 @@
-"""Writing while a source arrives, one way per file: what is committed, and when."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

@@ -1,0 +1,1 @@
+"""The facade: models as their users see them."""

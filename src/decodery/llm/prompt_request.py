@@ -1,0 +1,272 @@
+"""From a prompt and settings by name to tokens and a request."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from functools import cached_property, partial
+from typing import Any, TypeVar, cast
+
+from decodery.constraints.json_schema import JSONSchema
+from decodery.core.conversation import Conversation, Prompt, PromptTokens
+from decodery.core.errors import DecoderyError, PromptError, SettingsError
+from decodery.core.method_spec import of_stranger
+from decodery.core.registry import resolve
+from decodery.core.settings import checked
+from decodery.engine.output import Output
+from decodery.engine.request import Request
+from decodery.kv_cache.base import CachePolicy
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.reads import Reads
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.models.tokenizers.vocabulary import Vocabulary
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.monitors.base import Monitor
+from decodery.sampling.base import Warp
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.acceptance.base import Rule
+from decodery.speculative.draft_length.base import MOST_NODES, Policy
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.drafter_memory import Memory
+from decodery.step.embedded import Embeddings
+from decodery.step.sequence import Sequence
+
+from .prompts import one
+from .resolve_settings import (
+    build_sampler,
+    left_by,
+    resolve_drafter,
+    resolve_kv,
+    resolve_monitors,
+    resolve_source,
+    stop_ids,
+    stop_tokens,
+    warn_of_idle,
+)
+
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Where repetitions end unless a request says otherwise."""
+
+_ELSEWHERE = {
+    **dict.fromkeys(("search", "scorer"), "call lm.search(prompt, search, scorer=...) instead of generate"),
+    "diffuse": "call lm.diffuse(prompt, method) instead of generate",
+    **dict.fromkeys(("dtype", "kv_dtype"), "give it to load"),
+    **dict.fromkeys(
+        ("constrain", "regex", "json_schema", "grammar", "choice"),
+        "give a constraint, such as constraint=Regex(pattern), JSONSchema(schema), Grammar(text) or Choice(options)",
+    ),
+}
+"""What to do with settings of other functions, and of the command line."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def naming(method: F) -> F:
+    """Decorates a method of a loaded model: commands that its errors advise name that model.
+
+    Those of requests from a network do not: where a model lies is the server's own business.
+    """
+
+    @functools.wraps(method)
+    def call(self: Asking, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return method(self, *arguments, **settings)
+        except DecoderyError as error:
+            if not of_stranger():
+                error.name_model(self.origin)
+            raise
+
+    return cast(F, call)
+
+
+class Asking:
+    """A loaded model with its tokenizer and chat template, and what is asked of it.
+
+    memory: what drafters have learned from its texts. origin: what the model was loaded as.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.chat = loaded.chat
+        self.name = loaded.name
+        self.origin = loaded.origin
+        self.dtype = loaded.dtype
+        self.memory = Memory()
+
+    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
+        """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
+
+        Args:
+            prompt: a text, chat messages `{"role": ..., "content": ...}`, or token ids, which stay as they are.
+            raw: take a text as it is, template and all: special tokens that it spells are special tokens.
+            allow_special: let special tokens that a chat message spells be special tokens, too; they are text
+                otherwise, in every role.
+
+        Returns:
+            The ids, as `PromptTokens`.
+
+        Raises:
+            PromptError: the prompt is empty, none or several, no valid text, or not what the chat template takes.
+            SettingsError: chat messages for a model without a chat template.
+        """
+        given = one(prompt)
+        if isinstance(given, PromptTokens):
+            return given
+        if isinstance(given, str):
+            if raw or self.chat is None:
+                return self.tokenizer.encode(given)
+            given = [{"role": "user", "content": given}]
+        elif self.chat is None or raw:
+            raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
+        return chat_tokens(self.chat, self.tokenizer, given, allow_special=allow_special)
+
+    def reset_memory(self) -> None:
+        """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.
+
+        The drafter `auto`, among others, remembers what it wrote: an equal prompt takes far fewer passes the second
+        time. Call this before each run that is timed or counted.
+        """
+        self.memory.clear()
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes behind every token of the model."""
+        return Vocabulary.of(self.tokenizer, self.model.vocab_size)
+
+    @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
+    @naming
+    def request(
+        self,
+        tokens: Ordered[int],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float | None = None,
+        sampler: Sampler | Warp | str | Ordered[Any] | None = None,
+        drafter: Drafter | str | None = "auto",
+        rule: Rule | str = "coupled",
+        budget: Policy | str | None = None,
+        max_nodes: int = MOST_NODES,
+        seed: int = 0,
+        stop: str | Ordered[str] = (),
+        stop_token_ids: Ordered[int] = (),
+        ignore_eos: bool = False,
+        min_new_tokens: int = 0,
+        logprobs: int | None = None,
+        reuse: Output | Sequence | None = None,
+        source: Source | str | None = None,
+        kv: CachePolicy | str | None = None,
+        monitor: Monitor | str | Ordered[Monitor | str] | None = None,
+        raw: bool = False,
+        trees: bool = False,
+        fresh_memory: bool = False,
+        constraint: Any = None,
+        embeddings: Any = (),
+        placeholder: str = "<image>",
+        **shortcuts: Any,
+    ) -> Request:
+        """A request with everything resolved from names.
+
+        temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
+        presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
+        the usual sampler; `sampler` takes a warp or several in its place. dry_breakers: texts here, as in llama.cpp.
+        drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there is no
+        speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
+        at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
+        kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
+        stop: texts that end it and are cut from it; a special token, such as "<|im_end|>", by its spelling.
+        stop_token_ids: tokens that end it beside the model's own end tokens, and are cut from the text as those are.
+        monitor: what watches the text, one or several, as in "los:head=DIR,action=stop", or None; `Output.monitors`
+        says what they found.
+        A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
+        raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
+        see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of this.
+        constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or
+        a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by its length
+        need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the rule awrs
+        in place of coupled.
+        embeddings: what the model reads in the place of each `placeholder`, a token of its own, in the prompt: tensors
+        [n, hidden], such as what a vision tower makes of images; or all of it placed already, as `Embeddings`.
+        """
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        ends = stop_ids(stop_token_ids, self.model.vocab_size)
+        eos = (*(() if ignore_eos else self.tokenizer.eos_ids), *ends)
+        placed = embeddings if isinstance(embeddings, Embeddings) else None
+        if placed is None and len(embeddings):
+            standing = self.tokenizer.token_id(placeholder)
+            if standing is None:
+                raise PromptError(f"{placeholder!r} is no token of this model: name one that stands for embeddings")
+            tokens, placed = Embeddings.placed(tokens, standing, embeddings)
+        if isinstance(self.model, EncoderDecoder) and not isinstance(source, Reads):
+            if source is not None:
+                raise SettingsError("the prompt is this model's source of logits: leave source out")
+            tokens, source = [self.model.config.start_id], Reads(tuple(tokens))
+        if shortcuts.get("dry"):
+            breakers = shortcuts.get("dry_breakers")
+            shortcuts["dry_breakers"] = self.vocabulary.holding(DRY_BREAKERS if breakers is None else breakers)
+        built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
+        if constraint is not None:
+            if ignore_eos or ends:
+                name = "ignore_eos" if ignore_eos else "stop_token_ids"
+                raise SettingsError(f"a constrained text ends where it is complete: leave out {name}")
+            built = Sampler((Constrained(self._compiled(constraint)), *built.warps))
+        return Request(
+            tokens,
+            max_new_tokens=max_new_tokens,
+            sampler=built,
+            drafter=resolve_drafter(drafter),
+            rule=resolve("verify", rule),
+            budget=None if budget is None else resolve("budget", budget),
+            max_nodes=max_nodes,
+            seed=seed,
+            stop=stop,
+            stop_tokens=stop_tokens(stop, self.tokenizer),
+            eos_ids=tuple(eos),
+            logprobs=logprobs,
+            reuse=left_by(reuse),
+            source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
+            kv=resolve_kv(kv),
+            trees=trees,
+            monitors=resolve_monitors(monitor),
+            embeddings=placed,
+            memory=Memory() if fresh_memory else None,
+        )
+
+    def request_for(
+        self,
+        prompt: Prompt | Ordered[int],
+        *,
+        raw: bool = False,
+        allow_special: bool = False,
+        tokens: Ordered[int] | None = None,
+        **settings: Any,
+    ) -> Request:
+        """A `request` that knows what its prompt was made of, as some searches and models behind servers must.
+
+        tokens: the prompt's, where they are known already.
+        """
+        warn_of_idle(settings)
+        tokens = tokens or self.encode(prompt, raw=raw, allow_special=allow_special)
+        request = self.request(tokens, **{"raw": raw} | settings)
+        request.conversation = self.conversation(prompt, raw=raw, allow_special=allow_special)
+        return request
+
+    def conversation(
+        self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False
+    ) -> Conversation:
+        """A prompt before it is rendered, of which others can be made. raw, allow_special: as in `encode`, of those."""
+        given = one(prompt)
+        if isinstance(given, PromptTokens):
+            given, raw = self.tokenizer.decode(given, special=True), True
+        encode = partial(self.encode, raw=raw, allow_special=allow_special)
+        return Conversation(given, encode, self._compiled, raw=raw or self.chat is None)
+
+    def _compiled(self, constraint: Any) -> Constraint:
+        if isinstance(constraint, Constraint):
+            return constraint
+        if isinstance(constraint, Mapping):
+            constraint = JSONSchema(constraint)
+        return resolve("constrain", constraint).compile(self.vocabulary)

@@ -1,0 +1,55 @@
+"""What may be given as a prompt: a text, chat messages, token ids, or several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from numbers import Integral
+from typing import Any
+
+from decodery.core.conversation import PromptTokens
+from decodery.core.errors import PromptError
+
+_ALLOWED = 'a text, chat messages [{"role": "user", "content": "..."}] or token ids'
+
+
+def single(given: Any) -> Any:
+    """One prompt in plain Python, or None where several are given.
+
+    Args:
+        given: a text, chat messages, token ids as a list, tuple or array, or an iterable of such prompts.
+
+    Returns:
+        A text, a list of messages or `PromptTokens`; None for anything else that can be iterated, which is not read.
+
+    Raises:
+        PromptError: this is neither a prompt nor several.
+    """
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(given, str | PromptTokens):
+        return given
+    if isinstance(given, Iterator):
+        return None
+    if isinstance(given, Mapping | Set | bytes | bytearray) or not isinstance(given, Iterable):
+        raise PromptError(f"a prompt is {_ALLOWED}, or several of these in a list, not {given!r:.60}")
+    items = list(given)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return items
+    if items and all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+        return PromptTokens(int(item) for item in items)
+    return None
+
+
+def one(given: Any) -> Any:
+    """The only prompt that is given, as `single` returns it. Raises PromptError for none and for several."""
+    found = single(given)
+    if found is None:
+        raise PromptError(f"one prompt is needed here, {_ALLOWED}, not {given!r:.60}")
+    if not found:
+        raise PromptError("the prompt is empty: give the model something to read")
+    return found
+
+
+def each(given: Iterable[Any]) -> Iterator[Any]:
+    """Several prompts one by one, as `single` returns them. Raises PromptError at the first that is none."""
+    for prompt in given.tolist() if hasattr(given, "tolist") else given:
+        yield one(prompt)

@@ -1,0 +1,82 @@
+"""A model behind any OpenAI-compatible server, used like one that was loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import Any, cast
+
+from decodery.core.conversation import Prompt, PromptTokens
+from decodery.core.errors import PromptError, SettingsError, UnsupportedModel
+from decodery.core.settings import checked
+from decodery.engine.remote import RAW, RemoteModel
+from decodery.engine.request import Request
+from decodery.models.loaders.endpoint import Endpoint, Settings
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.tokenizers.pieces import PROMPT
+from decodery.sampling.constraint import Constraint
+
+from .llm import LM
+from .prompts import one
+
+
+class RemoteLM(LM):
+    """An `LM` whose texts a server writes. `LM.generate`, `LM.stream` and searches by whole texts work on it.
+
+    What needs more of a model than its texts is refused in a sentence: drafters, constraints, sources, and searches
+    that score tokens. Texts that a server breaks off come with `complete=False`; where none came at all, the error is
+    raised.
+    """
+
+    def __init__(self, model: RemoteModel) -> None:
+        super().__init__(LoadedModel(model, cast(Any, model.pieces), None, model.offers.model, "remote"))
+
+    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
+        """One number that stands for the whole prompt, which only the server reads."""
+        if allow_special:
+            raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
+        prompt = one(prompt)
+        if isinstance(prompt, PromptTokens):
+            raise PromptError("a server's token ids are not known here: give the prompt as a text")
+        if raw and not isinstance(prompt, str):
+            raise SettingsError("chat messages are rendered by the server: leave out raw, or give a text")
+        return [RAW if raw else PROMPT]
+
+    def request(self, tokens: Ordered[int], **settings: Any) -> Request:
+        """See `LM.request`; the drafter "auto" is none, for servers draft as they like."""
+        if settings.get("stop_token_ids"):
+            raise SettingsError("a server's token ids are not known here: give the texts to stop at as stop")
+        drafter = settings.pop("drafter", None)
+        return super().request(tokens, drafter=None if drafter == "auto" else drafter, **settings)
+
+    def _compiled(self, constraint: Any) -> Constraint:
+        raise UnsupportedModel(
+            "a constraint needs every token's probability, which a server does not give: load the model here with "
+            "decodery.load"
+        )
+
+
+@checked()
+def remote(
+    url: str,
+    model: str | None = None,
+    *,
+    key: str | None = None,
+    timeout: float = 60.0,
+    seconds: float = 600.0,
+    connections: int = 16,
+    retries: int = 4,
+) -> RemoteLM:
+    """The model of an OpenAI-compatible server, such as http://localhost:8000.
+
+    What the server can do is found out now, by asking for one token by each route. model: as the server names it; it
+    may be left out where there is one. key: sent as a bearer token. timeout: seconds without any sign of life of a
+    text, after which it is broken off; seconds: that a whole one may take. connections: texts asked for at a time.
+    retries: of a request to a server that is busy (429, 503 and the like) or away, with growing pauses, before it has
+    answered.
+
+    Raises ServerError where there is no such server, SettingsError where a setting is out of range.
+    """
+    if connections < 1:
+        raise SettingsError(f"a remote model needs at least one connection, not {connections}")
+    endpoint = Endpoint(Settings(url, key, timeout, seconds, retries))
+    return RemoteLM(RemoteModel(endpoint, endpoint.probe(model), connections))

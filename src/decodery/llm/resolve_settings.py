@@ -1,0 +1,128 @@
+"""What the settings of a text name becomes methods: its drafter, its source, its sampler, what it goes on from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import method_of, resolve
+from decodery.engine.output import Output
+from decodery.kv_cache.base import CachePolicy
+from decodery.logits_sources.base import Source
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.monitors.base import Monitor
+from decodery.sampling.base import Warp
+from decodery.sampling.sampler import CHANCE, Sampler
+from decodery.speculative.drafters.base import Drafter
+from decodery.step.sequence import KeptText, Sequence
+
+
+def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
+    """A drafter by name; None and "none" mean no speculation."""
+    if drafter is None or drafter == "none":
+        return None
+    return resolve("draft", drafter)
+
+
+def resolve_source(source: Source | str | None, encode: Callable[[str], list[int]]) -> Source | None:
+    """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
+    if source is None or source == "none":
+        return None
+    resolved: Source = resolve("source", source)
+    return resolved.encoded(encode)
+
+
+def resolve_kv(kv: CachePolicy | str | None) -> CachePolicy | None:
+    """A cache policy by name; None and "none" mean that all is kept and read."""
+    if kv is None or kv == "none":
+        return None
+    found: CachePolicy = resolve("kv", kv)
+    return found
+
+
+def resolve_monitors(monitor: Monitor | str | Ordered[Monitor | str] | None) -> tuple[Monitor, ...]:
+    """Monitors by name, one or several; None and "none" mean that nobody watches."""
+    given = [monitor] if isinstance(monitor, str | Monitor) else monitor or ()
+    return tuple(resolve("monitor", each) for each in given if each != "none")
+
+
+def resolve_carrier(search: Any) -> Any:
+    """A search by name, of those that write a message into a text and read it back."""
+    method = resolve("search", search)
+    if not hasattr(method, "read"):
+        known = method_of(method)
+        name = known.name if known is not None else type(method).__name__
+        raise SettingsError(f"{name} carries no message: hide and reveal with the search coupling")
+    return method
+
+
+def build_sampler(
+    sampler: Sampler | Warp | str | Ordered[Any] | None,
+    temperature: float | None,
+    min_new_tokens: int,
+    eos: Ordered[int],
+    shortcuts: dict[str, Any],
+) -> Sampler:
+    """The sampler that the settings of one request describe."""
+    if sampler is None:
+        return Sampler.from_settings(
+            temperature=0.0 if temperature is None else temperature,
+            min_new_tokens=min_new_tokens,
+            eos_ids=tuple(eos),
+            **shortcuts,
+        )
+    given = [name for name, value in {"temperature": temperature, **shortcuts}.items() if value is not None]
+    if given or min_new_tokens:
+        raise SettingsError(f"give either sampler or {', '.join(given or ['min_new_tokens'])}, not both")
+    return sampler if isinstance(sampler, Sampler) else Sampler(sampler)
+
+
+def stop_ids(given: Ordered[int], vocab_size: int) -> tuple[int, ...]:
+    """Tokens that end a text. Raises SettingsError for ids that the model lacks."""
+    if wrong := [id for id in given if not 0 <= id < vocab_size]:
+        raise SettingsError(f"stop_token_ids has {wrong[0]}, and this model's tokens are 0 to {vocab_size - 1}")
+    return tuple(given)
+
+
+def stop_tokens(stop: Ordered[Any], tokenizer: Tokenizer) -> dict[int, str]:
+    """The stop strings that are special tokens, by id. Raises SettingsError where one only holds such a token."""
+    found: dict[int, str] = {}
+    for string in stop:
+        spelled = tokenizer.spelled.search(string) if tokenizer.spelled and isinstance(string, str) else None
+        id = tokenizer.token_id(spelled[0]) if spelled else None
+        if spelled is None or id is None:
+            continue
+        if spelled[0] != string:
+            raise SettingsError(
+                f"stop {string!r} holds the special token {spelled[0]!r} beside other text, and a text shows none: "
+                "give the token alone"
+            )
+        found[id] = string
+    return found
+
+
+def warn_of_idle(settings: Mapping[str, Any]) -> None:
+    """Warn of settings that change nothing because the most likely token is always taken.
+
+    Args:
+        settings: of a request, by name.
+    """
+    idle = [name for name, neutral in CHANCE.items() if settings.get(name) not in (None, neutral)]
+    if idle and not settings.get("temperature") and settings.get("sampler") is None:
+        warnings.warn(
+            f"{', '.join(idle)} changes nothing at temperature 0, which always takes the most likely token: set a "
+            "temperature above 0, such as 0.7, or leave it out",
+            stacklevel=3,
+        )
+
+
+def left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:
+    """What an earlier text left to go on from."""
+    if not isinstance(earlier, Output):
+        return earlier
+    if earlier.kept is None:
+        raise SettingsError("that output kept nothing to go on from: ask for it with keep_cache=True")
+    return earlier.kept

@@ -1,0 +1,42 @@
+"""A fine-tuned model in a model's place, for the texts that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.loaders.adapters import MADE, Adapter, tuned
+from decodery.models.protocol import LanguageModel, Reader
+
+from .base import Source
+
+
+@register(
+    "adapter",
+    paper="S2FT: Efficient, Scalable and Generalizable LLM Fine-tuning by Structured Sparsity (2024)",
+    guarantee="texts are those of the tuned model; texts without it stay as they are",
+    needs=("a trained adapter",),
+)
+@dataclass(frozen=True)
+class Tuned(Source):
+    """Writes with what an adapter adds to the model's matrices, chosen text by text.
+
+    file: an `Adapter`, or the file or folder of one, of S2FT or LoRA. Texts of one adapter share their passes, those
+    of others have passes of their own. The matrices that it changes are there once more for each of the last four
+    adapters, and on a CPU all of them as kernels pack them. Drafts stay those of the model, unless a drafter names
+    another.
+    """
+
+    file: Adapter | str | None = None
+
+    gives = Gives(
+        taps=True, keys=True, states=True, changes=True, routes=True, policies=True, parts=True, exact_rows=True
+    )
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        if self.file is None:
+            raise SettingsError(f"adapter needs a trained adapter: {MADE}, and name it as in adapter:file=DIR")
+        return tuned(model, Adapter.load(self.file) if isinstance(self.file, str) else self.file)

@@ -1,0 +1,113 @@
+"""Controlled decoding: each token by the model's law and the value of the prefix it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.sampling.base import require_number
+from decodery.scorers.base import Candidates, Scorer, judge
+from decodery.step.forward_request import Asking, Scored, score
+
+from .base import EXCLUDED, Source
+from .contexts import Blend, Member, Part
+
+
+@register(
+    "controlled-decoding",
+    paper="Controlled Decoding from Language Models (2023)",
+    guarantee="the best law token by token for its distance to the model's, if the values are exact",
+    needs=("a prefix scorer, such as value-head(head=FILE) of `decodery train value -m MODEL TEXTS --out FILE`",),
+)
+@dataclass(frozen=True)
+class ControlledDecoding(Source):
+    """Weighs the model's likeliest tokens by exp(strength x value of the prefix with the token).
+
+    value: a scorer of beginnings, as in value-head(head=value.safetensors). strength: lambda of the paper; 0 is the
+    model among its k likeliest tokens. k: tokens that are considered, all others are excluded. Cost: k rows more per
+    row, in a second pass, where the value reads hidden states; no pass where it reads tokens.
+    """
+
+    value: Scorer | str
+    strength: float = 1.0
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        require_number("the strength of controlled-decoding", self.strength)
+        if self.k < 1:
+            raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
+        object.__setattr__(self, "value", resolve("score", self.value))
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=self.scorer.needs.taps, trees=bool(self.scorer.needs.taps))
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self.value, Scorer)
+        return self.value
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        self.scorer.fits(model)
+        return _Controlled((Member("model", model),), len(prompt), value=self.scorer, strength=self.strength, k=self.k)
+
+
+@dataclass(frozen=True)
+class _Controlled(Blend):
+    value: Scorer = field(kw_only=True)
+    strength: float = field(kw_only=True)
+    k: int = field(kw_only=True)
+
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
+        given = yield from part.read(0, part.everything(), taps)
+        if not part.output.any():
+            return given
+        rows = torch.from_numpy(part.output)
+        law = given.logits[rows].log_softmax(dim=-1)
+        logp, tokens = law.topk(min(self.k, self.vocab_size), dim=-1)
+        worth = yield from self._values(part, tokens)
+        logits = given.logits.clone()
+        logits[rows] = (law - EXCLUDED).scatter_(1, tokens, logp + self.strength * worth.to(logp))
+        return replace(given, logits=logits)
+
+    def _values(self, part: Part, tokens: torch.Tensor) -> Asking[torch.Tensor]:
+        """The values [m, k] of the prefixes that the m output rows make with their candidate tokens [m, k]."""
+        if self.strength == 0.0:
+            return torch.zeros(tokens.shape, dtype=torch.float32, device="cpu")
+        states: dict[Tap, torch.Tensor] = {}
+        if self.value.needs.taps:
+            children = _children(part, tokens.cpu().numpy())
+            states = (yield from score(self.members[0].model, children, self.value.needs.taps, "value")).hidden
+        above = [part.prefix(row) for row in part.wanted[part.output].tolist()]
+        start = part.contexts.prompt_length
+        outputs = [[*above[i][start:], token] for i, row in enumerate(tokens.tolist()) for token in row]
+        begun = Candidates(above[0][:start], outputs, [False] * len(outputs), states, model=self.members[0].model)
+        return (yield from judge(self.value, begun)).view(tokens.shape)
+
+
+def _children(part: Part, tokens: np.ndarray) -> Segment:
+    """Candidate tokens [m, k] below each of the part's m output rows, whose rows stay; no logits are wanted."""
+    reader, n = part.contexts.readers[0], len(part.segment)
+    parents = np.repeat(part.wanted[part.output], tokens.shape[1])
+    first = reader.lag + n
+    mask = np.zeros((len(parents), first + len(parents)), dtype=bool)
+    mask[:, : reader.lag] = True
+    mask[:, reader.lag : first] = part.segment.seen()[parents]
+    mask[np.arange(len(parents)), first + np.arange(len(parents))] = True
+    return Segment(
+        part.segment.positions[parents] + 1,
+        tokens.reshape(-1),
+        mask=mask,
+        cache=reader.cache,
+        logit_rows=[],
+        stays=first,
+    )

@@ -1,0 +1,283 @@
+"""FTP: tokens of the prompt that matter little go around layers; what is written passes all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self, cast
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Gives, Needs
+from decodery.models.batch import Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import Route
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.trained.artifact import refuse_other, remembered
+from decodery.models.trained.token_routers import TokenRouters, received, uniform
+from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
+
+from .base import Source
+
+ROUTERS = "routers.safetensors"
+
+
+@register(
+    "ftp",
+    paper="FTP: A Fine-grained Token-wise Pruner for Large Language Models via Token Routing (2024)",
+    guarantee="lossy: tokens of the prompt leave layers out, and what is written does not see them there; the model's "
+    "law at sparsity 0",
+    needs=("a sparsity, or trained routers",),
+)
+@dataclass(frozen=True)
+class FTP(Source):
+    """Routes tokens of the prompt around layers: there they keep their states and leave no keys and values.
+
+    routers: `TokenRouters`, or the file or folder of those that `decodery train ftp` made: a target sparsity for every
+    layer, and a small router in each that decides by where a token stands, by how much attention later tokens paid it
+    in the last layer that it went through, and by its rank in that. sparsity: without any, the mean share of layers
+    that tokens leave out, the same in all but the first and the last layer; those of least importance go around (the
+    static router). sinks: so many first tokens go through all layers, as the prompt's last one does.
+
+    The prompt is read whole, in a pass per layer over the rows that go through it, once all of it is known: whether
+    one of its tokens is routed around a layer depends on those behind it. Tokens that are written go through all layers
+    and see in each what went through it. Drafts, trees and batches give the text of plain decoding under this source.
+    """
+
+    routers: TokenRouters | str | None = None
+    sparsity: float | None = None
+    sinks: int = 4
+
+    needs = Needs(routes=True, states=True, policies=True)
+    gives = Gives()
+
+    def __post_init__(self) -> None:
+        if (self.routers is None) == (self.sparsity is None):
+            raise SettingsError(
+                "ftp needs either routers or a sparsity: train routers with decodery train ftp -m MODEL --out DIR, and "
+                "name them, as in ftp:routers=DIR, or give ftp:sparsity=0.2, which needs none"
+            )
+        if self.sinks < 0:
+            raise SettingsError("ftp needs sinks >= 0")
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        layers = model.config.num_layers
+        if self.sparsity is not None:
+            return Pruned(model, TokenRouters(uniform(layers, self.sparsity)), self.sinks, tuple(prompt))
+        found = _load(_file(self.routers)) if isinstance(self.routers, str) else self.routers
+        assert found is not None
+        refuse_other("these routers", found.model, model, "train some for this one with decodery train ftp -m MODEL")
+        if len(found.schedule) != layers:
+            raise SettingsError(
+                f"these routers are for {len(found.schedule)} layers and the model has {layers}: train some for it "
+                "with decodery train ftp -m MODEL"
+            )
+        return Pruned(model, found, self.sinks, tuple(prompt))
+
+
+def _file(path: str) -> Path:
+    whole = Path(path).expanduser()
+    return whole / ROUTERS if whole.is_dir() else whole
+
+
+@remembered
+def _load(path: Path) -> TokenRouters:
+    return TokenRouters.load(path)
+
+
+class PrunedCache(KVCache):
+    """What a text has left in every layer. Of a prompt it holds nothing before all of it is read.
+
+    A pass over a part of the prompt only notes how far the text counts as read, and the one over its end makes another
+    cache, which this one becomes when the rows of that pass are kept.
+    """
+
+    _noted: np.ndarray | None = None
+    _whole: tuple[PrunedCache, int] | None = None
+
+    def note(self, positions: np.ndarray) -> None:
+        """The rows of this pass [n] are of a prompt that is read later."""
+        self._noted, self._whole = positions, None
+
+    def offer(self, whole: PrunedCache, rows: int) -> None:
+        """The first `rows` rows of this pass end the prompt, which `whole` holds; the others are tentative in it."""
+        self._noted, self._whole = None, (whole, rows)
+
+    def behind(self, segment: Segment) -> Segment:
+        """Rows that go on from those of this pass, where these end a prompt: as they go on from what holds it."""
+        if self._whole is None:
+            return segment
+        whole, ending = self._whole
+        mask = None if segment.mask is None else segment.mask[:, ending:]
+        return replace(segment, cache=whole, stays=segment.stays - ending, mask=mask)
+
+    def fill(self, rows: int, layers: Sequence[int]) -> None:
+        """These rows of the last pass are what some layers hold of a prompt; the others have not been asked yet."""
+        super().keep(range(rows), layers)
+        self.next_position = 0
+
+    def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        noted, whole, picked = self._noted, self._whole, list(rows)
+        self._noted = self._whole = None
+        if picked and noted is not None:
+            self.next_position = int(noted[picked[-1]]) + 1
+        elif picked and whole is not None:
+            cache, ending = whole
+            if picked[:ending] != list(range(ending)):
+                raise IndexError(f"the end of a prompt is kept as a whole, not rows {picked} of its {ending}")
+            cache.keep([row - ending for row in picked[ending:]], layers)
+            self.become(cache)
+        else:
+            super().keep(picked, layers)
+
+    def fork(self) -> Self:
+        twin = super().fork()
+        twin._noted = twin._whole = None
+        return twin
+
+
+class Watching(AttentionPolicy):
+    """Looks at how much attention each row of a prompt is paid in the layer that is run last. received: [n]."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        self.received = torch.empty(0, dtype=torch.float32, device="cpu")
+
+    def observe(self, attention: Attention) -> None:
+        assert attention.weights is not None
+        self.received = received(attention.weights).float().cpu()
+
+
+@dataclass(frozen=True)
+class Pruned(OfOneModel):
+    """A model that a prompt passes with its tokens routed around layers, as in `FTP`."""
+
+    model: LanguageModel
+    routers: TokenRouters
+    sinks: int
+    prompt: tuple[int, ...] = field(compare=False)
+
+    def new_cache(self) -> PrunedCache:
+        config = self.config
+        shape = config.num_layers, config.num_kv_heads, config.head_dim
+        return PrunedCache(*shape, dtype=self.dtype, device=self.device)
+
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+        """See `Composed`. Rows of a prompt before its last one are scored only where somebody wants their logits."""
+        ending = int((segment.positions < len(self.prompt)).sum())
+        if not ending:
+            own_rows = cast(PrunedCache, segment.cache).behind(segment) if segment.stays else segment
+            return (yield from score(self.model, own_rows, taps, role))
+        if segment.tokens is None or segment.interventions or segment.stays or taps:
+            raise UnsupportedModel("rows of a prompt that is pruned can be neither looked into nor changed")
+        cache, own = cast(PrunedCache, segment.cache), segment.positions[:ending]
+        wanted = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows, np.int64)
+        complete = own[-1] == len(self.prompt) - 1
+        if not complete and not len(wanted):
+            cache.note(segment.positions)
+            return Scored(torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu"))
+        whole = self.new_cache()
+        whole.provide(cache.room_for(0))
+        climb = Climb(self, whole, role or "layers")
+        states = yield from climb.run()
+        places = own[wanted[wanted < ending]]
+        said = Segment(places, states=states[torch.from_numpy(places).to(states.device)])
+        (scored,) = yield [Ask(self.model, said, (), role, Route(()))]
+        if not complete:
+            cache.note(segment.positions)
+            return Scored(scored.logits)
+        logits, behind = scored.logits, wanted[wanted >= ending]
+        if ending < len(segment):
+            mask = None if segment.mask is None else segment.mask[ending:, ending:]
+            rest = Segment(
+                *(segment.positions[ending:], segment.tokens[ending:]),
+                **{"mask": mask, "cache": whole, "logit_rows": (behind - ending).tolist()},
+            )
+            (others,) = yield [Ask(self.model, rest, (), role)]
+            order = np.argsort(np.concatenate((np.flatnonzero(wanted < ending), np.flatnonzero(wanted >= ending))))
+            logits = torch.cat((logits, others.logits))[torch.from_numpy(order).to(logits.device)]
+        cache.offer(whole, ending)
+        count("layers", climb.layers)
+        count("rows", len(self.prompt))
+        return Scored(logits)
+
+
+class Climb:
+    """A prompt of n tokens on its way up; `cache` gets what each layer keeps of it.
+
+    skips: {layer: [n] bool}, which tokens went around it, of layers with a router; importance: [n], the attention that
+    later tokens paid each in the last layer that it went through. layers: how many it took of all tokens together.
+    """
+
+    def __init__(self, source: Pruned, cache: PrunedCache, role: str) -> None:
+        self.source, self.cache, self.role = source, cache, role
+        self.tokens = np.asarray(source.prompt, dtype=np.int64)
+        self.skips: dict[int, torch.Tensor] = {}
+        self.shown: dict[int, torch.Tensor] = {}
+        self.importance = torch.zeros(len(self.tokens), dtype=torch.float32, device="cpu")
+        self.layers = 0
+        n = len(self.tokens)
+        self.free = (torch.arange(n, device="cpu") >= source.sinks) & (torch.arange(n, device="cpu") < n - 1)
+
+    def run(self) -> Asking[torch.Tensor]:
+        """[n, hidden] states behind the last layer."""
+        states: torch.Tensor | None = None
+        for layers, watched in stages(self.source.routers.schedule):
+            rows = np.arange(len(self.tokens))
+            if self.source.routers.schedule[layers[0]]:
+                rows = np.flatnonzero(~self._route(layers[0]).numpy())
+            passed = yield from self._pass(layers, rows, states, watched)
+            at = torch.from_numpy(rows).to(passed.device)
+            states = passed if states is None else states.index_copy(0, at, passed.to(states.dtype))
+        self.cache.next_position = len(self.tokens)
+        assert states is not None
+        return states
+
+    def _route(self, layer: int) -> torch.Tensor:
+        """Decide who goes around a layer."""
+        self.shown[layer] = self.importance
+        self.skips[layer] = self.source.routers.skips(layer, self.importance, self.free)
+        return self.skips[layer]
+
+    def _pass(
+        self, layers: tuple[int, ...], rows: np.ndarray, states: torch.Tensor | None, watched: bool
+    ) -> Asking[torch.Tensor]:
+        """Take some rows through some layers: their states [rows, hidden] behind them."""
+        watch = self.cache.policy = Watching() if watched else None
+        entering = {"tokens": self.tokens} if states is None else {"states": states[torch.from_numpy(rows)]}
+        segment = Segment(rows, **entering, cache=self.cache, logit_rows=[])
+        end = layers[-1] + 1
+        (scored,) = yield [Ask(self.source.model, segment, (end,), self.role, Route(layers))]
+        self.cache.policy = None
+        self.cache.fill(len(rows), layers)
+        self.layers += len(rows) * len(layers)
+        if watch is not None:
+            self.importance = self.importance.index_copy(0, torch.from_numpy(rows), watch.received)
+        return scored.hidden[end]
+
+
+def stages(schedule: Sequence[float]) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Layers that are run in one pass, and whether attention is looked at in them.
+
+    A layer with a router is a pass of its own, and attention is looked at in the layer before it.
+    """
+    begun: list[int] = []
+    for layer, sparsity in enumerate(schedule):
+        watched = layer + 1 < len(schedule) and schedule[layer + 1] > 0
+        if (sparsity or watched) and begun:
+            yield tuple(begun), False
+            begun = []
+        begun.append(layer)
+        if sparsity or watched:
+            yield tuple(begun), watched
+            begun = []
+    if begun:
+        yield tuple(begun), False

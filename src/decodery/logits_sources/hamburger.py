@@ -1,0 +1,294 @@
+"""HAMburger: a text is written in groups of tokens, each of which a model reads as one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.ledger import count
+from decodery.core.registry import register
+from decodery.core.requirements import Gives, Needs
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache, Mark
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import Route
+from decodery.models.protocol import LanguageModel, OpenModel, Reader
+from decodery.models.trained.artifact import remembered
+from decodery.models.trained.micro_steps import MICRO, MicroSteps
+from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored
+
+from .base import Source
+from .early_exit import file_in
+
+_TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name them, as in hamburger:micro=DIR"
+
+
+@register(
+    "hamburger",
+    paper="HAMburger: Accelerating LLM Inference via Token Smashing (2025)",
+    guarantee="lossy: tokens behind the first of a group are a small decoder's; the model's law where confidence is "
+    "above 1",
+    needs=("trained parts",),
+)
+@dataclass(frozen=True)
+class Hamburger(Source):
+    """Writes groups of tokens behind one row of the model each, and lets the model read a group as one row again.
+
+    micro: `MicroSteps`, or the file or folder of those that `decodery train hamburger` made: a small decoder, which
+    writes the tokens of a group behind the first one, the model's own; what says where a group ends; and what makes one
+    row of a group's embeddings. confidence: a group goes on where that finds it at least so likely; above 1 every token
+    is a group of its own, which is the model's plain law. The paper evaluates 0.8 and 0.9.
+
+    The prompt is read token by token. A group stands at the position of its last token and leaves keys and values once,
+    so that the cache holds as many slots of what is written as there are groups. Nothing checks the small decoder's
+    tokens. Drafts, trees and batches give the text of plain decoding under this source; where the text stands behind a
+    token says how the next one is read, so that rows of a path are scored one after the other, and drafts save nothing.
+    How many groups were read is counted as `groups`, the tokens in them as `rows`.
+    """
+
+    micro: MicroSteps | str | None = None
+    confidence: float = 0.9
+
+    needs = Needs(routes=True, states=True, parts=True)
+    gives = Gives()
+
+    def __post_init__(self) -> None:
+        if self.micro is None:
+            raise SettingsError(f"hamburger needs trained parts: {_TRAIN}")
+        if not self.confidence >= 0:
+            raise SettingsError("hamburger needs a confidence of at least 0")
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        parts = _load(file_in(self.micro, MICRO)) if isinstance(self.micro, str) else self.micro
+        assert parts is not None
+        return Smashed(cast(OpenModel, model), parts.at(model), self.confidence, len(prompt))
+
+
+@remembered
+def _load(path: Path) -> MicroSteps:
+    return MicroSteps.load(path)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Place:
+    """Where a text stands behind one of its tokens.
+
+    taps: [k, hidden], what the last group's row left. written: embeddings [hidden] of the tokens since then. closes:
+    whether the next token ends their group.
+    """
+
+    taps: torch.Tensor
+    written: tuple[torch.Tensor, ...]
+    closes: bool
+
+
+@dataclass(slots=True)
+class Noted:
+    """A row of the passes in progress. written: whether it stands behind the prompt. slot: its tentative slot, -1 where
+    it has none; place: None where it is not known yet, and within a prompt."""
+
+    position: int
+    written: bool
+    slot: int = -1
+    place: Place | None = None
+
+
+class GroupCache(KVCache):
+    """Slots of the prompt's tokens and of the groups behind it, and where the text stands behind each written token.
+
+    noted: the tentative rows, by their order in the text's segments. tentative: how many slots they have.
+    """
+
+    def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(*shape, dtype=dtype, device=device)
+        self.behind: dict[int, Place] = {}
+        self.noted: list[Noted] = []
+        self.tentative = 0
+
+    @property
+    def plain(self) -> bool:
+        """See `KVCache.plain`. Groups have fewer slots than tokens, and reading these makes the same slots again."""
+        return True
+
+    def open(self, positions: np.ndarray, stays: int, prompt_length: int) -> None:
+        """Rows at these positions join the first `stays` tentative ones."""
+        if stays == 0:
+            self.tentative = 0
+        del self.noted[stays:]
+        self.noted += [Noted(position, position >= prompt_length) for position in positions.tolist()]
+
+    def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        picked = [self.noted[row] for row in rows]
+        self.noted, self.tentative = [], 0
+        super().keep([each.slot for each in picked if each.slot >= 0], layers)
+        for each in picked:
+            self.next_position = each.position + 1
+            if each.place is not None:
+                self.behind[each.position] = each.place
+            if each.written:
+                count("rows")
+                count("groups", each.slot >= 0)
+
+    def truncate(self, n: int) -> None:
+        super().truncate(n)
+        self._forget_places()
+
+    def rewind(self, mark: Mark) -> None:
+        super().rewind(mark)
+        self._forget_places()
+
+    def fork(self) -> Self:
+        twin = super().fork()
+        twin.behind, twin.noted, twin.tentative = dict(self.behind), [], 0
+        return twin
+
+    def _forget_places(self) -> None:
+        self.behind = {position: place for position, place in self.behind.items() if position < self.next_position}
+        self.noted, self.tentative = [], 0
+
+
+@dataclass(frozen=True)
+class Smashed(OfOneModel):
+    """A model whose texts are read in groups behind their prompt, as in `Hamburger`."""
+
+    model: OpenModel
+    parts: MicroSteps
+    confidence: float
+    prompt_length: int = field(compare=False)
+
+    def new_cache(self) -> GroupCache:
+        config = self.config
+        shape = config.num_layers, config.num_kv_heads, config.head_dim
+        return GroupCache(*shape, dtype=self.dtype, device=self.device)
+
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+        """See `Composed`. Rows go through the model or the small decoder as soon as it is known which."""
+        if segment.tokens is None or segment.interventions or taps:
+            raise UnsupportedModel("rows of a text that is written in groups can be neither looked into nor changed")
+        return (yield from _Walk(self, segment, role).run())
+
+    def closes(self, said: torch.Tensor, behind: int) -> bool:
+        """Whether the token that a row [hidden] says ends its group, of which `behind` tokens are written."""
+        if behind + 1 >= self.parts.most:
+            return True
+        # A row by itself, so that it says the same whatever else is in the pass.
+        return 1 - float(self.parts.ends(said[None]).sigmoid()) < self.confidence
+
+
+class _Walk:
+    """One segment, scored in rounds: a row is read once it is known where the text stands before it."""
+
+    def __init__(self, source: Smashed, segment: Segment, role: str) -> None:
+        assert segment.tokens is not None
+        self.source, self.segment, self.role = source, segment, role
+        self.cache, self.stays = cast(GroupCache, segment.cache), segment.stays
+        self.tokens, self.positions = segment.tokens, segment.positions
+        self.cache.open(self.positions, self.stays, source.prompt_length)
+        rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
+        self.rows = [int(row) for row in rows]
+        self.wanted = frozenset(self.rows)
+        self.logits: dict[int, torch.Tensor] = {}
+        # Rows of a chain stand each behind the one before it.
+        self.seen = None if segment.mask is None and not self.stays else segment.seen()
+
+    def run(self) -> Asking[Scored]:
+        """Until no row is left; the logits of those that are wanted."""
+        prompt = self.positions < self.source.prompt_length
+        waiting = np.flatnonzero(~prompt).tolist()
+        if prompt.any():
+            rows = np.flatnonzero(prompt)
+            (scored,) = yield [self._reading(rows, {"tokens": self.tokens[rows]})]
+            self._left(rows, scored)
+        while waiting:
+            places = {row: place for row in waiting if (place := self._place(row)) is not None}
+            yield from self._round(places)
+            waiting = [row for row in waiting if row not in places]
+        if not self.rows:
+            return Scored(torch.empty(0, self.source.vocab_size, dtype=torch.float32, device="cpu"))
+        return Scored(torch.stack([self.logits[row] for row in self.rows]))
+
+    def _place(self, row: int) -> Place | None:
+        """Where the text stands before a row, None where that is not known yet."""
+        if self.seen is None:
+            before = row - 1
+        else:
+            before = int(np.flatnonzero(self.seen[row, : self.stays + row]).max(initial=-1))
+        return self.cache.noted[before].place if before >= 0 else self.cache.behind[int(self.positions[row]) - 1]
+
+    def _round(self, places: dict[int, Place]) -> Asking[None]:
+        """Score rows behind these places: those that end a group by the model, the others by the small decoder."""
+        ends = np.array([row for row, place in places.items() if place.closes], dtype=np.int64)
+        said = {row: self._say(row, place) for row, place in places.items() if not place.closes}
+        asked = [row for row in said if row in self.wanted]
+        asks = []
+        if len(ends):
+            asks.append(self._reading(ends, {"states": self._merged(ends, places)}))
+        if asked:
+            states = torch.stack([said[row] for row in asked])
+            asks.append(Ask(self.source.model, Segment(self.positions[asked], states=states), (), "head", Route(())))
+        if not asks:
+            return
+        answers = iter((yield asks))
+        if len(ends):
+            self._left(ends, next(answers))
+        if asked:
+            self.logits |= zip(asked, next(answers).logits, strict=True)
+
+    def _reading(self, rows: np.ndarray, entering: dict[str, Any]) -> Ask:
+        """Rows that the model reads, each of which leaves a slot."""
+        source, cache, mask = self.source, self.cache, None
+        first, m = cache.tentative, len(rows)
+        for slot, row in enumerate(rows.tolist(), first):
+            cache.noted[self.stays + row].slot = slot
+        cache.tentative = first + m
+        if self.seen is not None:
+            slots = np.array([each.slot for each in cache.noted])
+            mask = np.zeros((m, first + m), dtype=bool)
+            mask[:, slots[slots >= 0]] = self.seen[rows][:, slots >= 0]
+        wanted = [place for place, row in enumerate(rows.tolist()) if row in self.wanted]
+        segment = Segment(self.positions[rows], **entering, mask=mask, cache=cache, logit_rows=wanted, stays=first)
+        return Ask(source.model, segment, source.parts.taps, self.role)
+
+    @torch.no_grad()
+    def _left(self, rows: np.ndarray, scored: Scored) -> None:
+        """Note what rows say that the model has read, and where the text stands behind those that no prompt goes on."""
+        source = self.source
+        self.logits |= zip([row for row in rows.tolist() if row in self.wanted], scored.logits, strict=True)
+        *inner, last = (scored.hidden[tap] for tap in source.parts.taps)
+        for place in np.flatnonzero(self.positions[rows] >= source.prompt_length - 1).tolist():
+            said = source.model.final_norm(last[place : place + 1])[0]
+            taps = torch.stack([*(each[place] for each in inner), said]).to(source.parts.dtype)
+            noted = self.cache.noted[self.stays + int(rows[place])]
+            noted.place = Place(taps, (), source.closes(taps[-1], 0))
+
+    @torch.no_grad()
+    def _say(self, row: int, place: Place) -> torch.Tensor:
+        """[hidden] what the small decoder makes of a row, as the model's final norm reads it."""
+        source, written = self.source, (*place.written, self._embedded(row))
+        found = source.parts.spoken(place.taps[None], torch.stack(written)[None])[0, -1].to(source.dtype)
+        closes = source.closes(source.model.final_norm(found[None])[0].to(source.parts.dtype), len(written))
+        self.cache.noted[self.stays + row].place = Place(place.taps, written, closes)
+        return found
+
+    @torch.no_grad()
+    def _merged(self, rows: np.ndarray, places: dict[int, Place]) -> torch.Tensor:
+        """[m, hidden] what the model reads of the groups that end with these rows."""
+        # Each by itself, so that it is the same whatever else is in the pass.
+        groups = [torch.stack([*places[row].written, self._embedded(row)]) for row in rows.tolist()]
+        return torch.cat(
+            [
+                self.source.parts.merged(each[None], torch.tensor([len(each)], dtype=torch.int64, device="cpu"))
+                for each in groups
+            ]
+        )
+
+    def _embedded(self, row: int) -> torch.Tensor:
+        """[hidden]"""
+        ids = torch.tensor([int(self.tokens[row])], dtype=torch.int64, device=self.source.device)
+        return self.source.model.embed_tokens(ids)[0].to(self.source.parts.dtype)

@@ -1,0 +1,265 @@
+"""Partial attention: a second attention in every layer that looks at the prompt alone, however long the text grows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.nn.functional import linear, silu
+
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache, Mark
+from decodery.models.config import LAYERS, ModelConfig
+from decodery.models.loaders.fields import Flag
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.torch.attention import Rows, attend, rotate
+from decodery.models.torch.one_pass import Pass
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+
+from .base import Source
+
+__all__ = ["PartialWeights"]
+
+_KIND = "partial attention"
+_SHAPES = ("bend", "mix", "query", "key", "value", "output")
+
+
+@dataclass(frozen=True, eq=False)
+class PartialWeights:
+    """The second attention of every layer. layers[i]: tensors by name, each [out, in] in the model's dtype.
+
+    bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
+    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. A layer without any has no
+    second attention. reset: whether positions begin anew behind the prompt, for the second attention alone, so that the
+    n-th token written stands where the n-th of the prompt does. facts: how they were made, as plain JSON. model:
+    `fingerprint` of the model they belong to, "" where that is not known.
+    """
+
+    layers: tuple[dict[str, torch.Tensor], ...]
+    reset: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    @classmethod
+    def initial(
+        cls, model: Transformer, seed: int = 0, *, last: int | None = None, reset: bool = True
+    ) -> PartialWeights:
+        """Queries, keys and values copied from the model's attention, and an output of zero: nothing changes yet.
+
+        last: how many of the last layers have a second attention, None for all.
+        """
+        config, generator, layers = model.config, torch.Generator().manual_seed(seed), list[dict[str, torch.Tensor]]()
+        sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        for number, layer in enumerate(model.weights.layers):
+            if last is not None and number < config.num_layers - last:
+                layers.append({})
+                continue
+            if not isinstance(layer.qkv, Dense):
+                raise UnsupportedModel(
+                    "partial attention needs the model in floating point: load it with dtype='float32'"
+                )
+            query, key, value = (part.detach().clone() for part in layer.qkv.weight.split(sizes))
+            hidden = config.hidden_size
+            noise = [
+                torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu") * hidden**-0.5
+                for _ in range(2)
+            ]
+            bend, mix = (each.to(query) for each in noise)
+            output = torch.zeros(hidden, sizes[0], dtype=torch.float32, device="cpu").to(query)
+            layers.append(dict(zip(_SHAPES, (bend, mix, query, key, value, output), strict=True)))
+        return cls(tuple(layers), reset, model=model.fingerprint)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name, the same objects: to save, or to train."""
+        return {f"{index}.{name}": each for index, layer in enumerate(self.layers) for name, each in layer.items()}
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        facts = {**self.facts, "layers": len(self.layers), "reset": self.reset}
+        Artifact(_KIND, self.tensors(), facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> PartialWeights:
+        """Read what `save` wrote, as `dtype`. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path, config, dtype)
+
+
+@remembered
+def _load(path: Path, config: ModelConfig, dtype: torch.dtype) -> PartialWeights:
+    made = "make one with decodery train partial -m MODEL"
+    found = Artifact.read(path, _KIND, made, {"layers": LAYERS, "reset": Flag()})
+    having = {name.partition(".")[0] for name in found.tensors}
+    try:
+        layers = tuple(
+            {name: found.tensors[f"{i}.{name}"].to(dtype) for name in _SHAPES} if str(i) in having else {}
+            for i in range(config.num_layers)
+        )
+    except KeyError as error:
+        raise CorruptFile(f"{path} was made for a model of another shape: train it for this one") from error
+    _check(layers, config, str(path))
+    return PartialWeights(layers, bool(found.facts["reset"]), found.facts, found.model)
+
+
+def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, what: str) -> None:
+    hidden, dim = config.hidden_size, config.head_dim
+    rows = (hidden, hidden, config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim)
+    shapes = [(n, hidden) for n in rows] + [(hidden, config.num_heads * dim)]
+    if any(layer and [tuple(layer[name].shape) for name in _SHAPES] != shapes for layer in layers):
+        raise CorruptFile(f"{what} was made for a model of another shape: train it for this one")
+
+
+@register(
+    "partial-attention",
+    paper="Decoder-Only or Encoder-Decoder? Interpreting Language Model as a Regularized Encoder-Decoder (2023)",
+    guarantee="the model's law until it is trained",
+    needs=("weights made by `decodery train partial -m MODEL PAIRS --out DIR`",),
+)
+@dataclass(frozen=True)
+class PartialAttention(Source):
+    """Adds to every layer an attention whose keys and values are the prompt's alone, fixed once the prompt is read.
+
+    weights: `PartialWeights`, or the file of those that `decodery train partial` made. Every row attends to the prompt
+    up to its own position, so that the prompt may be read in chunks. Where the weights say so, what is written counts
+    its positions from 0 for this attention, as the paper has it for all. Nothing changes before training. Cost: one
+    more attention per layer, and keys and values of the prompt.
+    """
+
+    weights: PartialWeights | str
+
+    gives = Gives(taps=True, keys=True, states=True, parts=True)
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
+            raise UnsupportedModel("partial attention needs the model in floating point: load it with dtype='float32'")
+        weights = _load(self.weights, model.config, model.dtype) if isinstance(self.weights, str) else self.weights
+        if len(weights.layers) != model.config.num_layers:
+            raise CorruptFile("this partial attention was made for a model of another depth: train it for this one")
+        refuse_other("this partial attention", weights.model, model, "train it for this one")
+        return PartialTransformer(model, weights, len(prompt))
+
+
+class PartialCache(KVCache):
+    """The model's own cache, and beside it the second attention's: rows of the first `source_length` positions only."""
+
+    source_length: int
+    source: KVCache
+    _rows: np.ndarray
+    _below: WeakKeyDictionary[Mark, Mark]
+
+    @classmethod
+    def beside(cls, config: ModelConfig, source_length: int, dtype: torch.dtype, device: torch.device) -> PartialCache:
+        """Nothing read yet."""
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
+        cache = cls(*shape, dtype=dtype, device=device)
+        cache.source_length = source_length
+        cache.source = KVCache(*shape, dtype=dtype, device=device)
+        cache._rows = np.zeros(0, dtype=np.int64)
+        cache._below = WeakKeyDictionary()
+        return cache
+
+    @property
+    def slot_bytes(self) -> int:
+        return super().slot_bytes + self.source.slot_bytes
+
+    def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
+        super().reserve(positions, stays, layers)
+        kept, new = self._rows[self._rows < stays], np.flatnonzero(positions < self.source_length)
+        self._rows = np.concatenate((kept, stays + new))
+        self.source.reserve(positions[new], len(kept), layers)
+
+    def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        super().keep(rows, layers)
+        self.source.keep([int(place) for place in np.flatnonzero(np.isin(self._rows, list(rows)))], layers)
+
+    def mark(self) -> Mark:
+        mark = super().mark()
+        self._below[mark] = self.source.mark()
+        return mark
+
+    def rewind(self, mark: Mark) -> None:
+        super().rewind(mark)
+        self.source.rewind(self._below[mark])
+
+    def truncate(self, n: int) -> None:
+        super().truncate(n)
+        self.source.truncate(n)
+
+    def fork(self) -> Self:
+        twin = super().fork()
+        twin.source_length, twin.source, twin._rows = self.source_length, self.source.fork(), self._rows
+        twin._below = WeakKeyDictionary(self._below)
+        return twin
+
+
+class PartialTransformer(Transformer):
+    """A `Transformer` with a second attention to the first `source_length` positions of each text.
+
+    Two over the same model with the same weights are equal: how long a text's source is, its cache knows.
+    """
+
+    def __init__(self, base: Transformer, partial: PartialWeights, source_length: int) -> None:
+        super().__init__(base.config, base.weights)
+        # Passes of fixed shape know one attention per layer.
+        self.static = None
+        self._tables = base._tables
+        self.base, self.partial, self.source_length = base, partial, source_length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartialTransformer) and (self.base, self.partial) == (other.base, other.partial)
+
+    def __hash__(self) -> int:
+        return hash((self.base, self.partial))
+
+    def new_cache(self) -> KVCache:
+        return PartialCache.beside(self.config, self.source_length, self.dtype, self.device)
+
+    def _beside(self, index: int, normed: torch.Tensor, step: Rows) -> torch.Tensor | None:
+        assert isinstance(step, Pass)
+        weights, config = self.partial.layers[index], self.config
+        if not weights:
+            return None
+        cos, sin = step.angles(index)
+        asked = linear(normed, weights["query"]).view(-1, config.num_heads, config.head_dim)
+        queries = rotate(asked, *(self._reset(index, step) if self.partial.reset else (cos, sin)))
+        parts = []
+        for segment, first, last in step.spans:
+            length = self._length(segment)
+            rows = np.flatnonzero(segment.positions < length)
+            slots = segment.positions[rows]
+            at = torch.from_numpy(rows + first).to(self.device)
+            bent = silu(linear(normed[at], weights["bend"]))
+            source = bent + linear(bent, weights["mix"])
+            shape = (-1, config.num_kv_heads, config.head_dim)
+            keys = rotate(linear(source, weights["key"]).view(shape), cos[at], sin[at])
+            values = linear(source, weights["value"]).view(shape)
+            if isinstance(segment.cache, PartialCache):
+                kept = segment.cache.source
+                kept.write(index, keys, values)
+                seen_keys, seen_values = kept.view(index)
+                slots = kept.positions[index, : kept.length + kept.scratch]
+            else:
+                seen_keys, seen_values = keys.transpose(0, 1), values.transpose(0, 1)
+            seen = slots[None, :] <= segment.positions[:, None]
+            mask = None if seen.all() else torch.from_numpy(seen).to(self.device)
+            parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
+        return linear(torch.cat(parts), weights["output"])
+
+    def _length(self, segment: Segment) -> int:
+        return segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
+
+    def _reset(self, index: int, step: Pass) -> tuple[torch.Tensor, torch.Tensor]:
+        """Angles of the rows as queries: behind the prompt positions begin at 0 again."""
+        lengths = np.concatenate([np.full(last - first, self._length(segment)) for segment, first, last in step.spans])
+        positions = np.where(step.positions < lengths, step.positions, step.positions - lengths)
+        cos, sin = self.angles(self.config.layer_rope(index), positions)
+        return cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)

@@ -1,0 +1,69 @@
+"""The source of an encoder-decoder model's text: what the encoder reads before the decoder writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.requirements import Gives
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.hooks import Tap
+from decodery.models.protocol import Capabilities, LanguageModel, Reader
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.step.encoded import encoded
+from decodery.step.forward_request import Asking, OfOneModel, Scored, score
+
+from .base import Source
+
+
+@dataclass(frozen=True)
+class Reads(Source):
+    """Lets the encoder of a model read `tokens`, a source, before its decoder writes the text.
+
+    `LM` makes one of every prompt of such a model, and lets the text begin with the model's start token. The source is
+    read when the first row of the text is scored, in a pass that texts share, and again where the text's memory was
+    given up; forks of a text share what is remembered of it. Cost: one pass of the encoder over the source, and in
+    every layer of the decoder its keys and values.
+    """
+
+    tokens: tuple[int, ...]
+
+    gives = Gives(taps=True, keys=True, changes=True, source=True)
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        return self.tokens
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        if not isinstance(model, EncoderDecoder):
+            raise SettingsError("this model has no encoder to read a source: give what it is to read as the prompt")
+        if not self.tokens:
+            raise PromptError("the source is empty: give the encoder at least one token")
+        if not 0 <= min(self.tokens) <= max(self.tokens) < model.vocab_size:
+            raise PromptError(f"the source has token ids outside the model's vocabulary of {model.vocab_size}")
+        return Reading(model, self.tokens)
+
+
+class Reading(OfOneModel):
+    """A decoder whose texts have one source in view."""
+
+    model: EncoderDecoder
+
+    def __init__(self, model: EncoderDecoder, tokens: tuple[int, ...]) -> None:
+        self.model, self.tokens = model, tokens
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.model.capabilities, parts=False)
+
+    @property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        return self.model.fingerprint
+
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+        """See `Composed`."""
+        assert isinstance(segment.cache, KVCache)
+        yield from encoded(self.model, self.tokens, segment.cache)
+        return (yield from score(self.model, segment, taps, role))

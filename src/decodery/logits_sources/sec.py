@@ -1,0 +1,89 @@
+"""SEC: a token leaves the model at the first layer that knows it, and a text that goes wrong is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import register
+from decodery.core.requirements import Gives, Needs
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.trained.artifact import refuse_other, remembered
+from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
+
+from .base import Source
+from .early_exit import END, GO, LEAVE, Check, Gate, Leaving, file_in
+
+_TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name them, as in sec:heads=DIR"
+
+
+@register(
+    "sec",
+    paper="When Neural Code Completion Models Size up the Situation: Cheaper and Faster Completion through Dynamic "
+    "Model Inference (2024)",
+    guarantee="lossy: quality is traded for layers, and texts may end early; the model's law where both thresholds are "
+    "at least 1",
+    needs=("trained heads",),
+)
+@dataclass(frozen=True)
+class SEC(Source):
+    """Lets a token leave the model where a classifier says that the layer knows it, and ends texts it says go wrong.
+
+    heads: an `ExitHeads`, or the file or folder of those that `decodery train sec` made: a classifier of three classes
+    (stop, exit, continue), shared by all checks, and a low-rank correction of the model's head for each check. t_exit,
+    t_stop: a row leaves, or ends the text with the model's end token, where that class is the likeliest and its
+    probability above this; from 1 on nobody does. The paper has no defaults: it tries 0, 0.5, 0.6 to 0.999 for both.
+
+    The first token is said by the whole model. The layers above an exit get keys and values of the state there, as in
+    `calm`. Meant for short completions, of about 10 tokens. A request that ignores end tokens goes on behind one.
+    Drafts, trees and batches give the text of plain decoding under this source. Cost: three products of the hidden size
+    per check, and one head per token, wherever it leaves.
+    """
+
+    heads: ExitHeads | str | None = None
+    t_exit: float = 0.9
+    t_stop: float = 0.9
+
+    needs = Needs(routes=True, changes=True)
+    gives = Gives()
+
+    def __post_init__(self) -> None:
+        if not (self.t_exit >= 0 and self.t_stop >= 0):
+            raise SettingsError("sec needs t_exit and t_stop of at least 0")
+        if self.heads is None:
+            raise SettingsError(f"sec needs trained heads: {_TRAIN}")
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        heads = _load(file_in(self.heads, HEADS)) if isinstance(self.heads, str) else self.heads
+        assert heads is not None
+        refuse_other("these heads", heads.model, model, _TRAIN)
+        if not heads.fits(model.config.num_layers, model.config.hidden_size):
+            raise UnsupportedModel(f"these heads were made for a model of another shape: {_TRAIN}")
+        if not model.config.eos_ids and self.t_stop < 1:
+            raise UnsupportedModel("this model has no token that ends a text: give sec t_stop=1")
+        end = model.config.eos_ids[0] if model.config.eos_ids else None
+        return Leaving(model, Sized(self.t_exit, self.t_stop, heads), heads.every, len(prompt), heads, end)
+
+
+@remembered
+def _load(path: Path) -> ExitHeads:
+    return ExitHeads.load(path)
+
+
+@dataclass(frozen=True)
+class Sized(Gate):
+    """Goes by the likeliest class, where that is likely enough; the settings are those of `SEC`."""
+
+    t_exit: float
+    t_stop: float
+    heads: ExitHeads
+
+    def judge(self, check: Check) -> np.ndarray:
+        likely, best = (each.cpu().numpy() for each in self.heads.classes(check.states).max(dim=-1))
+        ends = (best == STOP) & (likely > self.t_stop)
+        leaves = (best == EXIT) & (likely > self.t_exit)
+        return np.select([ends, leaves], [END, LEAVE], GO)

@@ -1,0 +1,59 @@
+"""SVEN: a learned prefix of keys and values that turns a model towards a property, or away from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.models.loaders.prefixes import WEIGHTS, shipped_for
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.trained.artifact import refuse_other
+from decodery.models.trained.prefix import Prefixed, Prefixes
+
+from .base import Source
+
+
+@register(
+    "sven",
+    paper="Large Language Models for Code: Security Hardening and Adversarial Testing (2023)",
+    guarantee="the model's weights are left as they are, and so is every text without it",
+    needs=("trained prefixes",),
+    texts=("control",),
+)
+@dataclass(frozen=True)
+class SVEN(Source):
+    """Begins the text behind a learned prefix, which turns the model towards a property or away from it.
+
+    control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
+    ones; None: those that come with this package for the embedded model. Texts with different prefixes, and without
+    one, share passes. Cost: a few more positions to attend to (5 in those shipped).
+    """
+
+    control: str = "secure"
+    prefix: Prefixes | str | None = None
+
+    gives = Gives(taps=True, keys=True, states=True, changes=True, parts=True, routes=True, exact_rows=True)
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)
+        if found is None:
+            raise SettingsError(
+                "no prefixes for this model come along: train some with `decodery train sven -m MODEL --out DIR` and "
+                "name them, as in sven:prefix=DIR"
+            )
+        if self.control not in found.by_name:
+            raise SettingsError(f"sven has no prefix for {self.control!r} here; there is {', '.join(found.by_name)}")
+        prefix = found.by_name[self.control]
+        if not prefix.fits(model.config):
+            raise UnsupportedModel("these prefixes were made for a model of another shape: train some for this one")
+        refuse_other("these prefixes", found.model, model, "train some for it with `decodery train sven -m MODEL`")
+        return Prefixed(model, prefix)
+
+
+def _load(path: str) -> Prefixes:
+    at = Path(path).expanduser()
+    return Prefixes.load(at / WEIGHTS if at.is_dir() else at)

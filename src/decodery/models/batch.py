@@ -1,0 +1,195 @@
+"""What one pass of the model reads and returns: rows of several sequences, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+
+from .cache.cache import KVCache
+from .hooks import OF_OUTPUTS, OF_SCORES, Intervention, Tap, site
+from .layer_plan import WHOLE, Route, attending, sublayers
+
+
+@dataclass
+class Segment:
+    """One sequence's rows in one pass: a draft tree, a prefill chunk, a single token, a Jacobi window.
+
+    positions: [n] position ids. tokens: [n] token ids, or in their place states: [n, hidden], what enters the first
+    layer of the route: embeddings, or hidden states where it begins further up.
+    mask: [n, stays + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
+    own pass's; None for causal order over all of them. A row's visible rows must stand in ascending position order, so
+    that a row's result does not depend on what else is in the pass.
+    cache: every row also sees all that the cache holds; the rows' own keys and values are written behind it as
+    tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
+    stays: how many tentative rows of earlier passes remain, from the first on; the new ones are written behind them.
+    The others are overwritten, as all of them are by default.
+    logit_rows: rows whose logits are wanted, None for all. interventions: what changes these rows on their way, in this
+    order where several meet at one site.
+    """
+
+    positions: np.ndarray
+    tokens: np.ndarray | None = None
+    states: torch.Tensor | None = None
+    mask: np.ndarray | None = None
+    cache: KVCache | None = None
+    logit_rows: Sequence[int] | None = None
+    stays: int = 0
+    interventions: tuple[Intervention, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def picks(self) -> bool:
+        """Whether attention comes by Python: its cache has a policy, some heads lost slots, or scores are added to."""
+        cache = self.cache
+        return cache is not None and (cache.policy is not None or bool(cache.losses) or self.steered)
+
+    @property
+    def steered(self) -> bool:
+        """Whether something is added to attention's scores."""
+        return any(str(each.site).startswith(OF_SCORES) for each in self.interventions)
+
+    def slots(self, layer: int) -> np.ndarray:
+        """Positions of the slots of its cache that a layer's attention goes over, those of its own rows at the end."""
+        assert self.cache is not None
+        return self.cache.positions[layer, : int(self.cache.lengths[layer]) + self.stays + len(self)]
+
+    def bias(self, layer: int) -> torch.Tensor | None:
+        """[n, slots] float64, what is added to the scores of all heads of a layer; None for nothing."""
+        assert self.cache is not None
+        layers, place = len(self.cache.lengths), (OF_SCORES, layer)
+        own = [each for each in self.interventions if site(each.site, layers)[:2] == place] if self.steered else []
+        if not own:
+            return None
+        rows = torch.zeros(len(self), len(self.slots(layer)), dtype=torch.float64, device="cpu")
+        for each in own:
+            changed = each.change(rows, self)
+            if changed.shape != rows.shape:
+                shapes = f"was given rows {list(rows.shape)} and returned {list(changed.shape)}"
+                raise SettingsError(f"an intervention at {each.site} {shapes}")
+            rows = changed.double()
+        return rows
+
+    def seen(self) -> np.ndarray:
+        """`mask`, causal order written out: [n, stays + n] bool."""
+        n, shape = len(self), (len(self), self.stays + len(self))
+        if self.mask is None:
+            return np.tri(n, self.stays + n, self.stays, dtype=bool)
+        if self.mask.shape != shape:
+            raise ValueError(
+                f"a mask over {self.stays} rows that stay and {n} new ones is {shape}, not {self.mask.shape}"
+            )
+        return np.asarray(self.mask, dtype=bool)
+
+    @classmethod
+    def chunk(
+        cls, tokens: Sequence[int] | np.ndarray, cache: KVCache, logit_rows: Sequence[int] | None = None
+    ) -> Segment:
+        """Consecutive tokens right after what `cache` has seen."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        positions = np.arange(cache.next_position, cache.next_position + len(ids))
+        return cls(positions=positions, tokens=ids, cache=cache, logit_rows=logit_rows)
+
+
+@dataclass
+class Batch:
+    """Segments flattened to `rows` rows: linear layers see all rows at once, attention works per segment."""
+
+    segments: list[Segment]
+
+    def __post_init__(self) -> None:
+        caches = [id(segment.cache) for segment in self.segments if segment.cache is not None]
+        if len(set(caches)) < len(caches):
+            raise ValueError(
+                "two segments of a pass cannot write to one cache: make one segment of them, or two passes"
+            )
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """First row of every segment, then the total: [len(segments) + 1]."""
+        total, result = 0, [0]
+        for segment in self.segments:
+            total += len(segment)
+            result.append(total)
+        return result
+
+    @property
+    def rows(self) -> int:
+        return self.offsets[-1]
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """[N] position ids of all rows."""
+        if len(self.segments) == 1:
+            return self.segments[0].positions
+        return np.concatenate([segment.positions for segment in self.segments])
+
+    @cached_property
+    def logit_rows(self) -> tuple[np.ndarray, list[int]]:
+        """Flat indices of the rows whose logits are wanted [M], and where each segment's begin among them."""
+        parts, bounds = [], [0]
+        for segment, offset in zip(self.segments, self.offsets, strict=False):
+            rows = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows)
+            if segment.logit_rows is not None and len(rows) and not 0 <= rows.min() <= rows.max() < len(segment):
+                raise IndexError(f"logits are wanted of rows {rows.tolist()}, and there are {len(segment)} rows")
+            parts.append(rows.astype(np.int64) + offset)
+            bounds.append(bounds[-1] + len(rows))
+        return np.concatenate(parts), bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one segment's rows cost in a pass. sublayers: how many attention and MLP sublayers they went through.
+
+    logits: how many of the rows had their logits computed. read: bytes of keys and values that attention had before
+    it, each counted once per pass however many rows share it, windows and policies left aside. experts: of all layers
+    together, how many the rows had to have read where MLPs are mixtures, each counted once.
+    """
+
+    rows: int
+    sublayers: int
+    logits: int
+    read: int
+    experts: int = 0
+
+    @classmethod
+    def of(cls, segment: Segment, route: Route, layers: int, row_bytes: int) -> Cost:
+        """To be asked after the cache has made room, before the rows are kept. row_bytes: of one row in one layer."""
+        attention = attending(route, layers)
+        slots = len(attention) * (segment.stays + len(segment))
+        if segment.cache is not None:
+            lengths = segment.cache.lengths.tolist()
+            slots += sum(lengths) if route == WHOLE else sum(lengths[layer] for layer in attention)
+        wanted = len(segment) if segment.logit_rows is None else len(segment.logit_rows)
+        return cls(len(segment), sublayers(route, layers), wanted, slots * row_bytes)
+
+
+@dataclass
+class Scores:
+    """What a pass returns. logits: [M, vocab] float32, the requested rows of all segments in order.
+
+    hidden: {tap: [N, width]}, or [M, width] of the requested rows, as `sites.site` says, by the taps as they were asked
+    for. costs: of every segment.
+    """
+
+    logits: torch.Tensor
+    bounds: list[int]
+    hidden: dict[Tap, torch.Tensor] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+
+    def of(self, segment: int) -> torch.Tensor:
+        """Logits [m, vocab] of one segment's requested rows."""
+        return self.logits[self.bounds[segment] : self.bounds[segment + 1]]
+
+    def hidden_of(self, segment: int, tap: Tap) -> torch.Tensor:
+        """What was read at a tap, of one segment's rows [n, width], or requested rows [m, width]."""
+        bounds = self.bounds if tap in OF_OUTPUTS else self.offsets
+        return self.hidden[tap][bounds[segment] : bounds[segment + 1]]

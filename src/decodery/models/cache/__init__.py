@@ -1,0 +1,1 @@
+"""KV caches: pages of slots, and what attention reads of them."""

@@ -1,0 +1,140 @@
+"""What attention reads: the hook by which a cache's policy decides, and sees what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from decodery.core.abstract import Contract
+
+if TYPE_CHECKING:
+    from ..batch import Segment
+    from .cache import KVCache
+
+
+@dataclass(eq=False)
+class Attention:
+    """One segment's attention in one layer. Slots are those of its cache: content, then tentative rows.
+
+    queries: [n, heads, head_dim], normed, turned and scaled. keys, values: [kv_heads, slots, head_dim], the rows' own
+    included. bias: [n, slots] float64, what is added to the scores of all heads, None for nothing.
+    seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where some heads
+    have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read; mass: [n, heads], the
+    logarithm of the sum of exponentials that the weights were divided by; context: [n, heads, head_dim], what was read.
+    """
+
+    layer: int
+    segment: Segment
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    seen: np.ndarray
+    bias: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    mass: torch.Tensor | None = None
+    context: torch.Tensor | None = None
+
+    @property
+    def seen_by_any(self) -> np.ndarray:
+        """[n, slots] bool, what each row sees in some head at least."""
+        if self.seen.ndim == 2:
+            return self.seen
+        return np.asarray(self.seen.any(axis=0))
+
+
+class AttentionPolicy(Contract):
+    """Decides which slots of a cache attention reads; held by the cache, in the same way whatever computes attention.
+
+    What is tentative may be forgotten again: a policy counts nothing before `kept` says that it has become content. A
+    row always reads itself. observes: whether `observe` wants attention's weights. merges: whether `merge` has anything
+    to add. most: how many slots of a layer it leaves, however long the text is; None where that is not known.
+    untouched: how many of the first tokens a cache holds as it does without a policy, with nothing noted beside it.
+    anew: whether what it leaves follows from a text's tokens alone, however they are read, so that a text can be read
+    again.
+    """
+
+    observes: bool = False
+    merges: bool = False
+    most: int | None = None
+    untouched: int = 0
+    anew: bool = False
+
+    def acts(self, layer: int) -> bool:
+        """Whether it decides and observes anything in a layer; elsewhere attention is what it is without a policy."""
+        return True
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool; None for all of them."""
+        return None
+
+    def also(self, attention: Attention) -> np.ndarray | None:
+        """Which slots of the cache `merge` reads beside those that are selected: [n, slots] bool; None for none."""
+        return None
+
+    def observe(self, attention: Attention) -> None:
+        """Look at `attention.weights`, of rows that are still tentative."""
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        """What goes on as the rows' context [n, heads, head_dim]: joined, by `mass`, with what lies elsewhere."""
+        assert attention.context is not None
+        return attention.context
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        """These tentative rows have become content of the cache, as `KVCache.keep` says; the others are gone.
+
+        What it no longer wants it may take out of the cache here.
+        """
+
+    def cut(self, cache: KVCache) -> None:
+        """The content of the cache was cut back."""
+
+    def fork(self) -> Self:
+        """What a fork of the cache gets; a policy without memory of its own can be shared."""
+        return self
+
+
+def reads(policy: AttentionPolicy | None, attention: Attention, kv_heads: int) -> np.ndarray:
+    """[kv_heads, n, slots] bool: what each row of each key-value head reads."""
+    chosen = policy.select(attention) if policy is not None and policy.acts(attention.layer) else None
+    seen = attention.seen if chosen is None else attention.seen & chosen
+    seen = np.broadcast_to(seen, (kv_heads, *seen.shape[-2:])).copy()
+    n, slots = seen.shape[1:]
+    seen[:, np.arange(n), slots - n + np.arange(n)] = True
+    return seen
+
+
+def settle(policy: AttentionPolicy | None, attention: Attention) -> torch.Tensor:
+    """Show a policy what was read; returns the context that goes on."""
+    assert attention.context is not None
+    if attention.bias is not None:
+        _steer(attention, attention.bias)
+    if policy is None or not policy.acts(attention.layer):
+        return attention.context
+    if policy.observes:
+        policy.observe(attention)
+    return policy.merge(attention) if policy.merges else attention.context
+
+
+def _steer(attention: Attention, bias: torch.Tensor) -> None:
+    """Weights, mass and context as if `bias` had been added before the softmax. Rows without any stay to the bit.
+
+    In double precision, so that rounding to that of the rows leaves nothing of what else is in the pass.
+    """
+    weights, mass, context = attention.weights, attention.mass, attention.context
+    assert weights is not None and mass is not None and context is not None
+    bias = bias.to(weights.device)
+    most = bias.amax(dim=1, keepdim=True)
+    weighed = weights.double() * (bias - most).exp()
+    total = weighed.sum(dim=-1, keepdim=True)
+    steered = weighed / total
+    values = attention.values.double()
+    found = torch.einsum("kgns,ksd->nkgd", steered.unflatten(0, (len(values), -1)), values).flatten(1, 2)
+    own = (bias != 0).any(dim=1)
+    shift = total[..., 0].log().T + most
+    attention.weights = torch.where(own[None, :, None], steered.to(weights.dtype), weights)
+    attention.mass = torch.where(own[:, None], (mass + shift).to(mass.dtype), mass)
+    attention.context = torch.where(own[:, None, None], found.to(context.dtype), context)

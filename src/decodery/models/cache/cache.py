@@ -1,0 +1,523 @@
+"""One sequence's keys and values: content that counts, and tentative rows of passes behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+from weakref import WeakSet
+
+import numpy as np
+import torch
+
+from ..mapped_memory import discards
+from . import coded
+from . import pages as blocks
+from .attention_policy import AttentionPolicy
+from .cross_memory import CrossMemory
+from .evicted_slots import Losses
+from .known_states import States
+from .page_memory import SLOTS
+from .pages import Blocks
+from .slot_positions import Places
+
+_MOST = torch.finfo(torch.float16).max
+
+_BEHIND = 256
+"""Positions behind all windows that stay, and at least so many more go at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """What was content of a cache at some moment. lengths: [layers]."""
+
+    lengths: np.ndarray
+    next_position: int
+
+
+class KVCache:
+    """Keys and values of one sequence, per layer, with a length per layer and the position of every slot.
+
+    Slots [0, length) are content in ascending position order; passes write their rows behind them, tentatively, and
+    `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
+    or more, or for all that is `expected`; from then on it grows by a sixteenth, so growing costs no copy per token.
+    Forks share `blocks` of slots, and copy only those that they write to.
+    dtype: what keys and values are held in; torch.int8 is integers with a scale for each row (`models.cache.coded`).
+    prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
+    window: how many positions back the rows of layers `windowed` see; None where every row may see all of them.
+    scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
+    [layers], how many of them, from the first on, each layer has been given.
+    policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
+    still hold. memory: what is remembered of a source that the text is written with in view, where there is one;
+    cutting the text leaves it in place. states: what layers that keep no keys and values have made of their slots.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        capacity: int = 256,
+        window: int | None = None,
+        windowed: Sequence[int] = (),
+    ) -> None:
+        self.window = window if discards() and torch.device(device).type == "cpu" else None
+        width = coded.row_bytes(head_dim, dtype) // dtype.itemsize
+        self.blocks = Blocks((layers, kv_heads, width), dtype, device, () if self.window is None else windowed)
+        self.lengths = np.zeros(layers, dtype=np.int64)
+        self.places = Places(layers)
+        self.next_position = 0
+        self.prefix = 0
+        self.scratch = 0
+        self.stays = 0
+        self.written = np.zeros(layers, dtype=np.int64)
+        self.policy: AttentionPolicy | None = None
+        self.losses = Losses(layers, kv_heads)
+        self.memory: CrossMemory | None = None
+        self.states = States()
+        self._marks: WeakSet[Mark] = WeakSet()
+        self._first = capacity
+        self._expected: tuple[int, int | None] = 0, None
+
+    @property
+    def data(self) -> torch.Tensor:
+        """[layers, 2 (keys, values), kv_heads, capacity, head_dim]; a copy where slots lie in pieces or are coded."""
+        return self._numbers(self.blocks.read(0, self.capacity))
+
+    @property
+    def coded(self) -> bool:
+        """Whether it holds bytes, a row's scale behind its numbers."""
+        return self.blocks.nothing.dtype == coded.DTYPE
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[layers, slots] positions of all slots, to be read only."""
+        return self.places.every
+
+    @property
+    def capacity(self) -> int:
+        return self.blocks.capacity
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that would be free without this cache and all that share blocks with it."""
+        return resident([self])
+
+    @property
+    def length(self) -> int:
+        """Slots that hold content; the largest over the layers where eviction made them differ."""
+        return int(self.lengths.max())
+
+    @property
+    def evicted(self) -> bool:
+        """Whether some layer, or some head of one, no longer holds every position from 0 on."""
+        return bool(self.losses) or bool((self.lengths != self.prefix + self.next_position).any())
+
+    @property
+    def evicted_apart(self) -> bool:
+        """Whether layers hold different slots, or heads of one layer do."""
+        return bool(self.losses) or len(set(self.lengths.tolist())) > 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what reading its tokens makes: nothing was evicted, and no policy says what is read."""
+        return self.policy is None and not self.evicted
+
+    def begins(self, n: int) -> bool:
+        """Whether it holds those that it has read of its first n tokens as any text that begins so does."""
+        return n >= self._reach and not self.evicted and (self.policy is None or self.policy.untouched >= n)
+
+    @property
+    def untouched(self) -> int:
+        """How many of the tokens it has read it holds as any text that begins so does."""
+        known = self.next_position if self.policy is None else min(self.policy.untouched, self.next_position)
+        return 0 if self.evicted else known
+
+    @property
+    def anew(self) -> bool:
+        """Whether reading its tokens once more makes the same of them."""
+        return self.plain if self.policy is None else self.policy.anew
+
+    def beginning(self, n: int) -> Self:
+        """A fork without a policy, of the first n tokens; of none where it does not `begins(n)` for its windows."""
+        twin = self.fork()
+        twin.policy = None
+        twin.truncate(n)
+        return twin
+
+    @property
+    def head_lengths(self) -> np.ndarray:
+        """[layers, kv_heads] slots that each head still holds."""
+        found = np.repeat(self.lengths[:, None], self.blocks.nothing.shape[2], axis=1)
+        for layer in range(len(found)):
+            if (lost := self.losses.of(layer, int(self.lengths[layer]))) is not None:
+                found[layer] -= lost.sum(axis=1)
+        return found
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values that one slot takes in all layers."""
+        return self.blocks.slot_bytes
+
+    def room_for(self, tokens: int) -> int:
+        """Slots that memory is taken for when a text of so many tokens is read."""
+        slots = self._slots_of(tokens)
+        return max(self.blocks.room(self.length, slots, self._first, self._expected[1]), self._first)
+
+    def expect(self, tokens: int, most: int) -> None:
+        """Take memory at once for all that is to be read, and never for more than the text will need.
+
+        Args:
+            tokens: how many the text has, read or not.
+            most: how many it may come to have, with those that are drafted behind it.
+        """
+        self._expected = self._slots_of(tokens), self._slots_of(most)
+
+    def _slots_of(self, tokens: int) -> int:
+        """How many slots so many tokens of its text take."""
+        slots, most = tokens - self.next_position + self.length, None if self.policy is None else self.policy.most
+        return slots if most is None else min(slots, most)
+
+    def provide(self, slots: int) -> None:
+        """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
+        first, held = slots + self.prefix, self.length + self.scratch
+        if self.capacity not in (0, first):
+            self.blocks.replace(max(first, held), held)
+        self._first = first
+
+    def prepend(self, data: torch.Tensor) -> None:
+        """Put keys and values [layers, 2, kv_heads, n, head_dim] that belong to no token before an empty cache's text.
+
+        Keys are as attention uses them. The text still begins at position 0, and cutting it leaves them in place.
+        """
+        if self.length or self.prefix:
+            raise ValueError("only a cache that holds nothing can be given a prefix")
+        n = data.shape[3]
+        self.blocks.replace(n, 0)
+        self.blocks.read(0, n).copy_(self._elements(data))
+        self.places.begin(np.arange(-n, 0, dtype=np.int32))
+        self.lengths += n
+        self.prefix = n
+        self._first += n
+
+    def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
+        """Make room, owned by this cache alone, for tentative rows at `positions` [n]. Called once by each pass.
+
+        stays: how many tentative rows remain before them. layers: those that the pass gives keys and values, None for
+        all; the others keep theirs as far as the new rows stand at the same positions, so that a pass can begin with
+        the hidden states that an earlier one left these rows with.
+        """
+        if stays and not 0 <= stays <= (known := int(self._known(layers).min(initial=self.scratch))):
+            raise IndexError(f"{stays} rows cannot stay where there are {known} tentative ones")
+        n, starts = stays + len(positions), set(self.lengths.tolist())
+        needed, held = max(starts) + n, max(starts) + self.scratch
+        expected, most = self._expected
+        self.blocks.own(min(starts) + stays, max(needed, expected), held, self._first, most)
+        same = stays if layers is None else self._same(positions, stays)
+        self.places.put(self.lengths, stays, positions, self.capacity)
+        self.scratch, self.stays = n, stays
+        np.minimum(self.written, same, out=self.written)
+        if layers is not None:
+            these = np.asarray(layers, dtype=np.int64)
+            self.written[these] = np.minimum(self.written[these], stays)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
+        start, done = int(self.lengths[layer]), 0
+        for slots in self.blocks.pieces(start + self.stays, start + self.scratch, layer):
+            rows = slice(done, done + slots.shape[2])
+            for kind, given in enumerate((keys[rows], values[rows])):
+                slots[kind].copy_(self._elements(given).transpose(0, 1))
+            done = rows.stop
+        self.written[layer] = self.scratch
+
+    def wrote(self, layers: Sequence[int]) -> None:
+        """A pass has put the keys and values of its rows into these layers by itself, not by `write`."""
+        self.written[np.asarray(layers, dtype=np.int64)] = self.scratch
+
+    def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of content and tentative rows, [kv_heads, length + scratch, head_dim] each.
+
+        They are copied only where they lie in several pieces, as in forks, or are coded.
+        """
+        both = self._numbers(self.stored(layer))
+        return both[0], both[1]
+
+    def stored(self, layer: int) -> torch.Tensor:
+        """The same as it lies in memory, both in one [2, kv_heads, length + scratch, elements of a row]."""
+        return self.blocks.read(0, int(self.lengths[layer]) + self.scratch, layer)
+
+    def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        """Turn these tentative rows into content, in this order, and forget the others.
+
+        Rows are counted from the first one that stayed, and must ascend in position. layers: which of them keep the
+        rows; None: every layer keeps those that it has been given, which after a pass through some layers may be none.
+        """
+        picked = list(rows)
+        if picked:
+            self.next_position = max(self.next_position, self._check(picked, layers) + 1)
+            lengths, written = self.lengths.tolist(), self.written.tolist()
+            in_place = picked == list(range(len(picked)))
+            if in_place and layers is None and len(set(lengths)) == len(set(written)) == 1:
+                self.lengths += len(picked)
+            else:
+                self._sort_out(np.asarray(picked, dtype=np.int64), lengths, written, layers)
+        self._forget()
+        if self.policy is not None:
+            self.policy.kept(self, picked, layers)
+
+    def select(self, slots: np.ndarray) -> None:
+        """Let these slots of content and tentative rows be all the content, in ascending order of position.
+
+        For models whose rows are computed out of order, such as masked diffusion models: what is not selected is
+        forgotten. Raises ValueError where layers differ, or where two slots hold the same position.
+        """
+        start, held = int(self.lengths[0]), self.scratch
+        if self.evicted_apart or (held and int(self.written.min()) < held):
+            raise ValueError("slots can be selected only where all layers hold the same ones")
+        places = self.places.of(0)[: start + held]
+        slots = slots[np.argsort(places[slots], kind="stable")]
+        chosen = places[slots]
+        if (chosen[1:] <= chosen[:-1]).any():
+            raise ValueError("two of these slots hold the same position: select the newer one alone")
+        first = int((slots[: start + held] == np.arange(len(slots))).cumprod().sum())
+        if first < len(slots):
+            moved = slots[first:]
+            data = self.blocks.take(0, start + held, moved)
+            self.blocks.own(first, len(slots), start + held, self._first)
+            self.blocks.put(list(range(len(self.lengths))), first, data)
+            self.places.gather(list(range(len(self.lengths))), first, moved - first)
+        for layer in range(len(self.lengths)):
+            self._doubt(layer, min(first, start))
+        self.lengths[:] = len(slots)
+        self.next_position = int(chosen[-1]) + 1 if len(chosen) else 0
+        self._forget()
+
+    def mark(self) -> Mark:
+        """What is content now, for `rewind` to return to, in this cache or a fork of it."""
+        mark = Mark(self.lengths.copy(), self.next_position)
+        self._marks.add(mark)
+        return mark
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget all that came after `mark`. Raises ValueError where some of what it marks is no longer there."""
+        if mark not in self._marks:
+            raise ValueError("what was marked has been cut or evicted since, or is another cache's: rewind before that")
+        for layer, length in enumerate(mark.lengths):
+            self._cut(layer, int(length))
+        self.next_position = mark.next_position
+        self._shorten()
+
+    def pass_by(self) -> None:
+        """Let layers with a window give back what no later row sees, some hundreds of positions at a time.
+
+        What marks may come back to stays, and some positions more, for what is cut shortly behind.
+        """
+        if self.window is None or self.policy is not None or self.prefix:
+            return
+        begins = min((self.next_position, *(mark.next_position for mark in self._marks))) - self.window + 1
+        if begins < self.blocks.passed * SLOTS + 2 * _BEHIND or self.evicted:
+            return
+        self.blocks.pass_by(begins - _BEHIND)
+
+    def truncate(self, n: int) -> None:
+        """Forget every slot whose position is n or later.
+
+        Where layers with a window have given back what the next row would see, forget everything: what is left of the
+        text, behind `next_position`, has to be read again.
+        """
+        if n < self._reach:
+            n = 0
+            self.blocks.begin_anew()
+        for layer, length in enumerate(self.lengths):
+            self._cut(layer, int(np.searchsorted(self.places.of(layer)[:length], n)))
+        self.next_position = min(self.next_position, n)
+        self._shorten()
+
+    def fork(self) -> Self:
+        """A cache with the same content; the two share blocks, and each copies those it comes to write to."""
+        twin = object.__new__(type(self))
+        twin.window = self.window
+        twin.blocks = self.blocks.fork(self.length)
+        twin.lengths = self.lengths.copy()
+        twin.places = self.places.fork(self.length)
+        twin.next_position = self.next_position
+        twin.prefix = self.prefix
+        twin.scratch = twin.stays = 0
+        twin.written = np.zeros_like(self.written)
+        twin.policy = None if self.policy is None else self.policy.fork()
+        twin.losses = self.losses.fork()
+        twin.memory = self.memory
+        twin.states = self.states.fork()
+        twin._marks = WeakSet(self._marks)
+        twin._first, twin._expected = self._first, (0, None)
+        return twin
+
+    def become(self, other: Self) -> None:
+        """Hold what `other`, of the same kind, holds, and forget all else, marks included; `other` is used up."""
+        vars(self).clear()
+        vars(self).update(vars(other))
+
+    def evict(self, layer: int, slots: Sequence[int], heads: Sequence[int] | None = None) -> None:
+        """Drop these slots of one layer; the others keep their order and their positions.
+
+        heads: key-value heads that lose them, None for all. A slot takes memory until all heads have lost it.
+        """
+        length, dropped = int(self.lengths[layer]), np.asarray(slots, dtype=np.int64)
+        if heads is not None:
+            self._doubt(layer, int(dropped.min(initial=length)))
+            dropped = self.losses.lose(layer, length, dropped, heads)
+        remaining = np.setdiff1d(np.arange(length), dropped)
+        if len(remaining) < length:
+            self.blocks.begin_anew()
+            first = int((remaining == np.arange(len(remaining))).sum())
+            self.blocks.own(first, length, self.length, self._first)
+            self.blocks.put([layer], first, self.blocks.take(first, length, remaining[first:] - first))
+            self.places.part()
+            self.places.gather([layer], 0, remaining)
+            self.losses.gather(layer, remaining)
+            self._doubt(layer, first)
+            self.lengths[layer] = len(remaining)
+        self._forget()
+
+    def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:
+        """Let one layer hold these keys and values [kv_heads, m, head_dim] and no others, of all heads alike.
+
+        m may not exceed what the layer holds. positions: [m] ascending, of the slots; where heads hold rows of
+        different positions in one slot, the latest of them.
+        """
+        m = len(positions)
+        if m > int(self.lengths[layer]):
+            raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
+        self.blocks.begin_anew()
+        self.blocks.own(0, m, self.length, self._first)
+        done = 0
+        for slots in self.blocks.pieces(0, m, layer):
+            rows = slice(done, done + slots.shape[2])
+            for kind, given in enumerate((keys[:, rows], values[:, rows])):
+                slots[kind].copy_(self._elements(given))
+            done = rows.stop
+        self.places.set(layer, positions)
+        self.losses.cut(layer, 0)
+        self._doubt(layer, 0)
+        self.lengths[layer] = m
+        self._forget()
+
+    def shrink(self, spare: int) -> None:
+        """Give back the memory behind the content but that of `spare` slots."""
+        self._forget()
+        if self.capacity > self.length + spare:
+            self._first = self.length + spare
+            self.blocks.replace(self._first, self.length)
+
+    def move(self, data: torch.Tensor) -> None:
+        """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
+        self.blocks.move(data, self.length + self.scratch)
+
+    def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
+        """What is read of these [..., head_dim] once the cache holds them, in their own precision."""
+        return self._numbers(self._elements(numbers).to(self.blocks.nothing.dtype)).to(numbers.dtype)
+
+    def _elements(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Keys or values [..., head_dim] as they are to be stored."""
+        if self.coded:
+            return coded.encode(numbers)
+        # What float16 has no number for becomes the largest that it has.
+        return numbers.clamp(-_MOST, _MOST) if self.blocks.nothing.dtype == torch.float16 else numbers
+
+    def _numbers(self, elements: torch.Tensor) -> torch.Tensor:
+        """What is stored as keys or values [..., head_dim]."""
+        return coded.decode(elements) if self.coded else elements
+
+    @property
+    def _reach(self) -> int:
+        """The first position at which a row sees all that it should, if it was the next one."""
+        passed = self.blocks.passed * SLOTS
+        return passed + self.window - 1 if passed and self.window is not None else 0
+
+    def _known(self, layers: Sequence[int] | None) -> np.ndarray:
+        """How many tentative rows each of these layers has been given."""
+        return self.written if layers is None else self.written[np.asarray(layers, dtype=np.int64)]
+
+    def _check(self, rows: list[int], layers: Sequence[int] | None) -> int:
+        """The position of the last of rows that may become content: written, and ascending behind it."""
+        known = self.written.max() if layers is None else self._known(layers).min()
+        if min(rows) < 0 or max(rows) >= known:
+            raise IndexError(f"rows {rows} are not all among the {known} tentative rows")
+        # Layers that are told apart may lag behind others, and ascend on their own.
+        layer, first = (0, self.next_position) if layers is None else (layers[0], self._end(layers[0]))
+        start = int(self.lengths[layer])
+        held = self.places.of(layer)[start : start + max(rows) + 1].tolist()
+        places = [held[row] for row in rows]
+        if places[0] < first or any(after <= before for before, after in pairwise(places)):
+            raise IndexError(f"rows at positions {places} do not ascend from {first} on")
+        last: int = places[-1]
+        return last
+
+    def _end(self, layer: int) -> int:
+        """The position behind the content of one layer."""
+        length = int(self.lengths[layer])
+        return int(self.places.of(layer)[length - 1]) + 1 if length else 0
+
+    def _sort_out(self, rows: np.ndarray, lengths: list[int], written: list[int], layers: Sequence[int] | None) -> None:
+        """Make content of these rows in layers that differ, or not in the order in which they lie."""
+        alike: dict[tuple[int, int], list[int]] = {}
+        for layer in range(len(lengths)) if layers is None else layers:
+            alike.setdefault((lengths[layer], written[layer]), []).append(layer)
+        if len(alike) > 1:
+            self.places.part()
+        for (start, given), those in alike.items():
+            self._gather(those, start, rows[rows < given])
+
+    def _gather(self, layers: list[int], start: int, rows: np.ndarray) -> None:
+        """Make these tentative rows the content after `start` in layers that are alike."""
+        m = len(rows)
+        moved = np.flatnonzero(rows != np.arange(m))
+        if len(moved):
+            first = int(moved[0])
+            self.blocks.put(layers, start + first, self.blocks.take(start, start + self.scratch, rows[first:]))
+            self.places.gather(layers, start, rows)
+        self.lengths[layers] += m
+
+    def _same(self, positions: np.ndarray, stays: int) -> int:
+        """How many tentative rows stand where they stood before a pass over rows at `positions`."""
+        start = int(self.lengths[0])
+        before = self.places.of(0)[start + stays : start + self.scratch]
+        n = min(len(before), len(positions))
+        other = np.flatnonzero(before[:n] != positions[:n])
+        return stays + (int(other[0]) if len(other) else n)
+
+    def _cut(self, layer: int, length: int) -> None:
+        """Forget the slots of one layer from `length` on, and the marks that counted on them."""
+        self.lengths[layer] = length
+        self.losses.cut(layer, length)
+        self._doubt(layer, length)
+
+    def _doubt(self, layer: int, length: int) -> None:
+        """Forget the marks and states that counted on more than the first slots of a layer."""
+        self.states.doubt(layer, length)
+        for mark in [mark for mark in self._marks if mark.lengths[layer] > length]:
+            self._marks.discard(mark)
+
+    def _shorten(self) -> None:
+        """Some content was forgotten, and all that was tentative."""
+        self._forget()
+        if self.policy is not None:
+            self.policy.cut(self)
+
+    def _forget(self) -> None:
+        """No row is tentative any more."""
+        self.scratch = self.stays = 0
+        self.written[:] = 0
+
+
+def resident(caches: Iterable[KVCache]) -> int:
+    """Bytes that these caches keep in memory together; keys, values and sources that they share count once."""
+    every = list(caches)
+    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
+    states = sum(cache.states.bytes for cache in every)
+    return blocks.resident(cache.blocks for cache in every) + sum(sources.values()) + states

@@ -1,0 +1,281 @@
+"""What a decoder-only transformer looks like: one configuration for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .loaders.fields import Number, Whole
+
+# Far beyond any model, and small enough that nothing computed from them overflows.
+MOST_LAYERS = 4096
+LAYERS, HEADS, HEAD_DIM = Whole(1, MOST_LAYERS), Whole(1, 1 << 14), Whole(1, 1 << 14)
+TOKENS, WIDTH, POSITIONS = Whole(1, 1 << 24), Whole(1, 1 << 20), Whole(1, 2**31 - 1)
+TOKEN_ID = Whole(-1, 2**31 - 1)
+EXPERTS = Whole(0, 1 << 12)
+KERNEL = Whole(1, 64)
+EPS, SCALE = Number(1e-20, 1.0), Number(1e-6, 1e6)
+THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: base frequency and, optionally, how it is stretched for long contexts.
+
+    kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
+    divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language
+    Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3
+    store it).
+    rotated: how many dimensions of a head are turned, an even number; 0 for all of them.
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+    rotated: int = 0
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Mamba-2 layers (Transformers are SSMs, 2024): `heads` states [head_dim, state], each led by one of `groups`.
+
+    kernel: how many rows the convolution before them reaches over, itself included. Steps lie within least_step and
+    most_step. normed: whether what a row says is normed behind its gate.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    least_step: float = 0.0
+    most_step: float = 1e30
+    normed: bool = True
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution goes over: the rows and what leads them into the states and out again."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def width(self) -> int:
+        """Numbers that are kept of a row."""
+        return self.channels + self.heads
+
+    def spans(self, kv_heads: int, head_dim: int) -> int:
+        """How many layers of a cache it takes to keep them."""
+        return -(-self.width // (2 * kv_heads * head_dim))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Blocks of attention and MLP that some recurrent layers share in turns (see `shared_blocks`).
+
+    blocks: how many there are; inner: inner units of their MLPs; rank: of what each layer adds to their matrices, those
+    of MLPs, and with `attention` those of queries, keys and values too.
+    """
+
+    blocks: int
+    inner: int
+    rank: int
+    attention: bool = False
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """Convolutions of `kernel` rows on queries, keys and values, whose filters have `rank` (see `short_conv`)."""
+
+    kernel: int = 4
+    rank: int = 15
+
+    def spans(self, heads: int, kv_heads: int) -> int:
+        """How many layers of a cache it takes to keep a layer's queries, keys and values."""
+        return -(-(heads + 2 * kv_heads) // (2 * kv_heads))
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention over latents (see `latent`): of a row `rank` numbers and `turned` more, which are rotated, are kept.
+
+    plain: numbers of a head's query that meet the latent, beside those that are turned; value: of what a head finds.
+    queries: of how many numbers queries are made, 0 where they are made of the row itself.
+    """
+
+    rank: int
+    turned: int
+    plain: int
+    value: int
+    queries: int = 0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and switches of a decoder-only transformer.
+
+    Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
+    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included);
+    such layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store
+    w - 1 are converted at loading). kept_tokens: how many tokens have an embedding and an output of their own, as in
+    small draft models; 0 is all of them. vocabulary: fingerprint of the tokenizer, "" where it is not known.
+    causal: whether a row sees those before it alone. Where it is not, rows see all of each other, or with block_length
+    those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
+    is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
+    shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
+    centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases behind them.
+    norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
+    the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
+    heads at once. learned_positions: every position has an embedding that is added to the token's. joined_norms: a
+    layer's two norms are those of the stream with what its sublayers found, and the last one is that of embeddings.
+    mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
+    where layers have no MLP. attending_layers: which recurrent layers attend as well, () for none: side by side with
+    their state, or where there are `shared` blocks, in one of these.
+    experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
+    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
+    have no weights and are added up, as the parts of one MLP are.
+    short_conv: convolutions on queries, keys and values of every layer, None for none. operators: rotated queries are
+    multiplied by a matrix per head before they meet keys (see `power_law`).
+    experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
+    beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
+    in place of experts. experts_floor: of every layer, the share of the likeliest expert's weight below which a row
+    does without another one, () where none goes without. latent: what attention keeps in place of keys and values, of
+    which there is one head.
+    exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
+    trained that.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    family: str = "llama"
+    norm_eps: float = 1e-5
+    rope: Rope = field(default_factory=Rope)
+    local_rope: Rope | None = None
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sandwich_norms: bool = False
+    activation: str = "silu"
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    causal: bool = True
+    block_length: int | None = None
+    mask_id: int | None = None
+    shifted: bool = False
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    kept_tokens: int = 0
+    shortcuts: bool = False
+    vocabulary: str = ""
+    exits: tuple[int, ...] = ()
+    experts: int = 0
+    experts_per_token: int = 0
+    normed_experts: bool = True
+    summed_experts: bool = False
+    centred_norms: bool = False
+    norms_after: bool = False
+    parallel: bool = False
+    gated: bool = True
+    wide_qk_norm: bool = False
+    learned_positions: bool = False
+    joined_norms: bool = False
+    mamba: Mamba | None = None
+    mamba_layers: tuple[bool, ...] = ()
+    attending_layers: tuple[bool, ...] = ()
+    shared: Shared | None = None
+    latent: Latent | None = None
+    short_conv: ShortConv | None = None
+    operators: bool = False
+    experts_scale: float = 1.0
+    shared_inner: int = 0
+    dense_layers: int = 0
+    dense_inner: int = 0
+    experts_floor: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.attention_scale == 0.0:
+            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
+        if not self.sliding_layers:
+            object.__setattr__(self, "sliding_layers", (False,) * self.num_layers)
+
+    @property
+    def usual(self) -> bool:
+        """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
+        others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
+        others = others or self.keeps_order or self.latent is not None or self.joined_norms or self.operators
+        return self.gated and not others and self.activation in ("silu", "gelu_tanh")
+
+    @property
+    def portable(self) -> bool:
+        """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
+        return not (self.keeps_order or self.latent or self.joined_norms or self.operators)
+
+    @property
+    def static_shapes(self) -> bool:
+        """Whether its passes can run at fixed shapes, as on a GPU."""
+        return not (self.experts or self.learned_positions or self.keeps_order)
+
+    @property
+    def cache_layers(self) -> int:
+        """How many layers of slots a text takes."""
+        if self.short_conv is not None:
+            return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
+        if self.mamba is None:
+            return self.num_layers
+        more = sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+        return self.num_layers + more + sum(self.attending_layers)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether some layer reads its rows one after the other, so that none can see a later one."""
+        return self.mamba is not None or self.short_conv is not None
+
+    def recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a state, in place of keys and values unless it attends as well."""
+        return self.mamba is not None and self.mamba_layers[layer]
+
+    def attends_too(self, layer: int) -> bool:
+        """Whether a recurrent layer has keys and values beside its state."""
+        return bool(self.attending_layers) and self.attending_layers[layer]
+
+    def beside(self, layer: int) -> bool:
+        """Whether a layer attends side by side with its state."""
+        return self.shared is None and self.attends_too(layer)
+
+    @property
+    def sharing(self) -> list[int]:
+        """The layers that share blocks; the first of `shared.blocks` is the first one's, and so on in turns."""
+        return [layer for layer, attends in enumerate(self.attending_layers) if attends and self.shared is not None]
+
+    def window(self, layer: int) -> int | None:
+        """How many positions back layer `layer` sees, itself included; None means all of them."""
+        return self.sliding_window if self.sliding_layers[layer] else None
+
+    def floor(self, layer: int) -> float:
+        """`experts_floor` of a layer, 0 where there is none."""
+        return self.experts_floor[layer] if self.experts_floor else 0.0
+
+    def layer_rope(self, layer: int) -> Rope:
+        """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
+        return self.local_rope if self.local_rope and self.sliding_layers[layer] else self.rope

@@ -1,0 +1,310 @@
+"""Passes over few rows at fixed shapes, each of which a CUDA device replays as one graph.
+
+Launching the kernels of a small pass one by one takes longer than running them. A graph launches them all at once, but
+its shapes and addresses are those it was captured with. So rows are padded, inputs go through buffers that stay where
+they are, and caches are moved into memory that the graphs know. Off CUDA the same function runs without a graph.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..batch import Batch, Cost, Scores
+from ..cache.cache import KVCache
+from ..cache.page_memory import Slab
+from ..hooks import Site, Tap, Visits
+from ..layer_plan import WHOLE, stops
+from ..torch.attention import visibility
+
+if TYPE_CHECKING:
+    from ..torch.transformer import Transformer
+
+MOST_ROWS = 64
+"""Padded rows of a pass, up to which it runs at a fixed shape; beyond, arithmetic hides the launches."""
+_LEAST_CAPACITY = 256
+_MOST_ARENAS = 16
+
+Result = tuple[torch.Tensor, dict[Site, torch.Tensor]]
+
+
+class StaticPasses:
+    """The fixed shapes one model runs at, and the memory they have.
+
+    A shape is (places, capacity, rows): so many caches side by side, room for so many tokens in each, so many rows of
+    each; all are powers of two. Shapes of equal places and capacity share an arena, where the caches of a batch stay
+    until another batch comes. budget: bytes of key-value memory in all arenas of a thread; the least recently used is
+    given up when a new one would exceed it, or when there are `_MOST_ARENAS`. Caches that must leave get memory of
+    their own.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._of_thread = threading.local()
+        self._lock = threading.Lock()
+
+    @property
+    def _arenas(self) -> OrderedDict[tuple[int, int], _Arena]:
+        """Those of the thread that asks: in one of another's, a cache could be sent away while its rows are moved."""
+        if not hasattr(self._of_thread, "arenas"):
+            self._of_thread.arenas = OrderedDict()
+        arenas: OrderedDict[tuple[int, int], _Arena] = self._of_thread.arenas
+        return arenas
+
+    def forward(self, model: Transformer, batch: Batch, visits: Visits) -> Scores | None:
+        """What the model's own pass returns; None, and nothing done, where the batch does not fit.
+
+        It fits if it has at most `MOST_ROWS` padded rows, all tokens with complete caches, in a causal model and
+        without gradients, if nothing is read or changed but the residual stream is read, and if its arena is within
+        the budget.
+        """
+        caches = _caches(model, batch)
+        if not caches or visits.changes() or any(place.name != "residual" for place in visits.where.values()):
+            return None
+        places, rows = _power(len(caches)), _power(max(map(len, batch.segments)))
+        if places * rows > MOST_ROWS:
+            return None
+        # A cache never moves to a smaller arena, or it would go to and fro as the number of rows changes.
+        needed = max(max(cache.length + rows, cache.capacity) for cache in caches)
+        capacity = max(_LEAST_CAPACITY, _power(max(needed, int(batch.positions.max()) + 1)))
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            arena = self._arena(model, places, capacity)
+            return None if arena is None else arena.forward(model, batch, caches, rows, visits.where)
+
+    def _arena(self, model: Transformer, places: int, capacity: int) -> _Arena | None:
+        key, config = (places, capacity), model.config
+        if key in self._arenas:
+            self._arenas.move_to_end(key)
+            return self._arenas[key]
+        shape = (places, config.num_layers, 2, config.num_kv_heads, capacity, config.head_dim)
+        free = self.budget - int(np.prod(shape, dtype=np.int64)) * model.dtype.itemsize
+        if free < 0:
+            return None
+        while self._arenas and (self.bytes > free or len(self._arenas) >= _MOST_ARENAS):
+            self._arenas.popitem(last=False)[1].clear()
+        try:
+            self._arenas[key] = _Arena(model, shape)
+        except torch.OutOfMemoryError:
+            self.budget = self.bytes
+            return None
+        return self._arenas[key]
+
+    @property
+    def bytes(self) -> int:
+        """Key-value memory in all arenas of this thread."""
+        return sum(arena.memory.nbytes for arena in self._arenas.values())
+
+
+class _Arena:
+    """Key-value memory at a fixed address, and the passes over it, by rows and taps.
+
+    memory: [places, layers, 2 (keys, values), kv_heads, capacity, head_dim], finite everywhere, because a masked slot
+    counts zero times what it holds. A place is the slab of one cache, or free.
+    """
+
+    def __init__(self, model: Transformer, shape: tuple[int, ...]) -> None:
+        config = self.config = model.config
+        self.memory = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        # Layers differ in their mask and their angles by nothing but whether they slide.
+        kinds = {slides: layer for layer, slides in enumerate(config.sliding_layers)}
+        self.kinds = [list(kinds).index(slides) for slides in config.sliding_layers]
+        self.examples = list(kinds.values())
+        self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for layer in self.examples:
+            cos, sin = model.angles(config.layer_rope(layer), np.arange(shape[4]))
+            self.tables.append((cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)))
+        # Sharing a pool, graphs reuse each other's intermediate memory: they never run at the same time.
+        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+        self._guests: list[weakref.ref[Slab] | None] = [None] * shape[0]
+        self._passes: dict[tuple[int, tuple[Site, ...]], _StaticPass] = {}
+
+    def forward(
+        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[Tap, Site]
+    ) -> Scores:
+        taps = tuple(sorted(set(where.values())))
+        places = self._admit(caches)
+        for segment, cache in zip(batch.segments, caches, strict=True):
+            cache.reserve(segment.positions)
+        if (rows, taps) not in self._passes:
+            self._passes[rows, taps] = _StaticPass(self, rows, taps)
+        step = self._passes[rows, taps]
+        step.fill(batch, places)
+        logits, tapped = step.run(model) if self.pool is None else step.replay(model)
+        for cache in caches:
+            cache.wrote(range(self.config.num_layers))
+        wanted, bounds = batch.logit_rows
+        # The next replay overwrites what this one returns, so the caller gets copies.
+        hidden = {tap: tapped[place][: batch.rows].clone() for tap, place in where.items()}
+        row_bytes = self.memory[0, 0, :, :, 0].nbytes
+        costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
+        return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets, costs)
+
+    def clear(self, keep: Sequence[int | None] = ()) -> None:
+        """Give every cache but those at the places `keep` memory of its own, scratch rows included."""
+        for place, guest in enumerate(self._guests):
+            if place not in keep:
+                slab = None if guest is None else guest()
+                if slab is not None:
+                    slab.data = slab.data.clone()
+                self._guests[place] = None
+
+    def _admit(self, caches: list[KVCache]) -> list[int]:
+        """Where each cache stands once all of them, and no others, are here in memory they share with nobody."""
+        here = [None if guest is None else guest() for guest in self._guests]
+        homes = [cache.blocks.home for cache in caches]
+        found = [here.index(home) if home is not None and home in here else None for home in homes]
+        self.clear(keep=found)
+        free = (place for place in range(len(self._guests)) if place not in found)
+        places = []
+        for cache, known in zip(caches, found, strict=True):
+            place = next(free) if known is None else known
+            if known is None:
+                cache.move(self.memory[place].zero_())
+                home = cache.blocks.home
+                assert home is not None
+                self._guests[place] = weakref.ref(home)
+            places.append(place)
+        return places
+
+
+class _StaticPass:
+    """The passes of one shape: every place of an arena has `rows` rows, padded with rows that see only themselves.
+
+    Row r of place p is row p * rows + r. Inputs lie one after another in one buffer of bytes, filled by one copy:
+    tokens, positions, own (the rows that are no padding) and wanted (those whose logits are), each [places * rows]
+    int64; lengths [places] int64, the first slot to write; masks [kinds of layers, places, rows, capacity] bool.
+    """
+
+    def __init__(self, arena: _Arena, rows: int, taps: tuple[Site, ...]) -> None:
+        places, capacity, device = arena.memory.shape[0], arena.memory.shape[4], arena.memory.device
+        self._arena, self._rows, self._taps = arena, rows, taps
+        self._masks = (len(arena.tables), places, rows, capacity)
+        self._ints = [places * rows] * 4 + [places]
+        size = 8 * sum(self._ints) + int(np.prod(self._masks))
+        self._inputs = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def fill(self, batch: Batch, places: list[int]) -> None:
+        """Write the inputs of `batch`, whose segments have these places and have reserved their scratch."""
+        # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
+        host = torch.zeros(len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.pool is not None, device="cpu")
+        tokens, positions, own, wanted, lengths, masks = (field.numpy() for field in self._fields(host))
+        counts = np.zeros(len(lengths), dtype=np.int64)
+        parts = []
+        for place, segment in zip(places, batch.segments, strict=True):
+            assert segment.cache is not None and segment.tokens is not None
+            n, length = len(segment), segment.cache.length
+            rows = place * self._rows + np.arange(n)
+            tokens[rows], positions[rows] = segment.tokens, segment.positions
+            counts[place], lengths[place] = n, length
+            for kind, layer in enumerate(self._arena.examples):
+                seen = visibility(segment, layer, self._arena.config.window(layer))
+                masks[kind, place, :n, : length + n] = True if seen is None else seen
+            parts.append(rows)
+        for place, n in enumerate(counts.tolist()):
+            padding = np.arange(n, self._rows)
+            masks[:, place, padding, lengths[place] + padding] = True
+        own[: batch.rows] = np.concatenate(parts)
+        logit_rows, _ = batch.logit_rows
+        wanted[: len(logit_rows)] = own[logit_rows]
+        self._inputs.copy_(host, non_blocking=True)
+
+    def run(self, model: Transformer) -> Result:
+        """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
+        tokens, positions, own, wanted, lengths, masks = self._fields(self._inputs)
+        step = StaticStep(self._arena, positions, lengths, masks)
+        visits = Visits.reading(self._taps)
+        hidden = visits.visit(Site("residual", 0), model.embed_tokens(tokens))
+        hidden = model.blocks(hidden, step, stops(WHOLE, self._arena.config.num_layers), visits)
+        return model.head(hidden[wanted]), {place: state[own] for place, state in visits.states.items()}
+
+    def replay(self, model: Transformer) -> Result:
+        """The same by one launch; the first call captures it."""
+        if self._graph is None:
+            self._capture(model)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._result
+
+    def _capture(self, model: Transformer) -> None:
+        with torch.cuda.device(model.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                # Libraries set themselves up at their first call. Running twice does no harm: it writes the same.
+                self.run(model)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._arena.pool, stream=stream, capture_error_mode="thread_local"):
+                self._result = self.run(model)
+        self._graph = graph
+
+    def _fields(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        ints, masks = buffer.tensor_split([8 * sum(self._ints)])
+        return [*ints.view(torch.int64).split(self._ints), masks.view(torch.bool).view(self._masks)]
+
+
+class StaticStep:
+    """What all layers of one static pass share: rotation angles, masks and an arena's memory."""
+
+    def __init__(self, arena: _Arena, positions: torch.Tensor, lengths: torch.Tensor, masks: torch.Tensor) -> None:
+        """positions [places * rows], lengths [places], masks [kinds, places, rows, capacity], as `_StaticPass` says."""
+        self._arena = arena
+        places, rows = masks.shape[1:3]
+        self._place = torch.arange(places, device=masks.device)[:, None]
+        self._slots = lengths[:, None] + torch.arange(rows, device=masks.device)
+        self._angles = [(cos[positions], sin[positions]) for cos, sin in arena.tables]
+        bias = arena.memory.new_zeros(masks.shape).masked_fill_(~masks, -torch.inf)
+        group = arena.config.num_heads // arena.config.num_kv_heads
+        self._biases = bias[:, :, None].repeat(1, 1, 1, group, 1)
+
+    def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of all rows, each [places * rows, 1, head_dim / 2]."""
+        return self._angles[self._arena.kinds[layer]]
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write the rows' keys and values [N, kv_heads, head_dim] and attend: [N, heads, head_dim] -> [N, hidden]."""
+        cached_keys, cached_values = self._arena.memory[:, layer].unbind(1)
+        (places, rows), (_, kv_heads, _, dim) = self._slots.shape, cached_keys.shape
+        cached_keys[self._place, :, self._slots] = keys.view(places, rows, kv_heads, dim)
+        cached_values[self._place, :, self._slots] = values.view(places, rows, kv_heads, dim)
+        # As in the ordinary pass: query heads that share a key-value head are rows of that head.
+        grouped = queries.view(places, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
+        result = scaled_dot_product_attention(
+            grouped.reshape(places, kv_heads, -1, dim),
+            cached_keys,
+            cached_values,
+            attn_mask=self._biases[self._arena.kinds[layer]],
+            scale=self._arena.config.attention_scale,
+        )
+        return result.view(places, kv_heads, -1, rows, dim).permute(0, 3, 1, 2, 4).reshape(places * rows, -1)
+
+
+def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
+    """The caches of all segments, or none where this batch needs the ordinary pass for what it is."""
+    if torch.is_grad_enabled() or not model.config.causal or batch.rows == 0:
+        return []
+    caches = []
+    for segment in batch.segments:
+        if (
+            segment.states is not None
+            or segment.cache is None
+            or segment.cache.evicted
+            or segment.stays
+            or segment.picks
+        ):
+            return []
+        caches.append(segment.cache)
+    return caches
+
+
+def _power(number: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,1 @@
+"""Configurations and checkpoints of model families."""

@@ -1,0 +1,77 @@
+"""What the checkpoints of each family call the parts of a model."""
+
+from __future__ import annotations
+
+from ..config import ModelConfig
+from ..torch.latent import LATENTS, latent_name
+from . import zamba2
+from .arranged import FUSED
+from .hybrids import HYBRIDS, hybrid_name
+from .layouts import LAYOUTS, layout_name
+from .masked import llada_name
+
+_HEAD = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_LAYER = {
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_SANDWICH_GLM = {"post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
+}
+
+
+_MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
+
+
+def tensor_name(part: str, config: ModelConfig) -> str:
+    """What a checkpoint calls `part`, such as "layers.3.q.weight" -> "model.layers.3.self_attn.q_proj.weight"."""
+    if config.family == "llada":
+        return llada_name(part)
+    path, kind = part.rsplit(".", 1)
+    if path.startswith(("shared.", "uses.")):
+        return zamba2.shared_name(path, kind, config)
+    for families, named in ((LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name)):
+        if config.family not in families:
+            continue
+        place = path.split(".", 2)
+        name, number = (path, None) if len(place) < 3 else (place[2], place[1])
+        if (found := named(name, number, kind, config)) is not None:
+            return found
+    if path in _HEAD:
+        return f"{_HEAD[path]}.{kind}"
+    _, layer, name = path.split(".", 2)
+    if config.experts and name.startswith(("router", "experts.")):
+        return f"model.layers.{layer}.{_expert_name(name, config.family)}.{kind}"
+    others = FUSED.get(config.family, {})
+    if config.sandwich_norms:
+        others = others | (_SANDWICH_GLM if config.family == "glm4" else _SANDWICH)
+    inner = others.get(name) or _LAYER[name]
+    return f"model.layers.{layer}.{inner}.{kind}"
+
+
+def _expert_name(name: str, family: str) -> str:
+    """What a checkpoint calls a layer's router, or a part of an expert such as "experts.3.gate"."""
+    mixtral = family == "mixtral"
+    if name == "router":
+        return "block_sparse_moe.gate" if mixtral else "mlp.gate"
+    _, number, part = name.split(".")
+    if mixtral:
+        return f"block_sparse_moe.experts.{number}.{_MIXTRAL[part]}"
+    return f"mlp.experts.{number}.{part}_proj"
+
+
+def stores_norms_less_one(config: ModelConfig) -> bool:
+    """Whether the checkpoint's norm weights are w - 1, as Gemma's are."""
+    return config.family == "gemma3_text"

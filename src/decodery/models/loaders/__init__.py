@@ -1,0 +1,1 @@
+"""From a name to a model: files, folders, the Hub, adapters."""

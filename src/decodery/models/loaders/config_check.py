@@ -1,0 +1,64 @@
+"""Whether the numbers of a configuration fit together."""
+
+from __future__ import annotations
+
+from decodery.core.errors import CorruptFile, UnsupportedModel
+
+from ..config import ModelConfig
+
+
+def check_config(config: ModelConfig, origin: str) -> None:
+    """Raise CorruptFile where the numbers of a configuration that was read from `origin` do not fit together."""
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise CorruptFile(
+            f"{origin}: {config.num_heads} heads of {config.head_dim} do not fit {config.num_kv_heads} key-value heads"
+        )
+    if len(config.sliding_layers) != config.num_layers or (
+        config.sliding_window is None and any(config.sliding_layers)
+    ):
+        raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
+    if list(config.exits) != sorted({each for each in config.exits if 0 < each <= config.num_layers}):
+        raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
+    if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
+        raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
+    if config.experts_floor and (len(config.experts_floor) != config.num_layers or not config.experts):
+        raise CorruptFile(f"{origin}: floors of experts do not fit {config.num_layers} layers")
+    if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):
+        raise CorruptFile(f"{origin}: {config.dense_layers} dense layers of {config.num_layers} do not fit")
+    if (latent := config.latent) is not None and (
+        config.num_kv_heads != 1 or config.head_dim != latent.rank + latent.turned or latent.turned % 2
+    ):
+        raise CorruptFile(f"{origin}: latents of {latent.rank} and {latent.turned} numbers do not fit the heads")
+    if not 0 <= config.kept_tokens <= config.vocab_size:
+        raise CorruptFile(f"{origin}: {config.kept_tokens} of {config.vocab_size} tokens cannot be kept")
+    for id in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):
+        if not 0 <= id < config.vocab_size:
+            raise CorruptFile(
+                f"{origin}: the token {id} begins or ends texts, and there are {config.vocab_size} tokens"
+            )
+    if config.mask_id is not None and not 0 <= config.mask_id < config.vocab_size:
+        raise CorruptFile(f"{origin}: the mask token is {config.mask_id}, and there are {config.vocab_size} tokens")
+    if (mamba := config.mamba) is not None and (
+        mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
+    ):
+        raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
+    if config.attending_layers and (
+        len(config.attending_layers) != len(config.mamba_layers)
+        or any(
+            attends and not state for attends, state in zip(config.attending_layers, config.mamba_layers, strict=True)
+        )
+    ):
+        raise CorruptFile(f"{origin}: layers that attend beside their state should be among the recurrent ones")
+    if config.shared is not None and len(config.sharing) < config.shared.blocks:
+        raise CorruptFile(f"{origin}: {config.shared.blocks} blocks are shared by {len(config.sharing)} layers")
+    if config.short_conv is not None and (config.mamba is not None or config.latent is not None):
+        raise CorruptFile(f"{origin}: convolutions of queries, keys and values do not fit layers that have none")
+    for rope in (config.rope, config.local_rope):
+        if rope is not None and rope.rotated > config.head_dim:
+            raise CorruptFile(f"{origin}: {rope.rotated} dimensions of heads of {config.head_dim} cannot be turned")
+        if rope is not None and rope.rotated % 2:
+            raise UnsupportedModel(f"{origin}: {rope.rotated} dimensions of a head are turned, which are not pairs")
+        if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+            raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
+        if rope is not None and rope.kind == "factors" and len(rope.factors) != config.head_dim // 2:
+            raise CorruptFile(f"{origin}: {len(rope.factors)} frequencies do not fit heads of {config.head_dim}")

@@ -1,0 +1,230 @@
+"""Which fields of a config.json are known, and what `transformers` takes, family by family, where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from decodery.core.errors import UnsupportedModel
+
+from .fields import shown
+
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 32_000,
+}
+_QWEN = _LLAMA | {
+    "intermediate_size": 22_016,
+    "max_position_embeddings": 32_768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "vocab_size": 151_936,
+}
+_WIDE = _LLAMA | {"intermediate_size": 14_336, "num_key_value_heads": 8}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _WIDE | {"max_position_embeddings": 131_072, "sliding_window": 4096},
+    "mixtral": _WIDE
+    | {
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2": _QWEN,
+    "Dream": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+    "sdar": _QWEN | {"head_dim": 128},
+    "qwen3_moe": _QWEN
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "vocab_size": 262_208,
+        "sliding_window": 4096,
+    },
+    "phi3": _LLAMA
+    | {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "vocab_size": 32_064,
+    },
+    "glm4": _LLAMA
+    | {
+        "intermediate_size": 13_696,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 0.00000015625,
+        "attention_bias": True,
+        "vocab_size": 151_552,
+    },
+    "olmo2": _LLAMA | {"rms_norm_eps": 1e-5, "vocab_size": 50_304},
+    "stablelm": {
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 50_304,
+    },
+    "gpt_neox": {
+        "hidden_size": 6144,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "vocab_size": 50_432,
+    },
+    "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50_257},
+    "mamba2": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 64,
+        "num_heads": 128,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "expand": 2,
+        "vocab_size": 32_768,
+    },
+    "bamba": _WIDE
+    | {
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-5,
+        "mamba_n_heads": 128,
+        "mamba_d_head": "auto",
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "vocab_size": 128_000,
+    },
+    "zamba2": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 54,
+        "num_attention_heads": 32,
+        "n_mamba_heads": 8,
+        "vocab_size": 32_000,
+    },
+    "falcon_h1": _WIDE
+    | {
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "mamba_d_ssm": 1024,
+        "mamba_n_heads": 128,
+        "mamba_d_state": 256,
+        "vocab_size": 128_000,
+    },
+    "deepseek_v2": _LLAMA
+    | {
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+        "vocab_size": 102_400,
+    },
+}
+"""Only what is not the same for all families; a null in a file is not a missing field."""
+
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "lm_head_bias": (False,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
+    "rotary_scaling_factor": (1.0,),
+    "use_conv_bias": (True,),
+    "rms_norm": (True,),
+    "gated_linear_unit": (True,),
+    "position_embedding_type": ("rope", "rotary", "absolute"),
+    "reorder_and_upcast_attn": (True, False),
+}
+"""What published files say of a forward pass and is known at these values alone."""
+_GROUPS = {
+    "what the model is called, and who wrote the file": (
+        "architectures model_type auto_map tokenizer_class transformers_version torch_dtype dtype is_llama_config "
+        "transformers.js_config custom_pipelines license"
+    ),
+    "texts: what begins and ends them is read elsewhere, too": (
+        "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id prefix "
+        "forced_bos_token_id forced_eos_token_id bad_words_ids suppress_tokens begin_suppress_tokens max_length "
+        "min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
+        "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+        "num_return_sequences remove_invalid_values exponential_decay_length_penalty task_specific_params "
+        "model_max_length tokenizer_model_max_length max_sequence_length seq_length n_ctx"
+    ),
+    "what is returned and kept beside": (
+        "use_cache cache_implementation return_dict return_dict_in_generate output_attentions output_hidden_states "
+        "output_scores output_router_logits num_logits_to_keep keys_to_ignore_at_inference is_decoder"
+    ),
+    "heads of classifiers, which are refused by their architecture": (
+        "id2label label2id num_labels problem_type finetuning_task classifier_dropout"
+    ),
+    "training": (
+        "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout resid_dropout "
+        "attention_probs_dropout_prob hidden_dropout_prob embedding_dropout residual_dropout gradient_checkpointing "
+        "gradient_checkpointing_use_reentrant router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux "
+        "z_loss_coefficient pretraining_tp pruned_heads tie_encoder_decoder cross_attention_hidden_size "
+        "chunk_size_feed_forward torchscript use_bfloat16 tf_legacy_loss neftune_noise_alpha residual_in_fp32 "
+        "rescale_prenorm_residual time_step_rank time_step_min time_step_max time_step_floor fuse_cross_entropy "
+        "fuse_linear_cross_entropy debug skip_checkpoint micro_forward ep_size"
+    ),
+    "kernels that others run, and lengths of what they read at once": (
+        "attn_implementation use_flash_attn use_flash_attention use_flash_attention_2 flash_attention flash_attn "
+        "chunk_size mamba_chunk_size use_mamba_kernels use_mem_eff_path"
+    ),
+    "what follows from other fields, or is there for other kinds of rotation": (
+        "original_max_position_embeddings head_dim qk_head_dim mamba_headdim mamba_d_head attention_hidden_size "
+        "attention_head_dim kv_channels num_query_groups ffn_hidden_size n_group topk_group"
+    ),
+}
+_UNREAD = frozenset(name for names in _GROUPS.values() for name in names.split())
+"""Fields that say nothing of the forward pass of any family that is run here."""
+_UNREAD_PREFIXES = ("_", "unsloth_", "summary_", "generation_")
+
+
+def refuse_unknown(raw: dict[str, Any], origin: str, read: Collection[str]) -> None:
+    """Raise UnsupportedModel for a field that nobody has decided about, by its name.
+
+    A field that is null, false, zero or empty switches nothing on.
+
+    Args:
+        raw: The configuration.
+        origin: What errors call the file.
+        read: Names of the fields that are read.
+    """
+    for name in sorted(raw.keys() - set(read) - _UNREAD):
+        value = raw[name]
+        if not value or name.startswith(_UNREAD_PREFIXES) or value in _FIXED.get(name, ()):
+            continue
+        raise UnsupportedModel(
+            f"{origin}: the field {name} = {shown(value)} is not known here, so the model might not run as it was "
+            "trained: remove it from the file if the forward pass does not depend on it"
+        )

@@ -1,0 +1,212 @@
+"""What is kept of a model beside its weights and its tokenizer: one JSON file, written by us, read with care."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decodery.core.errors import CorruptFile
+
+from ..config import (
+    EPS,
+    EXPERTS,
+    FACTOR,
+    HEAD_DIM,
+    HEADS,
+    KERNEL,
+    LAYERS,
+    MOST_LAYERS,
+    POSITIONS,
+    SCALE,
+    THETA,
+    TOKEN_ID,
+    TOKENS,
+    WIDTH,
+    Latent,
+    Mamba,
+    ModelConfig,
+    Rope,
+    Shared,
+    ShortConv,
+)
+from ..families.masked import BLOCK
+from .config_check import check_config
+from .fields import Fields, Flag, Kind, Listed, Named, Number, Record, Text, Whole, read_json
+
+_SOURCE = Text()
+_ROPE: dict[str, Kind] = {
+    "theta": THETA,
+    "kind": Text(64),
+    "factor": FACTOR,
+    "original_max_positions": Whole(0, POSITIONS.most),
+    "low_freq_factor": SCALE,
+    "high_freq_factor": SCALE,
+    "beta_fast": SCALE,
+    "beta_slow": SCALE,
+    "attention_factor": SCALE,
+    "mscale": Number(0.0, 1e6),
+    "mscale_all_dim": Number(0.0, 1e6),
+    "truncate": Flag(),
+    "factors": Listed(FACTOR, HEAD_DIM.most),
+    "rotated": Whole(0, HEAD_DIM.most),
+}
+_MAMBA: dict[str, Kind] = {
+    **dict.fromkeys(("heads", "groups"), HEADS),
+    **dict.fromkeys(("head_dim", "state"), HEAD_DIM),
+    "kernel": KERNEL,
+    **dict.fromkeys(("least_step", "most_step"), Number(0.0, 1e30)),
+    "normed": Flag(),
+}
+_LATENT: dict[str, Kind] = {
+    **dict.fromkeys(("rank", "turned", "plain", "value"), HEAD_DIM),
+    "queries": Whole(0, WIDTH.most),
+}
+_SHARED: dict[str, Kind] = {"blocks": LAYERS, **dict.fromkeys(("inner", "rank"), WIDTH), "attention": Flag()}
+_SHORT_CONV: dict[str, Kind] = {"kernel": KERNEL, "rank": HEADS}
+_CONFIG: dict[str, Kind] = {
+    "vocab_size": TOKENS,
+    "hidden_size": WIDTH,
+    "intermediate_size": Whole(0, WIDTH.most),
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "num_kv_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "max_positions": POSITIONS,
+    "family": Text(64),
+    "norm_eps": EPS,
+    "rope": Record(_ROPE),
+    "local_rope": Record(_ROPE),
+    "sliding_window": POSITIONS,
+    "sliding_layers": Listed(Flag(), MOST_LAYERS),
+    **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
+    **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
+    "mamba": Record(_MAMBA),
+    **dict.fromkeys(("mamba_layers", "attending_layers"), Listed(Flag(), MOST_LAYERS)),
+    "shared": Record(_SHARED),
+    "latent": Record(_LATENT),
+    "short_conv": Record(_SHORT_CONV),
+    "experts_scale": SCALE,
+    "experts_floor": Listed(Number(0.0, 1e30), MOST_LAYERS),
+    **dict.fromkeys(("shared_inner", "dense_inner"), Whole(0, WIDTH.most)),
+    "dense_layers": Whole(0, MOST_LAYERS),
+    "block_length": BLOCK,
+    "mask_id": TOKEN_ID,
+    "activation": Text(64),
+    "embedding_scale": SCALE,
+    "attention_scale": SCALE,
+    "bos_id": TOKEN_ID,
+    "eos_ids": Listed(TOKEN_ID, 1 << 16),
+    "kept_tokens": Whole(0, TOKENS.most),
+    "vocabulary": Text(256),
+    "exits": Listed(LAYERS, MOST_LAYERS),
+    **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
+    **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
+    **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
+}
+_TUPLES = ("sliding_layers", "mamba_layers", "attending_layers", "eos_ids", "exits", "experts_floor")
+_PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
+    "mamba": (Mamba, _MAMBA),
+    "shared": (Shared, _SHARED),
+    "short_conv": (ShortConv, _SHORT_CONV),
+    "latent": (Latent, _LATENT),
+}
+_DESCRIPTION: dict[str, Kind] = {
+    "config": Record(_CONFIG),
+    "precision": Text(64),
+    "special": Named(Text(), 1 << 12),
+    "chat_template": Text(1 << 20),
+    "tokenizer_of": Text(),
+    "source": _SOURCE,
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model's configuration, the precision of its checkpoint, and what `TextFacts` says of its texts.
+
+    tokenizer_of: the model whose tokenizer it uses, None where it has its own. source: what it was converted from, a
+    file, a folder or what can be fetched again; None where nobody noted it.
+    """
+
+    config: ModelConfig
+    precision: str
+    special: dict[str, str]
+    chat_template: str | None
+    tokenizer_of: str | None = None
+    source: str | None = None
+
+    def text(self) -> str:
+        """As JSON, which `read` reads."""
+        values = dataclasses.asdict(self)
+        return json.dumps({name: value for name, value in values.items() if value is not None})
+
+    @classmethod
+    def read(cls, path: Path) -> Description:
+        """Raises CorruptFile for anything that `text` did not write."""
+        try:
+            fields = Fields(read_json(path), str(path), _DESCRIPTION)
+            config = _config(fields.need("config"), f"{path}: config")
+        except CorruptFile as error:
+            raise CorruptFile(f"{error}; remove the folder {path.parent} and load or make it again") from error
+        return cls(
+            config,
+            fields.need("precision"),
+            fields.get("special", {}),
+            fields.get("chat_template"),
+            fields.get("tokenizer_of"),
+            fields.get("source"),
+        )
+
+
+def noted(path: Path) -> str | None:
+    """A path as a description holds it, None where it cannot: names of files need not be text."""
+    whole = str(path.resolve())
+    return whole if _SOURCE.fits(whole) else None
+
+
+def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
+    fields = Fields(raw, origin, _CONFIG)
+    values = _values(ModelConfig, fields)
+    values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
+    values |= {name: tuple(fields.get(name, [])) for name in _TUPLES}
+    for name, (part, kinds) in _PARTS.items():
+        values[name] = _made(part, fields.get(name), kinds, f"{origin}: {name}")
+    config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
+    check_config(config, origin)
+    return config
+
+
+def _made(part: type, raw: dict[str, Any] | None, kinds: dict[str, Kind], origin: str) -> Any:
+    """A part of a configuration, None where there is none."""
+    if raw is None:
+        return None
+    values = _values(part, Fields(raw, origin, kinds))
+    return part(**{name: value for name, value in values.items() if value is not None})
+
+
+def _values(made: Any, fields: Fields) -> dict[str, Any]:
+    """What a file says of the fields of a dataclass; of those that have a default it need say nothing."""
+    if foreign := fields.raw.keys() - fields.kinds.keys():
+        raise CorruptFile(f"{fields.origin}: {min(foreign)} is none of the fields of a configuration")
+    return {
+        field.name: (fields.need if _required(field) else fields.get)(field.name) for field in dataclasses.fields(made)
+    }
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _rope(raw: dict[str, Any] | None, origin: str) -> Rope | None:
+    if raw is None:
+        return None
+    values = {name: value for name, value in raw.items() if name in _ROPE and value is not None}
+    rope = Rope(**{**values, "factors": tuple(values.get("factors", ()))})
+    if rope.kind not in ("default", "none", "linear", "llama3", "yarn", "factors"):
+        raise CorruptFile(f"{origin}: there is no rotation of kind {rope.kind!r}")
+    if rope.kind == "yarn" and not rope.original_max_positions:
+        raise CorruptFile(f"{origin}: the rotation stretches nothing")
+    return rope

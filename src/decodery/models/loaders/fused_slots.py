@@ -1,0 +1,149 @@
+"""The fused tensors of a model, and the parts of a checkpoint that each is stacked from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..config import ModelConfig, Shared
+
+LINEARS = ("qkv", "output", "gate_up", "down")
+MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out")
+"""The parts of a layer that may be quantized, and those that only some families have."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One fused tensor: its parts are stacked along the first dimension. linear: may be quantized."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+    linear: bool = False
+
+
+def slots(config: ModelConfig) -> Iterator[Slot]:
+    """Every tensor of a model of this configuration, in the order of use."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    tokens = config.kept_tokens or config.vocab_size
+    attention = config.num_heads * dim
+    fused = attention + 2 * config.num_kv_heads * dim
+    yield Slot("embedding.weight", (tokens, hidden), ("embedding.weight",))
+    if config.learned_positions:
+        yield Slot("positions.weight", (config.max_positions, hidden), ("positions.weight",))
+    whole_norm = (2 if config.centred_norms else 1) * hidden
+    for index in range(config.num_layers):
+        prefix = f"layers.{index}."
+
+        def norm(name: str, size: int, prefix: str = prefix) -> Slot:
+            kinds = ("weight", "bias") if config.centred_norms else ("weight",)
+            return Slot(f"{prefix}{name}.weight", (size,), tuple(f"{prefix}{name}.{kind}" for kind in kinds))
+
+        def linear(
+            name: str, shape: tuple[int, int], parts: tuple[str, ...], bias: bool, prefix: str = prefix
+        ) -> Iterator[Slot]:
+            names = [prefix + part for part in parts]
+            yield Slot(f"{prefix}{name}.weight", shape, tuple(f"{part}.weight" for part in names), linear=True)
+            if bias:
+                yield Slot(f"{prefix}{name}.bias", shape[:1], tuple(f"{part}.bias" for part in names))
+
+        yield norm("attention_norm", whole_norm)
+        if config.recurrent(index):
+            yield from _mixer(config, prefix, ("mix_in", "mix_out") if config.beside(index) else ("qkv", "output"))
+        if (latent := config.latent) is not None:
+            size, kept = config.num_heads * (latent.plain + latent.turned), latent.rank + latent.turned
+            first = "q_down" if latent.queries else "q"
+            yield from linear("qkv", ((latent.queries or size) + kept, hidden), (first, "kv"), False)
+            if latent.queries:
+                yield norm("q_norm", latent.queries)
+                yield from linear("q_up", (size, latent.queries), ("q_up",), False)
+            yield norm("k_norm", latent.rank)
+            shape = (config.num_heads * (latent.plain + latent.value), latent.rank)
+            yield Slot(f"{prefix}heads_up.weight", shape, (f"{prefix}heads_up.weight",))
+            yield from linear("output", (hidden, config.num_heads * latent.value), ("output",), False)
+        elif config.beside(index) or not config.recurrent(index):
+            yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+            yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+        if (short := config.short_conv) is not None:
+            sizes = {
+                "short_in": (3 * short.rank, hidden),
+                "short_out": (short.rank * short.kernel, fused),
+                "short_static": (short.kernel, fused),
+            }
+            for name, sides in sizes.items():
+                yield Slot(f"{prefix}{name}.weight", sides, (f"{prefix}{name}.weight",))
+        if config.operators:
+            square = (config.num_heads, dim, dim)
+            yield Slot(f"{prefix}operator.weight", square, (f"{prefix}operator.weight",))
+        if config.qk_norm:
+            yield norm("q_norm", attention if config.wide_qk_norm else dim)
+            yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
+        if inner:
+            yield norm("mlp_norm", whole_norm)
+        if config.experts and index >= config.dense_layers:
+            each = [f"experts.{number}." for number in range(config.experts)]
+            both = tuple(part + half for part in each for half in ("gate", "up"))
+            yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
+            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
+            yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
+            if shared := config.shared_inner:
+                yield from linear("shared_gate_up", (2 * shared, hidden), ("shared_gate", "shared_up"), False)
+                yield from linear("shared_down", (hidden, shared), ("shared_down",), False)
+        elif inner:
+            own = config.dense_inner if index < config.dense_layers else inner
+            halves = ("gate", "up") if config.gated else ("up",)
+            yield from linear("gate_up", (len(halves) * own, hidden), halves, config.mlp_bias)
+            yield from linear("down", (hidden, own), ("down",), config.mlp_bias)
+        if config.sandwich_norms:
+            yield norm("post_attention_norm", hidden)
+            yield norm("post_mlp_norm", hidden)
+        for name in ("attention_shortcut", "mlp_shortcut") if config.shortcuts else ():
+            yield Slot(f"{prefix}{name}.weight", (hidden, hidden), (f"{prefix}{name}.weight",))
+    if config.shared is not None:
+        yield from _blocks(config, config.shared)
+    yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
+    source = "embedding.weight" if config.tie_embeddings else "head.weight"
+    yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
+
+
+def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator[Slot]:
+    """The tensors between the norms of a recurrent layer. names: of its two linear layers."""
+    shape = config.mamba
+    assert shape is not None
+    sizes = {
+        names[0]: (shape.inner + shape.width, config.hidden_size),
+        names[1]: (config.hidden_size, shape.inner),
+        "conv": (shape.channels, shape.kernel),
+        "conv_bias": (shape.channels,),
+        **dict.fromkeys(("step_bias", "decay", "skip"), (shape.heads,)),
+        **({"gate_norm": (shape.inner,)} if shape.normed else {}),
+    }
+    for name, size in sizes.items():
+        yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",), linear=name in names)
+
+
+def _blocks(config: ModelConfig, shared: Shared) -> Iterator[Slot]:
+    """The tensors of blocks that layers share, and of what each layer adds to its own."""
+    hidden, both = config.hidden_size, 2 * config.hidden_size
+    heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    for block in range(shared.blocks):
+        prefix = f"shared.{block}."
+        for name, size in (("attention_norm", both), ("mlp_norm", hidden)):
+            yield Slot(f"{prefix}{name}.weight", (size,), (f"{prefix}{name}.weight",))
+        yield _matrix(f"{prefix}qkv", (heads + 2 * keys, both), [prefix + part for part in "qkv"])
+        yield _matrix(f"{prefix}output", (hidden, heads))
+        yield _matrix(f"{prefix}gate_up", (2 * shared.inner, hidden))
+        yield _matrix(f"{prefix}down", (hidden, shared.inner))
+    for use in range(len(config.sharing)):
+        prefix = f"uses.{use}."
+        yield _matrix(f"{prefix}back", (hidden, hidden))
+        yield _matrix(f"{prefix}gate_up_in", (shared.rank, hidden))
+        yield _matrix(f"{prefix}gate_up_out", (2 * shared.inner, shared.rank))
+        if shared.attention:
+            yield _matrix(f"{prefix}qkv_in", (3 * shared.rank, both), [f"{prefix}{part}_in" for part in "qkv"])
+            for part, size in (("q", heads), ("k", keys), ("v", keys)):
+                yield _matrix(f"{prefix}{part}_out", (size, shared.rank))
+
+
+def _matrix(name: str, shape: tuple[int, int], parts: Sequence[str] = ()) -> Slot:
+    return Slot(f"{name}.weight", shape, tuple(f"{part}.weight" for part in parts or (name,)), linear=True)

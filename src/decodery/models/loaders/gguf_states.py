@@ -1,0 +1,105 @@
+"""GGUF files of Mamba-2 and Falcon-H1, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from decodery.core.errors import CorruptFile
+
+from ..config import HEAD_DIM, HEADS, KERNEL, WIDTH, ModelConfig
+from ..families.config_json import read_config
+from .fields import Fields, Kind
+
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("ssm.time_step_rank", "ssm.group_count"), HEADS),
+    "ssm.inner_size": WIDTH,
+    "ssm.state_size": HEAD_DIM,
+    "ssm.conv_kernel": KERNEL,
+}
+STATES = {"mamba2": "mamba2", "falcon-h1": "falcon_h1"}
+"""Architectures that have recurrent layers, and their families here."""
+_ENDS = {"mamba2": ("qkv.weight", "output.weight"), "falcon_h1": ("mix_in.weight", "mix_out.weight")}
+_NAMES = {
+    "conv.weight": "ssm_conv1d.weight",
+    "conv_bias.weight": "ssm_conv1d.bias",
+    "step_bias.weight": "ssm_dt.bias",
+    "decay.weight": "ssm_a",
+    "skip.weight": "ssm_d",
+    "gate_norm.weight": "ssm_norm.weight",
+}
+"""What a file calls the parts of a recurrent layer that are no matrices."""
+_FLAT = ("decay.weight", "skip.weight", "gate_norm.weight")
+
+
+def state_name(part: str, family: str) -> str | None:
+    """What a file calls a part of a layer that its state has, such as "conv.weight"; None where it is another's."""
+    return dict(zip(_ENDS[family], ("ssm_in.weight", "ssm_out.weight"), strict=True)).get(part) or _NAMES.get(part)
+
+
+def states_config(fields: Fields, family: str, vocab_size: int, tied: bool, normed: bool) -> ModelConfig:
+    """The configuration of such a file.
+
+    fields: its metadata, whose names are those behind the architecture's; normed: whether what states say is normed.
+    """
+    inner, heads = fields.need("ssm.inner_size"), fields.need("ssm.time_step_rank")
+    if inner % heads:
+        raise CorruptFile(f"{fields.origin}: {heads} states do not fit {inner} inner units")
+    raw: dict[str, Any] = {
+        "model_type": family,
+        "vocab_size": vocab_size,
+        "hidden_size": fields.need("embedding_length"),
+        "num_hidden_layers": fields.need("block_count"),
+        "tie_word_embeddings": tied,
+    }
+    own = _mamba2 if family == "mamba2" else _falcon_h1
+    return read_config(raw | own(fields, inner, heads, raw["hidden_size"], normed), fields.origin)
+
+
+def _mamba2(fields: Fields, inner: int, heads: int, hidden: int, normed: bool) -> dict[str, Any]:
+    return {
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "n_groups": fields.get("ssm.group_count", 1),
+        "state_size": fields.need("ssm.state_size"),
+        "conv_kernel": fields.need("ssm.conv_kernel"),
+        # Rounded down when it is used.
+        "expand": (inner + 0.5) / hidden,
+        "layer_norm_epsilon": fields.need("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _falcon_h1(fields: Fields, inner: int, heads: int, hidden: int, normed: bool) -> dict[str, Any]:
+    """Without the factors of a configuration, which the converter has multiplied into weights."""
+    attending = fields.need("attention.head_count")
+    return {
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_n_groups": fields.get("ssm.group_count", 1),
+        "mamba_d_state": fields.need("ssm.state_size"),
+        "mamba_d_conv": fields.need("ssm.conv_kernel"),
+        "mamba_rms_norm": normed,
+        "mamba_norm_before_gate": False,
+        "intermediate_size": fields.need("feed_forward_length"),
+        "num_attention_heads": attending,
+        "num_key_value_heads": fields.get("attention.head_count_kv", attending),
+        "head_dim": fields.get("attention.key_length", max(hidden // attending, 1)),
+        "max_position_embeddings": fields.need("context_length"),
+        "rms_norm_eps": fields.need("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def flat_part(name: str) -> bool:
+    """Whether a part such as "layers.3.decay.weight" is a vector that files have in two dimensions."""
+    return name.split(".", 2)[-1] in _FLAT
+
+
+def vector(name: str, stored: torch.Tensor) -> torch.Tensor:
+    """Such a part, from what the file has of it: of decays a, not the logarithm of -a."""
+    flat = stored.float().flatten()
+    if not name.endswith("decay.weight"):
+        return flat
+    if not bool((flat < 0).all()):
+        raise CorruptFile(f"{name}: states that grow have decays of 0 or more: the file is damaged")
+    return (-flat).log()

@@ -1,0 +1,1 @@
+"""Quantized layers and the stack that runs them in native calls."""

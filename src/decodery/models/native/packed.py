@@ -1,0 +1,166 @@
+"""Linear layers as the native kernels keep them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from decodery.core.native import kernels
+from decodery.core.native.kernels import Form, LinearStruct, address, check, library
+
+if TYPE_CHECKING:
+    from ..torch.weights import Dense
+    from .block_linear import BlockLinear
+    from .int4 import Int4Linear
+    from .int8 import Int8Linear
+    from .ternary import TernaryLinear
+
+    Packable: TypeAlias = Int8Linear | TernaryLinear | Int4Linear | BlockLinear | Dense
+
+GROUP = 64  # inputs that share one activation scale
+BLOCK = 32  # inputs of a block of weights
+PANEL = 32  # outputs computed side by side
+BITS = {Form.BLOCKS4: 4, Form.TABLE4: 4, Form.BLOCKS5: 5, Form.BLOCKS6: 6, Form.BLOCKS8: 8}
+"""Of a number in a block."""
+
+
+class Arena:
+    """Memory for packed weights on huge pages where the system grants them; parts start at cache lines."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = mmap.mmap(-1, max(size, 64))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
+        self._used = 0
+
+    def take(self, size: int) -> np.ndarray:
+        part = self._bytes[self._used : self._used + size]
+        assert len(part) == size, "arena too small"
+        self._used += -(-size // 64) * 64
+        return part
+
+
+class Packed:
+    """One linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open.
+
+    One in floating point must have 16 bits.
+    """
+
+    def __init__(self, linear: Packable, arena: Arena | None = None, *, gated: bool = False) -> None:
+        lib = library()
+        assert lib is not None
+        self.outputs, self.inputs = linear.shape
+        order = self._order(self.outputs, gated)
+        size = packed_size(linear, gated=gated)
+        self._weight = (Arena(size) if arena is None else arena).take(size)
+        packed, form = self._weight.ctypes.data, linear.form
+        self._scale = None
+        if (rows := getattr(linear, "rows", None)) is not None:
+            rows.pack(order, packed)
+        else:
+            self._lay_out(linear, order, packed)
+        if form in (Form.ROWS8, Form.ROWS2):
+            self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
+        self._bias = None if linear.bias is None else self._spread(linear.bias, order)
+        scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
+        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, form)
+
+    def _lay_out(self, linear: Packable, order: np.ndarray, packed: int) -> None:
+        """From tensors to an address."""
+        lib = library()
+        assert lib is not None
+        weight, form, outputs, inputs = linear.weight.contiguous(), linear.form, self.outputs, self.inputs
+        if form == Form.ROWS8:
+            lib.decodery_pack(
+                address(weight, torch.int8, outputs, inputs), inputs, order.ctypes.data, len(order), packed
+            )
+        elif form == Form.ROWS2:
+            begin = address(weight, torch.uint8, outputs, inputs // 4)
+            lib.decodery_pack_ternary(begin, inputs, order.ctypes.data, len(order), packed)
+        elif form in BITS:
+            scales = linear.scales.contiguous()  # type: ignore[union-attr]
+            begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
+            scale = address(scales, torch.float16, outputs, inputs // BLOCK, 2)
+            lib.decodery_pack_blocks(form, begin, scale, inputs, order.ctypes.data, len(order), packed)
+        else:
+            begin = address(weight, torch.bfloat16 if form == Form.BFLOAT16 else torch.float16, outputs, inputs)
+            lib.decodery_pack16(form, begin, inputs, order.ctypes.data, len(order), packed)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32."""
+        lib = library()
+        assert lib is not None
+        rows = rows.contiguous()
+        result = torch.empty(len(rows), self.outputs, dtype=torch.float32, device="cpu")
+        if len(rows):
+            read, written = (
+                address(each, torch.float32, len(rows), width)
+                for each, width in ((rows, self.inputs), (result, self.outputs))
+            )
+            check(lib.decodery_linear(ctypes.addressof(self.struct), read, len(rows), written))
+        return result
+
+    @staticmethod
+    def _order(outputs: int, gated: bool) -> np.ndarray:
+        """Which row of the weight each packed output is, -1 for padding."""
+        if not gated:
+            order = np.full(-(-outputs // PANEL) * PANEL, -1, dtype=np.int32)
+            order[:outputs] = np.arange(outputs)
+            return order
+        width, half = outputs // 2, PANEL // 2
+        panels = -(-width // half)
+        gates = np.full(panels * half, -1, dtype=np.int32)
+        gates[:width] = np.arange(width)
+        values = np.where(gates >= 0, gates + width, -1)
+        return (
+            np.concatenate((gates.reshape(panels, 1, half), values.reshape(panels, 1, half)), axis=1)
+            .astype(np.int32)
+            .ravel()
+        )
+
+    @staticmethod
+    def _spread(values: torch.Tensor, order: np.ndarray) -> np.ndarray:
+        known = values.detach().float().numpy()
+        return np.where(order >= 0, known[np.maximum(order, 0)], np.float32(0)).astype(np.float32)
+
+
+class Native(ABC):
+    """A linear layer of whole numbers: on the native kernels where there are any, and else the same bits in PyTorch."""
+
+    _packed: Packed | None = None
+
+    @abstractmethod
+    def portable(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32, in PyTorch alone."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32."""
+        if kernels.library() is None or rows.device.type != "cpu":
+            return self.portable(rows)
+        if self._packed is None:
+            self._packed = Packed(self)  # type: ignore[arg-type]
+        return self._packed(rows.float())
+
+
+def packed_size(linear: Packable, *, gated: bool = False) -> int:
+    """Bytes `Packed` takes from an arena."""
+    outputs, inputs = linear.shape
+    panels = -(-(outputs // 2) // (PANEL // 2)) if gated else -(-outputs // PANEL)
+    return panels * panel_bytes(linear.form, inputs)
+
+
+def panel_bytes(form: Form, inputs: int) -> int:
+    """Of a panel."""
+    if form in (Form.BFLOAT16, Form.FLOAT16):
+        return PANEL * inputs * 2
+    groups = -(-inputs // GROUP)
+    if form in (Form.ROWS8, Form.ROWS2):
+        return groups * PANEL * GROUP // (1 if form == Form.ROWS8 else 4)
+    # Two scales of half precision and 32 numbers for each output of a block.
+    return groups * (GROUP // BLOCK) * PANEL * (4 + BLOCK * BITS[form] // 8)

@@ -1,0 +1,71 @@
+"""Mamba-2's mixer in native calls: rows one after another, each from the state of the one before it, in float32.
+
+What a row says is then the same bits however a text was cut into passes and whatever was drafted beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from decodery.core.native.kernels import MixedStruct, MixerStruct, address, check, library
+
+from ..config import Mamba
+
+
+class NativeScan:
+    """The mixer of one layer between its projections; None of its tensors may be moved while it lives.
+
+    tensors: convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and the
+    gated norm [inner] or None, all float32 on the CPU.
+    """
+
+    def __init__(self, shape: Mamba, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
+        self._shape = shape
+        self._alive = [None if each is None else each.detach().contiguous() for each in tensors]
+        channels, heads = (shape.channels,), (shape.heads,)
+        sizes = (*channels, shape.kernel), channels, heads, heads, heads, (shape.inner,)
+        pointers = [
+            None if each is None else address(each, torch.float32, *size)
+            for each, size in zip(self._alive, sizes, strict=True)
+        ]
+        self._mixer = MixerStruct(
+            *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, shape.least_step,
+            shape.most_step, eps,
+        )  # fmt: skip
+
+    def said(
+        self, held: torch.Tensor, reach: int, line: torch.Tensor | None, state: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """What the last n rows say, gated and normed: [n, inner].
+
+        held: [reach + T, channels + heads], rows of content and then all tentative ones; line: [T] the tentative row
+        right before each, -1 for none, None where they follow each other; state: [heads, head_dim, state] behind the
+        content; gate: [n, inner] of a tensor whose rows may be further apart.
+        """
+        out = torch.empty(len(gate), self._shape.inner, dtype=torch.float32, device="cpu")
+        mixed = MixedStruct(gate_stride=gate.stride(0), said=len(gate))
+        mixed.out, mixed.gate = (
+            address(each, torch.float32, len(gate), self._shape.inner, apart=True) for each in (out, gate)
+        )
+        parents = None if line is None else line.to(torch.int32).contiguous()
+        mixed.parents = None if parents is None else address(parents, torch.int32, len(held) - reach)
+        self._run(mixed, held, reach, state)
+        return out
+
+    def advance(self, held: torch.Tensor, reach: int, state: torch.Tensor) -> torch.Tensor:
+        """The state behind rows that follow each other, held behind `reach` others."""
+        after = torch.empty_like(state)
+        self._run(MixedStruct(after=address(after, torch.float32, *state.shape)), held, reach, state)
+        return after
+
+    def _run(self, mixed: MixedStruct, held: torch.Tensor, reach: int, state: torch.Tensor) -> None:
+        held, lib = held.contiguous(), library()
+        assert lib is not None
+        shape = self._shape
+        mixed.held = address(held, torch.float32, None, shape.width)
+        mixed.state = address(state, torch.float32, shape.heads, shape.head_dim, shape.state)
+        mixed.reach, mixed.rows = reach, len(held) - reach
+        check(lib.decodery_mix(ctypes.addressof(self._mixer), ctypes.addressof(mixed)))

@@ -1,0 +1,310 @@
+"""All layers of a model in native calls: int8, int4 or bfloat16 weights, all else in float32."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import Array, c_int32, c_void_p
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from decodery.core.native.kernels import (
+    LayerStruct,
+    ModelStruct,
+    PassStruct,
+    RunStruct,
+    SegmentStruct,
+    address,
+    check,
+    library,
+)
+
+from ..batch import Batch, Segment
+from ..cache.page_memory import SLOTS
+from ..cache.sparse_indices import Picks
+from ..config import ModelConfig, Rope
+from ..hooks import Site, Visits
+from ..layer_plan import Stop
+from ..loaders.in_place import InPlace
+from ..mapped_memory import forget, mapped_files
+from .packed import Arena, Packed, packed_size
+
+if TYPE_CHECKING:
+    from ..torch.weights import Weights
+
+Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
+
+# As `Mark` in csrc/abi.h.
+_SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION, _AT_MLP, _AT_RESIDUAL = (1 << i for i in range(7))
+_STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
+_MOST_PLANS = 256
+
+
+class NativeStack:
+    """All layers and the head of a model, run by one native call per pass, or one up to each visited site.
+
+    A row's result depends on that row alone, bit for bit: not on the number of rows, on chunking, on the other
+    sequences of the batch or on the shape of a tree. `angles(rope, positions)` gives cosines and sines
+    [N, head_dim / 2] float32.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
+        self.config = config
+        self._angles = angles
+        self._alive: list[object] = []
+        self._files = mapped_files()
+        self._plans: dict[tuple[Stop, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
+        names = ("qkv", "output", "gate_up", "down")
+        total = packed_size(weights.head)  # type: ignore[arg-type]
+        for layer in weights.layers:
+            total += sum(packed_size(getattr(layer, name), gated=name == "gate_up") for name in names)
+        arena = Arena(total)
+        # The largest first: what it is packed from is still in memory then.
+        self.project = self._pack(weights.head, arena)
+        layers = (LayerStruct * config.num_layers)()
+        for index, layer in enumerate(weights.layers):
+            for name in names:
+                packed = self._pack(getattr(layer, name), arena, gated=name == "gate_up")
+                setattr(layers[index], name, packed.struct)
+            for norm in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
+                width = config.head_dim if norm in ("q_norm", "k_norm") else config.hidden_size
+                setattr(layers[index], norm, self._pointer(getattr(layer, norm), width))
+            layers[index].window = config.window(index) or 0
+            layers[index].rope = int(bool(config.local_rope and config.sliding_layers[index]))
+        self._alive.append(layers)
+        self._model = ModelStruct(
+            layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
+            config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            int(config.activation != "silu"), config.norm_eps, config.attention_scale,
+        )  # fmt: skip
+
+    def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:
+        packed = Packed(linear, arena, gated=gated)
+        self._alive.append(packed)
+        if not isinstance(linear, InPlace):
+            for tensor in linear.tensors().values():
+                forget(tensor, self._files)
+        return packed
+
+    @property
+    def address(self) -> int:
+        """Where the kernels find the model."""
+        return ctypes.addressof(self._model)
+
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
+        """[N, hidden] -> the residual stream after the layers `run` [N, hidden] float32.
+
+        Every segment's cache must have been reserved for this pass; the rows' keys and values are written to it.
+        """
+        result = hidden.to(torch.float32, copy=True).contiguous()
+        if len(result) and len(run):
+            _Walk(self, result, batch, run, visits).finish()
+            for segment in batch.segments:
+                if segment.cache is not None:
+                    segment.cache.wrote([stop.layer for stop in run if stop.attention])
+        return result
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and vocabulary projection: [M, hidden] -> [M, outputs of the head] float32."""
+        return self._rows("decodery_head", hidden, self._model.head.outputs)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[M, hidden] -> what `project` makes the same logits of as `head`."""
+        return self._rows("decodery_norm", hidden, self.config.hidden_size)
+
+    def _rows(self, kernel: str, hidden: torch.Tensor, width: int) -> torch.Tensor:
+        hidden = hidden.to(torch.float32).contiguous()
+        result = torch.empty(len(hidden), width, dtype=torch.float32, device="cpu")
+        if len(hidden):
+            run = getattr(library(), kernel)
+            read = address(hidden, torch.float32, len(result), self.config.hidden_size)
+            check(run(self.address, read, len(hidden), address(result, torch.float32, len(hidden), width)))
+        return result
+
+    def plan(self, run: Sequence[Stop]) -> tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]:
+        """The layers of a route, what is left out of each, and no taps: as the kernels read them, made once."""
+        key = tuple(run)
+        if key not in self._plans:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            order, marks = (stop.layer for stop in key), (_skipped(stop) for stop in key)
+            n = len(key)
+            self._plans[key] = (c_int32 * n)(*order), (c_int32 * n)(*marks), (c_void_p * n)()
+        return self._plans[key]
+
+    def table(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines as the kernels read them."""
+        cos, sin = self._angles(rope, positions)
+        return cos.contiguous(), sin.contiguous()
+
+    def _pointer(self, values: torch.Tensor | None, width: int) -> int | None:
+        if values is None:
+            return None
+        kept = values.detach().to(torch.float32).contiguous()
+        self._alive.append(kept)
+        return address(kept, torch.float32, width)
+
+
+class _Walk:
+    """One pass: a native call as far as the next site where Python has something to do, and so on to the end."""
+
+    def __init__(
+        self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits
+    ) -> None:
+        config = self.config = stack.config
+        self._model = stack.address
+        self._hidden, self._batch, self._run, self._visits = hidden, batch, run, visits
+        self._picking = [number for number, segment in enumerate(batch.segments) if segment.picks]
+        self._alive: list[object] = []
+        self._segments = (SegmentStruct * len(batch.segments))(*(self._segment(segment) for segment in batch.segments))
+        order, marks, states = stack.plan(run)
+        streams = visits.streams() and not self._picking
+        if not streams:
+            marks = (c_int32 * len(run))(*(self._marks(stop) for stop in run))
+        if visits or self._picking:
+            states = (c_void_p * len(run))()
+            for i, stop in enumerate(run):
+                # Most passes are read at a few places, and every one of them comes by here.
+                if (after := _after(stop.layer)) in visits and not marks[i] & _AT_RESIDUAL:
+                    visits.states[after] = torch.empty_like(hidden)
+                    states[i] = address(visits.states[after], torch.float32, *hidden.shape)
+        rows, half = len(hidden), config.head_dim // 2
+        step = self._step = PassStruct(address(hidden, torch.float32, rows, config.hidden_size), self._segments)
+        step.run, step.marks, step.taps = (ctypes.addressof(each) for each in (order, marks, states))
+        tables = [stack.table(rope, batch.positions) for rope in (config.rope, config.local_rope) if rope is not None]
+        for i, (cos, sin) in enumerate(tables):
+            step.cos[i], step.sin[i] = (address(each, torch.float32, rows, half) for each in (cos, sin))
+        step.rows, step.segment_count, step.run_count = rows, len(batch.segments), len(run)
+        self._stops = not streams and any(mark & _STOPS for mark in marks)
+        self._alive += [order, marks, states, tables]
+
+    def finish(self) -> None:
+        """Go on to the last layer."""
+        lib, step, run = library(), self._step, self._run
+        assert lib is not None
+        if self._stops:
+            # What a pass works in must still be there when it goes on.
+            room = np.empty(lib.decodery_room(self._model, ctypes.addressof(step)) + 64, dtype=np.uint8)
+            step.memory = -(-room.ctypes.data // 64) * 64
+            self._alive.append(room)
+        picks: dict[int, Picks] = {}
+        while True:
+            check(lib.decodery_layers(self._model, ctypes.addressof(step), None))
+            if step.next == len(run):
+                return
+            layer = run[step.next].layer
+            if step.stopped == _AT_SELECT:
+                picks = {number: self._pick(number, layer) for number in self._picking}
+            elif step.stopped == _AT_HEADS:
+                self._read(picks)
+                self._visit(Site("head_out", layer), step.context, self.config.num_heads * self.config.head_dim)
+            elif step.stopped == _AT_RESIDUAL:
+                self._visit(
+                    Site("residual", layer + 1),
+                    address(self._hidden, torch.float32, None, None),
+                    self.config.hidden_size,
+                )
+            else:
+                name = "attn_out" if step.stopped == _AT_ATTENTION else "mlp_out"
+                self._visit(Site(name, layer), step.branch, self.config.hidden_size)
+
+    def _marks(self, stop: Stop) -> int:
+        """What is left out of one layer, and where the pass stops in it."""
+        layer, visits = stop.layer, self._visits
+        picking = stop.attention and bool(self._picking)
+        found = _skipped(stop) | _AT_SELECT * picking
+        found |= _AT_HEADS * (picking or Site("head_out", layer) in visits)
+        found |= _AT_ATTENTION * (Site("attn_out", layer) in visits) | _AT_MLP * (Site("mlp_out", layer) in visits)
+        return found | _AT_RESIDUAL * visits.changed(Site("residual", layer + 1))
+
+    def _visit(self, place: Site, address: int, width: int) -> None:
+        if place not in self._visits:
+            return
+        rows = _floats(address, len(self._hidden), width)
+        changed = self._visits.visit(place, rows.clone())
+        if self._visits.changed(place):
+            rows.copy_(changed)
+
+    def _pick(self, number: int, layer: int) -> Picks:
+        """Tell the kernels which slots the rows of one segment read in one layer."""
+        segment, offset = self._batch.segments[number], self._batch.offsets[number]
+        heads, dim = self.config.num_heads, self.config.head_dim
+        wide = -(-dim // 16) * 16
+        queries = _floats(self._step.queries, len(self._hidden), heads * wide)[offset : offset + len(segment)]
+        picks = Picks.of(segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer))
+        struct = self._segments[number]
+        struct.starts = address(picks.starts, np.int32, self.config.num_kv_heads * picks.rows + 1)
+        struct.picked = address(picks.slots, np.int32, None)
+        # Not every layer's weights are wanted: those of an earlier one may be gone.
+        struct.weights = struct.mass = None
+        if picks.weights is not None:
+            group = heads // self.config.num_kv_heads
+            struct.weights = address(picks.weights, torch.float32, group, len(picks.slots))
+            struct.mass = address(picks.mass, torch.float32, picks.rows, heads)
+        return picks
+
+    def _read(self, picks: dict[int, Picks]) -> None:
+        """Show policies what was read in this layer."""
+        width = self.config.num_heads * self.config.head_dim
+        for number, picked in picks.items():
+            offset = self._batch.offsets[number]
+            context = _floats(self._step.context, len(self._hidden), width)[offset : offset + picked.rows]
+            picked.settle(context)
+
+    def _segment(self, segment: Segment) -> SegmentStruct:
+        n, kv_heads = len(segment), self.config.num_kv_heads
+        positions = np.ascontiguousarray(segment.positions, dtype=np.int64)
+        causal = segment.mask is None and not segment.stays
+        mask = None if causal else np.ascontiguousarray(segment.seen())
+        cache = segment.cache
+        if cache is None:
+            # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
+            data = torch.empty(1, 2, kv_heads, n, self.config.head_dim, dtype=torch.float32, device="cpu")
+            lengths = np.zeros(self.config.num_layers, dtype=np.int64)
+            slots, apart = positions.astype(np.int32), 0
+            runs = (RunStruct * 1)(
+                RunStruct(
+                    address(data, torch.float32, 1, 2, kv_heads, n, None), 0, data.stride(1), data.stride(2), 0, n
+                )
+            )
+        else:
+            lengths, data = cache.lengths, cache.blocks.nothing
+            slots, apart = cache.places.table
+            runs, first = (RunStruct * len(cache.blocks.runs))(), 0
+            for run, held in zip(runs, cache.blocks.runs, strict=True):
+                memory = held.slab.data
+                begin = address(memory, data.dtype, len(lengths), 2, kv_heads, None, data.shape[-1], apart=True)
+                run.layer_stride, run.kind_stride, run.head_stride, slot, _ = memory.stride()
+                run.data = begin + held.first * SLOTS * slot * memory.itemsize
+                run.first, run.end = first, first + held.slots
+                first = run.end
+        self._alive += [positions, mask, data, runs, lengths, slots]
+        return SegmentStruct(
+            runs, address(lengths, np.int64, None), address(slots, np.int32, *slots.shape, apart=True),
+            address(positions, np.int64, n), None if mask is None else address(mask, np.bool_, n, segment.stays + n),
+            apart, len(runs), n, segment.stays, _ELEMENTS[data.dtype],
+        )  # fmt: skip
+
+
+_ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+"""What caches hold, by the number of `Element` in csrc/abi.h."""
+
+
+@lru_cache(maxsize=1024)
+def _after(layer: int) -> Site:
+    """The stream behind a layer."""
+    return Site("residual", layer + 1)
+
+
+def _skipped(stop: Stop) -> int:
+    return _SKIP_ATTENTION * (not stop.attention) | _SKIP_MLP * (not stop.mlp)
+
+
+def _floats(address: int, rows: int, width: int) -> torch.Tensor:
+    """[rows, width] float32 that lie at an address; the memory must outlive it."""
+    return torch.frombuffer((ctypes.c_float * (rows * width)).from_address(address), dtype=torch.float32).view(
+        rows, width
+    )

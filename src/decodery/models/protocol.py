@@ -1,0 +1,146 @@
+"""What the decoding loop asks of a language model, whatever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+
+import torch
+
+from .batch import Batch, Scores
+from .cache.cache import KVCache
+from .config import ModelConfig
+from .hooks import Tap
+from .layer_plan import WHOLE, Route
+from .torch.weights import Linear
+
+if TYPE_CHECKING:
+    from decodery.step.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a model can do beyond scoring rows of tokens.
+
+    trees: rows of a pass may branch, as `Segment.mask` says; without it every row sees all those before it. exact_rows:
+    a row's result is the same, bit for bit, whatever other rows share the pass. states: takes embeddings or hidden
+    states for rows, and gives the embeddings of tokens, see `EmbeddingModel`. routes: enters and leaves at any layer
+    and skips sublayers. sites: names of those that can be read and changed, see `sites.site`. policies: attention asks
+    the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and vocabulary
+    projection can be called apart, see `OpenModel`. gradients: passes can be differentiated. rows: scores rows of
+    tokens at all; without it, it writes whole texts by itself, see `Writer`. logprobs: such a model tells the
+    log-probabilities of likely tokens. source: an encoder reads one, which the text is written with in view.
+    """
+
+    trees: bool = True
+    exact_rows: bool = False
+    states: bool = False
+    routes: bool = False
+    sites: frozenset[str] = frozenset()
+    policies: bool = False
+    parts: bool = False
+    gradients: bool = False
+    rows: bool = True
+    logprobs: bool = True
+    source: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether rows can be changed between layers."""
+        return "residual" in self.sites
+
+
+class Reader(Protocol):
+    """What a text can be read by: a model, or what is made of several."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells its weights from another's, "" where it does not say: the same in every precision it is kept in.
+
+        Two files of one model that was quantized in two ways are two models; a model fine-tuned without touching its
+        embeddings and norms is the one it was made from.
+        """
+        ...
+
+    def new_cache(self) -> KVCache: ...
+
+
+@runtime_checkable
+class LanguageModel(Reader, Protocol):
+    """Anything that scores rows of tokens against a cache."""
+
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: Route = WHOLE) -> Scores:
+        """Run the rows of `batch` once; each segment's cache then holds them as scratch.
+
+        taps: where hidden states are read, see `sites.site`. route: which way the rows take. Raises SettingsError for
+        what the model does not have, UnsupportedModel for what it cannot do.
+        """
+        ...
+
+
+class Writer(LanguageModel, Protocol):
+    """A model without `Capabilities.rows`: somebody else's, whose texts come as they are written."""
+
+    def advance(self, seq: Sequence) -> None:
+        """Let a text grow by what has come of it, and end where it has ended. The first call begins it, and returns.
+
+        A later one returns as soon as there is something of any text that this thread has begun.
+        """
+        ...
+
+
+class EmbeddingModel(LanguageModel, Protocol):
+    """A model with `Capabilities.states`."""
+
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[n] ids -> [n, hidden], scaled as the family scales them."""
+        ...
+
+
+class OpenModel(EmbeddingModel, Protocol):
+    """A model with `Capabilities.parts`."""
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] states after the last layer -> as the vocabulary projection sees them."""
+        ...
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """The vocabulary projection alone: [m, hidden] -> [m, vocab] logits, at least float32."""
+        ...
+
+    def projection(self, tokens: torch.Tensor | None) -> Linear:
+        """The rows of `tokens` [k] of the vocabulary projection, as a layer of its own; None: all."""
+        ...
+
+
+def takes_states(model: Reader) -> TypeGuard[EmbeddingModel]:
+    """Whether a model takes embeddings for rows."""
+    return model.capabilities.states
+
+
+def is_open(model: Reader) -> TypeGuard[OpenModel]:
+    """Whether the parts of a model can be called apart."""
+    return model.capabilities.parts
+
+
+def writes(model: Reader) -> TypeGuard[Writer]:
+    """Whether a model writes whole texts by itself and scores no rows."""
+    return not model.capabilities.rows

@@ -1,0 +1,351 @@
+"""Text to token ids and back, with the exact bytes behind every token."""
+
+from __future__ import annotations
+
+import codecs
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decodery.core.errors import CorruptFile, DecoderyError, PromptError, UnsupportedModel
+
+from .content import ContentEncoder, Encoded, Span, merged, overlaps
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_GAPS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+"""What stands before a text, between it and the one behind a gap, and behind both, where the gap is to be filled."""
+_MARK = "\x02"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Whatever the tokenizers library raises, bare exceptions and panics, becomes a CorruptFile that says `what`."""
+    try:
+        yield
+    except DecoderyError:
+        raise
+    except BaseException as error:
+        # A panic of compiled code derives from nothing but BaseException, as a key pressed to stop us does.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CorruptFile(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}") from error
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What a checkpoint says of texts beside its tokenizer.
+
+    bos_id, eos_ids: ids that begin (None: none) and end a text; special: texts of the special tokens by name, such
+    as "bos_token"; chat_template: source of the Jinja template, None where there is none.
+    """
+
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    special: dict[str, str]
+    chat_template: str | None
+
+
+@contextmanager
+def _prompt_errors() -> Iterator[None]:
+    """What the library cannot read as text is the prompt's fault, and anything else the tokenizer's."""
+    try:
+        with library_errors("the model's tokenizer fails at this prompt"):
+            yield
+    except CorruptFile as error:
+        if isinstance(error.__cause__, TypeError | UnicodeError):
+            raise PromptError(f"the prompt is not valid text: {error.__cause__}") from error
+        raise
+
+
+class Tokenizer:
+    """Wraps a `tokenizers.Tokenizer` whose tokens stand for bytes: byte-level, SentencePiece, or whole words.
+
+    eos_ids: every id that ends a text. bos_id: the id that begins one, None where the model has none. control_ids:
+    those that tell the model something and are no text: special tokens and ends.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, bos_id: int | None = None, eos_ids: Sequence[int] = ()
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.bos_id = bos_id
+        self.eos_ids = tuple(eos_ids)
+        self._added = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
+        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.control_ids = self.special_ids | {id for id in self.eos_ids if id in self._added}
+        self._decoder = _Decoder(backend)
+        self._pieces: dict[int, bytes] = {}
+
+    @classmethod
+    def from_file(
+        cls, path: Path, *, bos_id: int | None = None, eos_ids: Sequence[int] = (), tried: bool = False
+    ) -> Tokenizer:
+        """Read a tokenizer.json. tried: see `read_tokenizer`."""
+        from .tokenizer_file import read_tokenizer
+
+        backend = read_tokenizer(path, tried=tried)
+        return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens have a text; a model's vocabulary may be padded beyond it."""
+        return self.backend.get_vocab_size()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of `text`. special: add what the model wants around a text, such as its first token.
+
+        Texts of special tokens are recognised inside `text` either way; a first token that is written there already
+        is not added. `encode_content` reads texts of others, in which nothing is special.
+        """
+        return self.encoding(text, special=special).ids
+
+    def encoding(self, text: str, *, special: bool = False) -> Encoded:
+        """As `encode`, with the characters of `text` that every token stands for."""
+        with _prompt_errors():
+            found = self.backend.encode(text, add_special_tokens=special)
+        ids, spans = list(found.ids), list(found.offsets)
+        # A text that a template has made begins with the first token by itself.
+        if special and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id] and spans[0][1] == 0:
+            ids, spans = ids[1:], spans[1:]
+        return Encoded(ids, spans)
+
+    def encode_content(self, text: str, content: Sequence[Span], *, special: bool = False) -> Encoded:
+        """Tokens of a text of which others wrote the parts in `content`: those hold no control tokens.
+
+        Args:
+            text: all of it.
+            content: the characters that others wrote. A control token that is spelled there, or reaches in, is text.
+            special: as in `encode`.
+
+        Returns:
+            The tokens, those of `encode` where the content spells no control token.
+
+        Raises:
+            PromptError: the text is no valid text, or the model has no other tokens for what it spells.
+        """
+        found, content = self.encoding(text, special=special), merged(content)
+        spelled = (span for id, span in zip(*found, strict=True) if id in self.control_ids and span[1] > span[0])
+        if not any(overlaps(span, content) for span in spelled):
+            return found
+        with _prompt_errors():
+            return self._content.encode(text, found, content, special=special)
+
+    @cached_property
+    def spelled(self) -> re.Pattern[str] | None:
+        """Matches what control tokens are spelled as, in letters of either case; None where there are none."""
+        spelled = sorted((re.escape(self._added[id]) for id in self.control_ids), key=len, reverse=True)
+        return re.compile("|".join(spelled), re.IGNORECASE) if spelled else None
+
+    @cached_property
+    def _content(self) -> ContentEncoder:
+        return ContentEncoder(self)
+
+    def encode_after(self, text: str) -> list[int]:
+        """Token ids of a text that follows another one: nothing is put before it, not even a space."""
+        return self.encode_all_after([text])[0]
+
+    def encode_all_after(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode_after`, of several texts at once."""
+        mark = _MARK if self._decoder.strips_first_space else ""
+        with _prompt_errors():
+            found = self.backend.encode_batch([mark + text for text in texts], add_special_tokens=False)
+        if not mark:
+            return [each.ids for each in found]
+        # Where the mark has no tokens of its own, the text is one that begins.
+        ends = [
+            next((n for n in range(1, len(each)) if self.decode(each.ids[:n]).lstrip() == mark), 0) for each in found
+        ]
+        return [
+            each.ids[n:] if n else self.encode(text, special=False)
+            for each, n, text in zip(found, ends, texts, strict=True)
+        ]
+
+    def infill(self, before: str, behind: str) -> list[int] | None:
+        """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that.
+
+        Nothing in the two texts is a special token.
+        """
+        for signs in _GAPS:
+            if all(self.token_id(sign) is not None for sign in signs):
+                prefix, suffix, middle = signs
+                text, begin = f"{prefix}{before}{suffix}{behind}{middle}", len(prefix) + len(before)
+                content = [(len(prefix), begin), (begin + len(suffix), len(text) - len(middle))]
+                return self.encode_content(text, content, special=True).ids
+        return None
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of `ids`. special: show special tokens instead of leaving them out."""
+        stream = self.stream(special=special)
+        return stream.push(ids) + stream.finish()
+
+    def stream(self, *, special: bool = False, begins: bool = True) -> TokenStream:
+        """A decoder that is fed piece by piece. begins: with a text's beginning, where the first space is dropped."""
+        return TokenStream(self, special, begins and self._decoder.strips_first_space)
+
+    def piece(self, id: int) -> bytes:
+        """The bytes that token `id` stands for inside a text; none for an id without a text."""
+        found = self._pieces.get(id)
+        if found is None:
+            found = self._pieces[id] = self._bytes_of(id)
+        return found
+
+    def unknown(self, size: int) -> np.ndarray:
+        """The ids below `size` that are no token and end no text, such as the padding of a vocabulary.
+
+        Args:
+            size: how many ids the model has.
+
+        Returns:
+            [n] int64 ascending.
+        """
+        last, behind = (self.backend.id_to_token(id) if id >= 0 else None for id in (size - 1, size))
+        whole = self.backend.get_vocab_size(with_added_tokens=True) == size and behind is None
+        if whole and last not in (None, f"[PAD{size - 1}]"):
+            # As many tokens as ids, and none behind them: each id is one.
+            return np.empty(0, dtype=np.int64)
+        missing = np.ones(size, dtype=np.bool_)
+        # As converters to GGUF spell what they pad a vocabulary with.
+        named = self.backend.get_vocab(with_added_tokens=True).items()
+        known = [id for token, id in named if not (token.startswith("[PAD") and token == f"[PAD{id}]")]
+        missing[[id for id in (*known, *self.eos_ids) if 0 <= id < size]] = False
+        # Of two tokens with one spelling the vocabulary names only one.
+        spelt = ((id, self.backend.id_to_token(id)) for id in np.flatnonzero(missing).tolist())
+        return np.array([id for id, token in spelt if token in (None, f"[PAD{id}]")], dtype=np.int64)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what every id stands for and which ids are special: equal only for one space of tokens."""
+        digest = hashlib.sha256()
+        for id in range(self.backend.get_vocab_size(with_added_tokens=True)):
+            piece = self.piece(id)
+            digest.update(len(piece).to_bytes(4, "little") + piece + bytes([id in self.special_ids]))
+        return digest.hexdigest()
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its own spelling, such as "<|im_end|>"."""
+        return self.backend.token_to_id(token)
+
+    def _bytes_of(self, id: int) -> bytes:
+        if id in self._added:
+            return self._decoder.between + self._added[id].encode()
+        token = self.backend.id_to_token(id) if id >= 0 else None
+        return b"" if token is None else self._decoder.token_bytes(token)
+
+
+class TokenStream:
+    """Turns ids into text as they come. What `push` and `finish` return joins to `Tokenizer.decode` of all ids.
+
+    Bytes of an unfinished character are held back; bytes that are no character become U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, strip_first_space: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = frozenset() if special else tokenizer.special_ids
+        self._strip = strip_first_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __copy__(self) -> TokenStream:
+        twin = object.__new__(TokenStream)
+        twin.__dict__.update(self.__dict__)
+        # The only part that is changed in place.
+        twin._decoder = copy.copy(self._decoder)
+        return twin
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take further ids; returns the text that is complete."""
+        piece = self._tokenizer.piece
+        return self._trim(self._decoder.decode(b"".join(piece(id) for id in ids if id not in self._hidden)))
+
+    def finish(self) -> str:
+        """No id will follow: returns what was held back."""
+        return self._trim(self._decoder.decode(b"", True))
+
+    def _trim(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+
+class _Decoder:
+    """How a tokenizer spells bytes in its tokens. between: what stands before every token but the first of a text."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        from tokenizers import models
+
+        steps = _flatten(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
+        words = not steps and isinstance(backend.model, models.WordLevel)
+        self.between = b" " if words else b""
+        kinds = [step["type"] for step in steps]
+        self.byte_level = "ByteLevel" in kinds
+        self._replacements = [
+            (step["pattern"].get("String", ""), step["content"]) for step in steps if step["type"] == "Replace"
+        ]
+        self._replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+        known = {"ByteLevel", "Fuse"} if self.byte_level else {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        understood = known.issuperset(kinds) and all(pattern for pattern, _ in self._replacements)
+        if not words and not (kinds and understood):
+            names = ", ".join(kinds) or "none"
+            raise UnsupportedModel(
+                f"the tokenizer's decoder ({names}) is neither byte-level nor SentencePiece, and its model "
+                f"({type(backend.model).__name__}) not one of words: use a checkpoint whose tokenizer is one of these"
+            )
+        self.strips_first_space = words or any(
+            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+            for step in steps
+        )
+        self._alphabet = byte_alphabet() if self.byte_level else {}
+
+    def token_bytes(self, token: str) -> bytes:
+        if self.byte_level:
+            try:
+                return bytes(self._alphabet[character] for character in token)
+            except KeyError:
+                return token.encode()
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        for pattern, content in self._replacements:
+            token = token.replace(pattern, content)
+        return self.between + token.encode()
+
+
+def add_beginning(backend: tokenizers.Tokenizer, bos_id: int | None) -> None:
+    """Make `encode` begin every text with token `bos_id`; None: with nothing."""
+    from tokenizers import processors
+
+    first = None if bos_id is None else backend.id_to_token(bos_id)
+    if first is None:
+        backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    else:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[first, "$A"], pair=[first, "$A", "$B"], special_tokens=[(first, bos_id)]
+        )
+
+
+def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
+    return [inner for part in step["decoders"] for inner in _flatten(part)] if "decoders" in step else [step]
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The printable character by which byte-level tokenizers (GPT-2, 2019) spell each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,1 @@
+"""The layers of a transformer in PyTorch."""

@@ -1,0 +1,216 @@
+"""The layers of a transformer in PyTorch: every family, in floating point or whole numbers, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn.functional import gelu, layer_norm, rms_norm, silu
+
+from decodery.core.errors import UnsupportedModel
+
+from ..config import ModelConfig, Rope
+from ..hooks import Site, Visits
+from ..layer_plan import Stop
+from .attention import Rows, rotate
+from .latent import queries_and_latents, values_of
+from .mixture import Mixture
+from .one_pass import Pass, to_device
+from .recurrence import Recurrence
+from .rope import rope_angles, rope_table
+from .shared_blocks import with_use
+from .short_conv import ShortConvolution
+from .weights import Layer, Weights
+
+
+class TorchLayers:
+    """Runs the layers of `Weights` as `ModelConfig` describes them."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = weights.norm.dtype
+        self.device = weights.norm.device
+        self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._mixtures: dict[int, Mixture] = {}
+        self._mixers = {
+            index: Recurrence(layer, index, config)
+            for index, layer in enumerate(weights.layers)
+            if config.recurrent(index)
+        }
+        self._convolutions = {
+            index: ShortConvolution(layer, index, config)
+            for index, layer in enumerate(weights.layers if config.short_conv is not None else ())
+        }
+        # By layer, the block it shares as it runs it, and what is behind that.
+        self._sharing = {
+            layer: (with_use(weights.shared[turn % len(weights.shared)], use), use.back)
+            for turn, (layer, use) in enumerate(zip(config.sharing, weights.uses, strict=True))
+        }
+
+    def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
+        """Run some layers over [N, hidden], with positions, caches and masks taken from `step`."""
+        if self._sharing and run and run[0].layer:
+            raise UnsupportedModel("blocks that layers share read what enters the first layer: begin this model there")
+        entered = hidden
+        for stop in run:
+            hidden = self._block(stop, hidden, step, visits, entered)
+        return hidden
+
+    def _block(
+        self, stop: Stop, hidden: torch.Tensor, step: Rows, visits: Visits, entered: torch.Tensor
+    ) -> torch.Tensor:
+        config, index = self.config, stop.layer
+        layer = self.weights.layers[index]
+        turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
+        if stop.attention:
+            read = hidden + self._shared(index, hidden, entered, step) if index in self._sharing else hidden
+            normed = self._reads(read, layer.attention_norm)
+            context = self._attention(index, layer, normed, step)
+            branch = layer.output(visits.visit(Site("head_out", index), context))
+            if layer.mix_in is not None and layer.mix_out is not None:
+                assert isinstance(step, Pass)
+                branch = branch + layer.mix_out(step.mix(self._mixers[index], layer.mix_in(normed)))
+            if (more := self._beside(index, normed, step)) is not None:
+                branch = branch + more
+            branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
+            turned = self._joined(turned + visits.visit(Site("attn_out", index), branch), layer.attention_norm)
+        read, hidden = hidden if config.parallel else turned, turned
+        turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
+        if stop.mlp and config.intermediate_size:
+            normed = self._reads(read, layer.mlp_norm)
+            if index in self._mixtures:
+                branch, chosen = self._mixtures[index](normed, visits.shared)
+                visits.chosen.append(chosen)
+            elif config.gated:
+                gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+                branch = layer.down(self._activation(gate) * up)
+            else:
+                branch = layer.down(self._activation(layer.gate_up(normed)))
+            branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
+            turned = self._joined(turned + visits.visit(Site("mlp_out", index), branch), layer.mlp_norm)
+        return visits.visit(Site("residual", index + 1), turned)
+
+    def _activation(self, gate: torch.Tensor) -> torch.Tensor:
+        kind = self.config.activation
+        return silu(gate) if kind == "silu" else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+    def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """What a sublayer reads of the stream."""
+        plain = self.config.norms_after or self.config.joined_norms
+        return stream if plain else self._norm(stream, norm)
+
+    def _adds(self, branch: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+        """What a sublayer adds to the stream."""
+        if self.config.norms_after:
+            return self._norm(branch, norm)
+        return branch if post_norm is None else self._norm(branch, post_norm)
+
+    def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """The stream behind a sublayer."""
+        return self._norm(stream, norm) if self.config.joined_norms else stream
+
+    def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if self.config.centred_norms:
+            assert weight is not None
+            scale, shift = weight.chunk(2)
+            return layer_norm(rows, rows.shape[-1:], scale, shift, self.config.norm_eps)
+        return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
+
+    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
+        if index in self._mixers and layer.mix_in is None:
+            assert isinstance(step, Pass)
+            return step.mix(self._mixers[index], layer.qkv(normed))
+        mix = None
+        if index in self._convolutions:
+            assert isinstance(step, Pass)
+            mix = partial(step.convolve, self._convolutions[index], normed)
+        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
+        context = step.attend(index, queries, keys, values)
+        return context if self.config.latent is None else values_of(layer, self.config, context)
+
+    def _beside(self, index: int, normed: torch.Tensor, step: Rows) -> torch.Tensor | None:
+        """What is added to a layer's attention after its output matrix: [N, hidden]; None for nothing."""
+        return None
+
+    def _shared(self, index: int, hidden: torch.Tensor, entered: torch.Tensor, step: Rows) -> torch.Tensor:
+        """What a block that layers share makes for one of them of the stream and of what entered the first layer."""
+        block, back = self._sharing[index]
+        normed = self._norm(torch.cat((hidden, entered), dim=1), block.attention_norm)
+        context = step.attend(index, *self._heads(block, normed, *step.angles(index)))
+        normed = self._norm(block.output(context), block.mlp_norm)
+        gate, up = block.gate_up(normed).chunk(2, dim=-1)
+        return back(block.down(self._activation(gate) * up))
+
+    def _heads(
+        self,
+        layer: Layer,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mix: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2].
+
+        mix: what becomes of them [N, all heads * head_dim] before they are turned.
+        """
+        config = self.config
+        if config.latent is not None:
+            queries, keys = queries_and_latents(layer, config, normed, cos, sin)
+            return queries, keys, keys
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        projected = layer.qkv(normed)
+        if mix is not None:
+            projected = mix(projected)
+        turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
+        if config.wide_qk_norm or config.qk_norm:
+            queries, keys = turning.split((heads, kv_heads), dim=1)
+            if config.wide_qk_norm:
+                queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
+                keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
+            else:
+                queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+            turning = torch.cat((queries, keys), dim=1)
+        # Short operations cost the same for a few heads more.
+        queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        if layer.operator is not None:
+            queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
+        return queries, keys, values
+
+    def keys_and_values(
+        self, index: int, hidden: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the cache holds of rows [n, hidden] that enter a layer: keys and values [n, kv_heads, head_dim]."""
+        return self.heads(index, hidden, positions)[1:]
+
+    def heads(
+        self, index: int, hidden: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden] before a layer."""
+        if self._convolutions:
+            raise UnsupportedModel("what this model's layers keep of a row is made of the rows before it too")
+        layer = self.weights.layers[index]
+        cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
+        return self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
+
+    def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
+        beyond = positions >= self.config.max_positions
+        if beyond.any():
+            # A text that goes on beyond the context may go on for ever: no table of that, and exact however far.
+            found = self.angles(rope, np.where(beyond, 0, positions))
+            far = rope_angles(rope, self.config.head_dim, torch.from_numpy(positions[beyond]).double())
+            for each, exact in zip(found, far, strict=True):
+                each[to_device(np.flatnonzero(beyond), self.device)] = exact.to(self.device)
+            return found
+        needed = int(positions.max()) + 1
+        table = self._tables.get(rope)
+        if table is None or len(table[0]) < needed:
+            # Tables grow by doubling: a model may allow 131,072 positions and see three hundred.
+            size = min(max(1024, 2 * needed), self.config.max_positions)
+            cos, sin = rope_table(rope, self.config.head_dim, size)
+            table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
+        index = to_device(positions, self.device)
+        return table[0][index], table[1][index]

@@ -1,0 +1,107 @@
+"""MLPs that are many: a router chooses a few experts for every row (Mixtral, Qwen3-MoE, DeepSeek-V2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ..config import ModelConfig
+from ..native.block_linear import BlockLinear
+from ..native.int4 import Int4Linear
+from ..native.int8 import Int8Linear
+from .weights import Dense, Layer, Linear
+
+
+class Sharing(Protocol):
+    """Which experts the rows of one segment may take, decided for each layer by what all of them would take."""
+
+    def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
+        """[experts] bool. said: [n, experts] how likely the router finds each; taken: by a row, and kept at least."""
+        ...
+
+
+class Shared(NamedTuple):
+    """A way of sharing, and where the rows of each segment of a pass begin, the end of the last one behind them."""
+
+    way: Sharing
+    offsets: Sequence[int]
+
+
+class Mixture:
+    """The experts of one layer, as views into its stacked matrices. activation: of the gates. floor: the share of its
+    likeliest expert's weight below which a row does without another one."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        config: ModelConfig,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+        floor: float = 0.0,
+    ) -> None:
+        assert layer.router is not None
+        self._floor = floor
+        self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
+
+    def __call__(self, rows: torch.Tensor, shared: Shared | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the experts add to normed rows [N, hidden], and which ones each row took [N, experts_per_token].
+
+        shared: what experts the rows of a segment may take; at least as many as a row takes.
+        """
+        config = self._config
+        # In float64, so that no row's choice hangs on the rows beside it.
+        said = (rows.double() @ self._router.double().T).softmax(dim=-1)
+        free = said if shared is None else self._within(said, shared)
+        weights, chosen = free.topk(config.experts_per_token, dim=-1)
+        if self._floor:
+            # What a row does without counts as its first expert once more, of weight 0.
+            left_out = weights < self._floor * weights[:, :1]
+            left_out[:, 0] = False
+            weights, chosen = weights.masked_fill(left_out, 0.0), torch.where(left_out, chosen[:, :1], chosen)
+        if config.summed_experts:
+            chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
+        elif config.normed_experts:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = (weights * config.experts_scale).to(rows.dtype)
+        found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        for number in chosen.unique().tolist():
+            row, place = torch.where((chosen == number) & (weights != 0) if self._floor else chosen == number)
+            gate_up, down = self._expert(number)
+            gate, up = gate_up(rows[row]).chunk(2, dim=-1)
+            found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
+        # One after the other, the likeliest first, or in their own order where they are summed: a row's sum is the same
+        # whatever else is in the pass.
+        total = found[:, 0]
+        for each in range(1, found.shape[1]):
+            total = total + found[:, each]
+        if self._layer.shared_gate_up is not None and self._layer.shared_down is not None:
+            gate, up = self._layer.shared_gate_up(rows).chunk(2, dim=-1)
+            total = total + self._layer.shared_down(self._activation(gate) * up)
+        return total, chosen
+
+    def _within(self, said: torch.Tensor, shared: Shared) -> torch.Tensor:
+        """What the router says of the experts that each segment shares, and 0 of the others."""
+        free = torch.zeros_like(said)
+        for first, end in zip(shared.offsets, shared.offsets[1:], strict=False):
+            core = shared.way.core(said[first:end], self._config.experts_per_token)
+            free[first:end, core] = said[first:end, core]
+        return free
+
+    def _expert(self, number: int) -> tuple[Linear, Linear]:
+        # Cut when it is used: a view from before training began would not be part of what is learned.
+        inner, hidden = 2 * self._config.intermediate_size, self._config.hidden_size
+        return _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
+
+
+def _rows(stacked: Linear, first: int, count: int) -> Linear:
+    """Some outputs of a layer, as a layer that shares its memory."""
+    span = slice(first, first + count)
+    if isinstance(stacked, Int4Linear):
+        return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span])
+    if isinstance(stacked, BlockLinear):
+        return BlockLinear(stacked.weight[span], stacked.scales[span])
+    if isinstance(stacked, Int8Linear):
+        return Int8Linear(stacked.weight[span], stacked.scale[span])
+    assert isinstance(stacked, Dense)
+    return Dense(stacked.weight[span])

@@ -1,0 +1,122 @@
+"""What all layers of one pass share: the rows of every text, their caches, masks and angles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..batch import Batch, Segment
+from ..cache.kept_rows import parents
+from ..config import ModelConfig, Rope
+from .attention import attend, attend_by_policy, visibility
+from .recurrence import Recurrence
+from .short_conv import ShortConvolution
+
+if TYPE_CHECKING:
+    from .layers import TorchLayers
+
+
+class Pass:
+    """What all layers of one pass share: rotation angles, attention masks and the caches."""
+
+    def __init__(self, model: TorchLayers, batch: Batch) -> None:
+        self.model = model
+        self.positions = batch.positions
+        self.spans: list[tuple[Segment, int, int]] = [
+            (segment, first, first + len(segment))
+            for segment, first in zip(batch.segments, batch.offsets, strict=False)
+        ]
+        self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._masks: dict[tuple[int, bool, int], torch.Tensor | None] = {}
+        self._lines: dict[int, torch.Tensor | None] = {}
+
+    def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rope = self.model.config.layer_rope(layer)
+        if rope not in self._angles:
+            cos, sin = self.model.angles(rope, self.positions)
+            self._angles[rope] = cos[:, None].to(self.model.dtype), sin[:, None].to(self.model.dtype)
+        return self._angles[rope]
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write the rows' keys and values [N, kv_heads, head_dim] and attend: [N, heads, head_dim] -> [N, hidden]."""
+        parts = []
+        for number, (segment, first, last) in enumerate(self.spans):
+            own_keys, own_values = keys[first:last], values[first:last]
+            if segment.cache is None:
+                seen_keys, seen_values = own_keys.transpose(0, 1), own_values.transpose(0, 1)
+            else:
+                segment.cache.write(layer, own_keys, own_values)
+                seen_keys, seen_values = segment.cache.view(layer)
+            own, config = queries[first:last], self.model.config
+            if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
+                own = own * config.attention_scale
+                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, config.window(layer))
+            else:
+                part = attend(own, seen_keys, seen_values, self.mask(number, layer), config.attention_scale)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
+        """What a recurrent layer finds, row by row of every segment."""
+        parts = [
+            mixer(projected[first:last], segment, self.line(number))
+            for number, (segment, first, last) in enumerate(self.spans)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def line(self, number: int) -> torch.Tensor | None:
+        """The tentative row right before each of a segment, None where they follow each other."""
+        if number not in self._lines:
+            segment = self.spans[number][0]
+            follow = segment.mask is None and not segment.stays
+            self._lines[number] = None if follow else parents(to_device(segment.seen(), self.model.device))
+        return self._lines[number]
+
+    def convolve(self, convolution: ShortConvolution, normed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of every segment behind a layer's convolution."""
+        parts = [convolution(projected[first:last], normed[first:last], segment) for segment, first, last in self.spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mask(self, number: int, layer: int) -> torch.Tensor | None:
+        segment = self.spans[number][0]
+        window = self.model.config.window(layer)
+        # Layers differ only in their window, unless eviction left them with different slots.
+        evicted = segment.cache is not None and segment.cache.evicted
+        key = (number, window is not None, layer if evicted else -1)
+        if key not in self._masks:
+            seen = visibility(segment, layer, window)
+            self._masks[key] = None if seen is None else to_device(seen, self.model.device)
+        return self._masks[key]
+
+
+def open_caches(batch: Batch, config: ModelConfig, layers: Sequence[int] | None) -> None:
+    """Make room in every cache; give rows of a model that is not causal sight of those that they see there."""
+    for number, segment in enumerate(batch.segments):
+        if not config.causal and segment.mask is None:
+            batch.segments[number] = segment = dataclasses.replace(segment, mask=_sight(segment, config.block_length))
+        if segment.cache is not None:
+            segment.cache.reserve(segment.positions, segment.stays, layers)
+        elif segment.stays:
+            raise ValueError("rows can stay only in a cache, and this segment has none")
+
+
+def _sight(segment: Segment, block_length: int | None) -> np.ndarray:
+    """Which tentative rows each row sees in a model that is not causal: all, or those of no later block."""
+    if block_length is None:
+        return np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
+    places = segment.positions
+    if segment.cache is not None and segment.stays:
+        start = int(segment.cache.lengths[0])
+        places = np.concatenate((segment.cache.positions[0, start : start + segment.stays], places))
+    seen: np.ndarray = places[None, :] // block_length <= segment.positions[:, None] // block_length
+    return seen
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A tensor of an array, on the device."""
+    # A blocking copy would wait until the device has done all that was asked of it so far.
+    return torch.from_numpy(array).to(device, non_blocking=True)

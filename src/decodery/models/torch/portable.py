@@ -1,0 +1,289 @@
+"""The int8 stack in PyTorch alone: the same sums in the same order as the native kernels, so the same bits.
+
+It serves machines without a compiler, and it is what the kernels are checked against. Everything that could depend on
+the order of a sum is spelled out in elementwise steps: sixteen lanes, blocks of values, groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from ..batch import Batch, Segment
+from ..cache import coded
+from ..cache.sparse_indices import Picks
+from ..config import ModelConfig, Rope
+from ..hooks import Site, Visits
+from ..layer_plan import Stop
+from .attention import visible
+from .mixture import Mixture
+from .weights import Layer, Weights
+
+LANES = 16
+VALUE_BLOCK = 64  # values whose weighted sum is finished before the next ones are added
+ROWS_AT_ONCE = 32  # bounds attention's memory
+
+Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
+
+
+class PortableStack:
+    """Layers and head of an int8 model; the interface and the results of `native.NativeStack`."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
+        self.config = config
+        self.weights = weights
+        self._angles = angles
+        self._activation = {"silu": silu, "gelu": exact_gelu}.get(config.activation, gelu)
+        self._mixtures = [
+            Mixture(layer, config, self._activation, config.floor(index))
+            for index, layer in enumerate(weights.layers)
+            if config.experts
+        ]
+
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
+        """See `native.NativeStack.layers`."""
+        config = self.config
+        hidden = hidden.float()
+        tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
+        for index, attention, mlp in run:
+            layer = self.weights.layers[index]
+            entered = hidden
+            if attention:
+                rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
+                context = self._attention(layer, index, hidden, batch, *tables[rope])
+                context = visits.visit(Site("head_out", index), context)
+                branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
+                hidden = hidden + visits.visit(Site("attn_out", index), branch)
+            if mlp:
+                normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
+                if self._mixtures:
+                    found, chosen = self._mixtures[index](normed, visits.shared)
+                    visits.chosen.append(chosen)
+                elif config.gated:
+                    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+                    found = layer.down(self._activation(gate) * up)
+                else:
+                    found = layer.down(self._activation(layer.gate_up(normed)))
+                branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
+                hidden = hidden + visits.visit(Site("mlp_out", index), branch)
+            hidden = visits.visit(Site("residual", index + 1), hidden)
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `native.NativeStack.head`."""
+        return self.project(self.final_norm(hidden))
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `native.NativeStack.final_norm`."""
+        return self._norm(hidden.float(), self.weights.norm)
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `native.NativeStack.project`."""
+        return self.weights.head(normed.float())
+
+    def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self.config.centred_norms:
+            return layer_norm(rows, weight.float(), self.config.norm_eps)
+        return rms_norm(rows, weight.float(), self.config.norm_eps)
+
+    def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        return stream if self.config.norms_after else self._norm(stream, norm)
+
+    def _branch(self, rows: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+        if self.config.norms_after:
+            return self._norm(rows, norm)
+        return rows if post_norm is None else self._norm(rows, post_norm)
+
+    def _attention(
+        self, layer: Layer, index: int, hidden: torch.Tensor, batch: Batch, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        config = self.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = layer.qkv(self._reads(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, dim)
+        queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            wide = config.wide_qk_norm
+            queries, keys = (
+                self._norm(each.flatten(1) if wide else each, norm).view_as(each)
+                for each, norm in ((queries, layer.q_norm), (keys, layer.k_norm))
+            )
+        queries = rotate(queries, cos[:, None], sin[:, None]) * config.attention_scale
+        keys = rotate(keys, cos[:, None], sin[:, None])
+        parts = []
+        for segment, first in zip(batch.segments, batch.offsets, strict=False):
+            rows = slice(first, first + len(segment))
+            if segment.cache is None:
+                seen_keys, seen_values = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
+            else:
+                segment.cache.write(index, keys[rows], values[rows])
+                seen_keys, seen_values = segment.cache.stored(index)
+            if seen_keys.dtype != coded.DTYPE:
+                seen_keys, seen_values = seen_keys.float(), seen_values.float()
+            if segment.picks:
+                parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config.window(index)))
+                continue
+            slots = [np.flatnonzero(row) for row in visible(segment, index, config.window(index))]
+            parts.append(attend(queries[rows], seen_keys, seen_values, slots)[0])
+        return torch.cat(parts)
+
+
+def attend_picked(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
+) -> torch.Tensor:
+    """`attend` of what each key-value head of a segment's cache still has and its policy selects."""
+    picks = Picks.of(segment, layer, queries, window)
+    n, heads, dim = queries.shape
+    group = heads // len(keys)
+    context = torch.empty(n, heads, dim, dtype=torch.float32, device="cpu")
+    for head in range(len(keys)):
+        own = slice(head * group, (head + 1) * group)
+        found, weights, picks.mass[:, own] = attend(
+            queries[:, own], keys[head : head + 1], values[head : head + 1], picks.lists(head)
+        )
+        context[:, own] = found.view(n, group, dim)
+        if picks.weights is not None:
+            picks.weights[:, picks.starts[head * n] : picks.starts[(head + 1) * n]] = weights
+    flat = context.view(n, heads * dim)
+    picks.settle(flat)
+    return flat
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim], or as caches have them
+    that are `coded`; the slots each row reads.
+
+    Returns the context [n, heads * head_dim], the weights [heads, slots of all rows one after another] and the
+    logarithms of their sums [n, heads]. Neighbouring rows of which each sees the beginning of what the last one sees
+    are computed together.
+    """
+    n, first = len(slots), 0
+    parts: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+    mass: list[torch.Tensor] = []
+    finite = bool((coded.apart(values)[1] if values.dtype == coded.DTYPE else values).isfinite().all())
+    while first < n:
+        last = first + 1
+        # A hidden value has weight 0, which only a finite one survives.
+        while finite and last < n and last - first < ROWS_AT_ONCE and _begins(slots[last], slots[last - 1]):
+            last += 1
+        index = torch.from_numpy(slots[last - 1]).to(keys.device)
+        lengths = torch.tensor([len(row) for row in slots[first:last]], dtype=torch.int64, device=keys.device)
+        part, shares, sums = _attend_together(queries[first:last], keys[:, index], values[:, index], lengths)
+        parts.append(part)
+        weights += [row[:, :length] for row, length in zip(shares, lengths.tolist(), strict=True)]
+        mass.append(sums)
+        first = last
+    return torch.cat(parts), torch.cat(weights, dim=1), torch.cat(mass)
+
+
+def _begins(longer: np.ndarray, shorter: np.ndarray) -> bool:
+    return len(longer) >= len(shorter) and np.array_equal(longer[: len(shorter)], shorter)
+
+
+def _attend_together(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row i sees the first lengths[i] of the given keys and values [kv_heads, L, head_dim].
+
+    Returns the context [n, heads * head_dim], the weights [n, heads, L] and the logarithms of their sums [n, heads].
+    """
+    n, heads, dim = queries.shape
+    kv_heads, seen = keys.shape[:2]
+    grouped = queries.view(n, kv_heads, heads // kv_heads, 1, dim)
+    whole = keys.dtype == coded.DTYPE
+    scores = coded.products(grouped, keys[None, :, None]) if whole else lane_sum(grouped * keys[None, :, None])
+    hidden = torch.arange(seen, device=keys.device) >= lengths[:, None]
+    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    largest = scores.amax(dim=-1, keepdim=True)
+    weights = exponential(scores - largest).masked_fill(hidden[:, None, None], 0.0)
+    blocks = -(-seen // VALUE_BLOCK)
+    room = blocks * VALUE_BLOCK - seen
+    shares = weights
+    if whole:
+        values, scale = coded.apart(values)
+        shares, values = coded.weigh(weights, scale[None, :, None, :, 0]), values.float()
+    weights_by_block = pad(shares, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
+    values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
+    blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device, dtype=torch.float32)
+    for i in range(VALUE_BLOCK):
+        blocked += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
+    total = torch.zeros(n, kv_heads, heads // kv_heads, dim, device=keys.device, dtype=torch.float32)
+    for block in range(blocks):
+        total += blocked[..., block, :]
+    sums = lane_sum(weights)[..., None]
+    mass = (largest + sums.log()).reshape(n, heads)
+    return (total * (1.0 / sums)).reshape(n, heads * dim), (weights * (1.0 / sums)).reshape(n, heads, seen), mass
+
+
+def lane_sum(values: torch.Tensor) -> torch.Tensor:
+    """Sum over the last dimension: sixteen lanes each in order, then lanes 8, 4, 2 and 1 apart."""
+    count = -(-values.shape[-1] // LANES)
+    steps = pad(values, (0, count * LANES - values.shape[-1])).unflatten(-1, (count, LANES))
+    lanes = steps[..., 0, :]
+    for step in range(1, count):
+        lanes = lanes + steps[..., step, :]
+    for width in (8, 4, 2, 1):
+        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+    return lanes[..., 0]
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows [..., d] over their root mean square, times weight [d]."""
+    mean = lane_sum(rows * rows) * float(np.float32(1) / np.float32(rows.shape[-1]))
+    # PyTorch's float32 square root is not always the nearest one; by way of float64 it is.
+    inverse = 1.0 / (mean + eps).double().sqrt().float()
+    return rows * inverse[..., None] * weight
+
+
+def layer_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows [..., d] less their mean, over their standard deviation, times and plus the halves of weight [2 d]."""
+    share = float(np.float32(1) / np.float32(rows.shape[-1]))
+    scale, shift = weight.chunk(2)
+    centred = rows - lane_sum(rows)[..., None] * share
+    inverse = 1.0 / (lane_sum(centred * centred) * share + eps).double().sqrt().float()
+    return centred * inverse[..., None] * scale + shift
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[N, heads, head_dim] turned by cos, sin [N, 1, head_dim / 2]."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def exponential(x: torch.Tensor) -> torch.Tensor:
+    """e^x as the kernels compute it: a polynomial, to within two units in the last place."""
+    x = x.clamp(-87.0, 88.0)
+    n = (x * 1.44269504).round()
+    r = (x - n * 0.693359375) - n * -2.12194440e-4
+    p = r * 1.9875691500e-4 + 1.3981999507e-3
+    for coefficient in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = p * r + coefficient
+    p = (p * r) * r + r + 1.0
+    return p * ((n.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + e^-x)"""
+    return x / (exponential(-x) + 1.0)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """The tanh form of GELU."""
+    u = (x + x * x * x * 0.044715) * 0.7978845608
+    return x * 0.5 * (2.0 - 2.0 / (exponential(u + u) + 1.0))
+
+
+def exact_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU by the error function, to within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
+    z = x.abs() * 0.7071067812
+    t = 1.0 / (z * 0.3275911 + 1.0)
+    p = t * 1.061405429 - 1.453152027
+    for coefficient in (1.421413741, -0.284496736, 0.254829592):
+        p = p * t + coefficient
+    tail = p * t * exponential(-z * z) * 0.5
+    return x * torch.where(x < 0, tail, 1.0 - tail)

@@ -1,0 +1,235 @@
+"""One lean transformer for families from Llama to Gemma 3, mixtures of experts among them, and for masked diffusion."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.native.kernels import library
+from decodery.core.threads import one_thread
+
+from ..batch import Batch, Cost, Scores
+from ..cache import coded
+from ..cache.cache import KVCache
+from ..config import ModelConfig
+from ..cuda.graphs import StaticPasses
+from ..hooks import SITES, Site, Tap, Visits
+from ..layer_plan import WHOLE, Route, Stop, abreast, attending, groups, stops
+from ..native.stack import NativeStack
+from ..protocol import Capabilities
+from ..trained.artifact import digest, sampled
+from .layers import TorchLayers
+from .mixture import Mixture
+from .one_pass import Pass, open_caches, to_device
+from .portable import PortableStack
+from .weights import QUANTIZED, Linear, Weights
+
+
+class Transformer(TorchLayers):
+    """Runs `Weights` as `ModelConfig` describes them. `embed`, `layers` and `head` can be called apart.
+
+    Rows of all segments share the linear layers; attention works per segment, over its cache and its own rows.
+    cache_dtype: of the keys and values that new caches hold, the model's own but where `narrow_caches` was called.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self._stack: NativeStack | PortableStack | None = None
+        if self.device.type == "cpu" and not config.shortcuts:
+            if runs_natively(config) and (isinstance(weights.head, QUANTIZED) or self.dtype.itemsize == 2):
+                self._stack = NativeStack(config, weights, self.angles)
+                self.dtype = torch.float32
+            elif isinstance(weights.head, QUANTIZED) and config.portable:
+                self._stack = PortableStack(config, weights, self.angles)
+        self.cache_dtype = self.dtype
+        if config.experts and self._stack is None:
+            mixed = range(config.dense_layers, config.num_layers)
+            self._mixtures = {
+                index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
+            }
+        self.static: StaticPasses | None = None
+        if self.device.type == "cuda" and config.static_shapes:
+            free, _ = torch.cuda.mem_get_info(self.device)
+            self.static = StaticPasses(budget=free // 4)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        exact = self._stack is not None
+        return Capabilities(
+            exact_rows=exact,
+            states=True,
+            routes=not self.config.shortcuts and not self.config.keeps_order,
+            sites=SITES,
+            policies=not self.config.keeps_order,
+            parts=True,
+            gradients=not exact,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        norms = [norm for layer in self.weights.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        table = self.weights.rows(sampled(self.weights.norm.device, self.weights.tokens))
+        return digest(table, *norms, self.weights.norm)
+
+    def new_cache(self) -> KVCache:
+        config = self.config
+        shape = config.cache_layers, config.num_kv_heads, config.head_dim
+        windowed = [layer for layer in range(config.num_layers) if config.window(layer)]
+        # Rows that see later ones are computed out of order, and may come back to what lies behind.
+        window = config.sliding_window if windowed and config.causal else None
+        return KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
+
+    def narrow_caches(self, dtype: torch.dtype) -> None:
+        """Let new caches hold keys and values in `dtype`.
+
+        torch.float16: attention computes in float32 as before. torch.int8: a row's numbers are bytes with a scale
+        (`coded`), and its scores are sums of whole numbers. Raises SettingsError where the rows of a pass are not
+        computed by themselves, bit for bit.
+        """
+        name = str(dtype).removeprefix("torch.")
+        if self._stack is None:
+            raise SettingsError(
+                f"keys and values can be kept in {name} where rows are exact: load with dtype int8 or int4, "
+                "or in 16 bits on a CPU that has native kernels"
+            )
+        if dtype == coded.DTYPE and self.config.head_dim > coded.WIDEST:
+            raise SettingsError(f"keys of more than {coded.WIDEST} numbers are not kept in {name}: choose float16")
+        self.cache_dtype = dtype
+
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+        """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
+        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=not self.config.keeps_order)
+        if self.static is not None and route == WHOLE:
+            scores = self.static.forward(self, batch, visits)
+            if scores is not None:
+                return scores
+        if self._stack is not None:
+            with one_thread():
+                return self._pass(batch, visits, route)
+        return self._pass(batch, visits, route)
+
+    def _pass(self, batch: Batch, visits: Visits, route: Route) -> Scores:
+        hidden = self.layers(self.embed(batch), batch, visits, route)
+        rows, bounds = batch.logit_rows
+        if not np.array_equal(rows, np.arange(batch.rows)):
+            hidden = hidden[to_device(rows, self.device)]
+        logits = self.head(hidden, visits)
+        row_bytes = 2 * self.config.num_kv_heads * coded.row_bytes(self.config.head_dim, self.cache_dtype)
+        costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
+        if visits.chosen:
+            costs = [
+                dataclasses.replace(
+                    cost, experts=sum(len(each[first : first + cost.rows].unique()) for each in visits.chosen)
+                )
+                for cost, first in zip(costs, batch.offsets, strict=False)
+            ]
+        return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
+
+    def embed(self, batch: Batch) -> torch.Tensor:
+        """[N, hidden] what enters the first layer: the tokens' embeddings, or a segment's own states as they are."""
+        given = [segment.tokens for segment in batch.segments if segment.tokens is not None and segment.states is None]
+        if len(given) == len(batch.segments):
+            # One look for all: of many texts with a row each, looking costs more than copying.
+            return self.embed_tokens(to_device(np.concatenate(given), self.device))
+        parts = []
+        for segment in batch.segments:
+            if segment.states is not None:
+                parts.append(segment.states.to(self.device, self.dtype))
+            else:
+                assert segment.tokens is not None
+                parts.append(self.embed_tokens(to_device(segment.tokens, self.device)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `OpenModel.embed_tokens`."""
+        if self.weights.kept is not None:
+            tokens = self.weights.kept.rows[tokens]
+        rows = self.weights.rows(tokens).to(self.dtype)
+        return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
+
+    def layers(
+        self, hidden: torch.Tensor, batch: Batch, visits: Visits | None = None, route: Route = WHOLE
+    ) -> torch.Tensor:
+        """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
+        config, layers = self.config, self.config.num_layers
+        visits = Visits.reading(()) if visits is None else visits
+        open_caches(batch, config, None if route == WHOLE else attending(route, layers))
+        run = stops(route, layers)
+        first = run[0].layer if run else 0
+        if self.weights.positions is not None and first == 0:
+            hidden = hidden + self.weights.positions[to_device(batch.positions, self.device)].to(self.dtype)
+        if config.joined_norms and first == 0:
+            hidden = self._norm(hidden, self.weights.norm)
+        hidden = visits.enter(first, hidden)
+        stack, step = self._stack, Pass(self, batch)
+
+        def through(rows: torch.Tensor, some: Sequence[Stop]) -> torch.Tensor:
+            return self.blocks(rows, step, some, visits) if stack is None else stack.layers(rows, batch, some, visits)
+
+        if route.abreast == 1:
+            return through(hidden, run)
+        if visits:
+            raise UnsupportedModel("rows that pass several layers at a time cannot be read or changed on their way")
+        return abreast(hidden, groups(route, layers), through)
+
+    def head(self, hidden: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
+        """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32.
+
+        Tokens that the model has no output for get -inf.
+        """
+        if visits is not None and Site("final_norm") in visits:
+            logits = self.project(visits.visit(Site("final_norm"), self.final_norm(hidden)))
+        else:
+            logits = self._spread(self.outputs(hidden))
+        return logits if visits is None else visits.visit(Site("logits"), logits)
+
+    def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`head`, of the tokens alone that have an output."""
+        if self._stack is not None:
+            return self._stack.head(hidden)
+        return self._outputs(self.final_norm(hidden))
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `OpenModel.project`."""
+        return self._spread(self._outputs(normed))
+
+    def projection(self, tokens: torch.Tensor | None) -> Linear:
+        """See `OpenModel.projection`."""
+        head, kept = self.weights.head, self.weights.kept
+        if kept is not None:
+            raise UnsupportedModel("this model has outputs for some of its tokens only: use the model it was made for")
+        return head if tokens is None else head.some(tokens)  # type: ignore[attr-defined]
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `OpenModel.final_norm`."""
+        if self._stack is not None:
+            return self._stack.final_norm(hidden)
+        if self.config.joined_norms:
+            return hidden
+        return self._norm(hidden, self.weights.norm.to(hidden.dtype))
+
+    def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
+        logits = self.weights.head(normed) if self._stack is None else self._stack.project(normed)
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of all tokens, from those of the tokens that have an output."""
+        kept = self.weights.kept
+        if kept is None:
+            return logits
+        every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        return every.index_copy_(1, kept.ids, logits)
+
+
+def runs_natively(config: ModelConfig) -> bool:
+    """Whether the native kernels run a model of this configuration on a CPU, in a precision that they have."""
+    return library() is not None and not config.shortcuts and not config.experts and config.usual

@@ -1,0 +1,1 @@
+"""Small trained parts of models, as artifacts."""

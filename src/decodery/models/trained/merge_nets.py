@@ -1,0 +1,83 @@
+"""What makes one embedding of several tokens' embeddings, as an artifact: a small network over their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import gelu, linear
+
+from decodery.core.errors import CorruptFile, SettingsError
+
+from ..protocol import Reader
+from .artifact import Artifact, refuse_other, remembered
+from .coprocessors import level
+
+MERGE_NET = "merges.safetensors"
+_KIND = "network of merged tokens"
+MADE = "make one with `decodery train merges -m MODEL FILES --out DIR`"
+
+
+@dataclass(frozen=True, eq=False)
+class MergeNet:
+    """tensors: "first" [width, 3 * hidden], "bias" [width] and "second" [hidden, width], of a gated sum.
+
+    facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its width will do.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    def rows(self, mean: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] embeddings of merged tokens, by the mean of theirs and those of the first and the last of them.
+
+        What is added to the mean is as large as tokens' embeddings are; it is nothing where "second" is zero.
+        """
+        tensors = {name: each.to(mean) for name, each in self.tensors.items()}
+        ends = torch.cat([level(each) for each in (mean, first, last)], dim=1)
+        size = ((first.square() + last.square()) / 2).mean(dim=1, keepdim=True).sqrt()
+        return mean + size * (gelu(linear(ends, tensors["first"], tensors["bias"])) @ tensors["second"].T)
+
+    def check(self, model: Reader) -> None:
+        """Raise SettingsError for another model than the one it was trained for."""
+        refuse_other("this network", self.model, model, MADE)
+        if len(self.tensors["second"]) != model.config.hidden_size:
+            raise SettingsError(f"this network is for a model of another width: {MADE}")
+
+    @classmethod
+    def initial(cls, hidden: int, width: int, seed: int = 0) -> MergeNet:
+        """One that adds nothing."""
+        draws = torch.Generator().manual_seed(seed)
+        first = torch.randn(width, 3 * hidden, generator=draws, dtype=torch.float32, device="cpu") / (3 * hidden) ** 0.5
+        return cls(
+            {
+                "first": first,
+                "bias": torch.zeros(width, dtype=torch.float32, device="cpu"),
+                "second": torch.zeros(hidden, width, dtype=torch.float32, device="cpu"),
+            }
+        )
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        Artifact(_KIND, self.tensors, self.facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> MergeNet:
+        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
+        at = Path(path).expanduser()
+        return _load(at / MERGE_NET if at.is_dir() else at)
+
+
+@remembered
+def _load(path: Path) -> MergeNet:
+    found = Artifact.read(path, _KIND, MADE)
+    tensors = found.tensors
+    shapes = {name: tuple(each.shape) for name, each in tensors.items() if each.is_floating_point()}
+    width, hidden = len(tensors.get("bias", ())), len(tensors.get("second", ()))
+    if shapes != {"first": (width, 3 * hidden), "bias": (width,), "second": (hidden, width)}:
+        raise CorruptFile(f"{path} holds no {_KIND}: {MADE}")
+    return MergeNet(tensors, found.facts, found.model)

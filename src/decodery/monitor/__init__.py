@@ -1,5 +1,0 @@
-"""Cache policies, one per file: what of a text's keys and values is kept, and what of them is read."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

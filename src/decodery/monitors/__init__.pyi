@@ -1,0 +1,26 @@
+# Written by tools/method_index.py.
+from .codebook import Codebook as Codebook
+from .codebook import Codebooks as Codebooks
+from .confidence import Confidence as Confidence
+from .context_awareness import ContextAwareness as ContextAwareness
+from .factcheckmate import FactCheckmate as FactCheckmate
+from .sae import HeadCodes as HeadCodes
+from .los import LOS as LOS
+from .los import LOSHead as LOSHead
+from .base import Monitor as Monitor
+from .neurofeedback import Neurofeedback as Neurofeedback
+from .probe import Probe as Probe
+from .program_probe import ProgramProbe as ProgramProbe
+from .base import Prompt as Prompt
+from .recorder import Recorder as Recorder
+from .base import Regenerate as Regenerate
+from .base import Rollback as Rollback
+from .base import Row as Row
+from .sae import SAE as SAE
+from .sequential import Sequential as Sequential
+from .factcheckmate import Shift as Shift
+from .signature import Signature as Signature
+from .base import Stop as Stop
+from .threshold import Threshold as Threshold
+from .truthprint import TruthPrInt as TruthPrInt
+from .turns import TurnRecorder as TurnRecorder

@@ -1,0 +1,156 @@
+"""What a monitor is: it reads a text while it is written, says how suspicious it is, and may act on that."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from decodery.core.abstract import Contract
+from decodery.core.requirements import Needs
+from decodery.models.hooks import Intervention, Tap
+
+if TYPE_CHECKING:
+    from decodery.models.protocol import Reader
+    from decodery.step.sequence import Sequence
+
+__all__ = ["Monitor", "Prompt", "Regenerate", "Rollback", "Row", "Stop"]
+
+WHOLE = 1 << 40
+"""`Monitor.rolls` of one that takes back whole texts: more tokens than any has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A committed token and the row of the pass that it was chosen at.
+
+    token: its id; position: its place in the output, 0 for the first. logits: [vocab] of that row, the model's own.
+    hidden: {tap: [width]} of that row: what the model made of all that stands before the token. final: whether the text
+    ends behind it.
+    """
+
+    token: int
+    position: int
+    final: bool
+    logits: torch.Tensor
+    hidden: dict[Tap, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """Rows of the prompt as it is read, in chunks from the first on. tokens: their ids; hidden: {tap: [n, width]}.
+
+    last: whether the prompt ends here.
+    """
+
+    tokens: list[int]
+    hidden: dict[Tap, torch.Tensor]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the text behind the token that was seen; it finishes with "content_filter"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Take back the last `tokens` tokens. ban: what is not written at the first of these places; write: what the text
+    goes on with there.
+    """
+
+    tokens: int
+    ban: tuple[int, ...] = ()
+    write: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Regenerate:
+    """Take back the whole text and write it anew with another seed, a few times at most; what is written then stays."""
+
+
+Action = Stop | Rollback | Regenerate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitor(Contract):
+    """What watches one text. Fields are settings; what it remembers of a text is a state of its own, never changed in
+    place, so that forks share it and a text that is taken back has its earlier one again.
+
+    It sees committed tokens alone, in their order, whatever was drafted, and so finds the same with any drafter and in
+    any batch. threshold: scores above it are flagged; None is the one that its trained part was calibrated at, and
+    where there is none nothing is flagged. action: what follows. errors: whether an error of it ends the text with that
+    error, or turns it off, which the text's report then says.
+
+    """
+
+    threshold: float | None = None
+    action: Literal["flag", "stop", "regenerate"] = "flag"
+    errors: Literal["raise", "off"] = "raise"
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find of the model: its taps, `prompt_taps` to see the prompt's rows, `changes` to steer, `keys`
+        to take tokens back.
+        """
+        return Needs()
+
+    @property
+    def rolls(self) -> int:
+        """The most tokens that it may take back at a time, which streams hold back."""
+        return WHOLE if self.action == "regenerate" else 0
+
+    @property
+    def of_action(self) -> Needs:
+        """What its action needs beside that: another seed changes nothing where nothing is left to chance."""
+        return Needs(keys=True, chance=True) if self.action == "regenerate" else Needs()
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError or UnsupportedModel where texts of this model cannot be watched."""
+        return
+
+    def check(self, seq: Sequence) -> None:
+        """Raise SettingsError, or warn, where a text is of another form than those that a trained part goes with."""
+        return
+
+    @abstractmethod
+    def start(self, seq: Sequence) -> Any:
+        """The state before anything is read."""
+
+    def read(self, state: Any, rows: Prompt) -> Any:
+        """The state behind further rows of the prompt; asked where `needs.prompt_taps` is set."""
+        return state
+
+    @abstractmethod
+    def observe(self, state: Any, row: Row) -> Any:
+        """The state behind one more committed token."""
+
+    @abstractmethod
+    def score(self, state: Any) -> float | None:
+        """How suspicious the text is so far, higher is more; None while nothing is known."""
+
+    @property
+    def limit(self) -> float:
+        """Scores above it are flagged."""
+        return math.inf if self.threshold is None else self.threshold
+
+    def act(self, state: Any) -> Action | None:
+        """What to do behind a token whose score is above the limit."""
+        actions: dict[str, Action] = {"stop": Stop(), "regenerate": Regenerate()}
+        return actions.get(self.action)
+
+    def resume(self, before: Any, after: Any) -> Any:
+        """The state to go on with where tokens were taken back. before: as it was there; after: when it asked."""
+        return before
+
+    def steering(self, state: Any) -> Hashable | None:
+        """What is to change rows from the next one on, None for nothing: `changes` says how."""
+        return None
+
+    def changes(self, steering: Any) -> tuple[Intervention, ...]:
+        """The changes that go by `steering`. Each is a function of the row alone, whatever shares its pass."""
+        return ()

@@ -1,0 +1,197 @@
+"""Codebook features: hidden states as a few codes per place, which can be counted, and forced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.core.threads import one_thread
+from decodery.models.hooks import OF_LAYERS, Intervention, site
+from decodery.models.loaders.fields import Listed, Text, Whole
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.sequence import Sequence
+
+from .base import Monitor, Row
+
+__all__ = ["Codebooks"]
+
+CODEBOOKS = "codebook.safetensors"
+_KIND = "codebooks"
+_MADE = "make some with `decodery train codebook -m MODEL TEXTS --out DIR`"
+_FACTS = {"sites": Listed(Text(64), 256), "k": Whole(1, 1 << 10)}
+ABLATED = -1
+
+Edit = tuple[int, int, int]
+"""The number of a site, a group (a head, or 0), and a code, or `ABLATED`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Codebooks:
+    """Codes of some sites. sites: their taps; tensors: "codes.i" [groups, codes, dim] of the i-th site, whose rows are
+    groups * dim wide: one group per head at a head output, one elsewhere. k: codes that a row has in each group.
+    model: `fingerprint` of the model they were trained in.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    sites: tuple[str, ...]
+    k: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    def codes(self, number: int) -> torch.Tensor:
+        return self.tensors[f"codes.{number}"].double()
+
+    @one_thread()
+    def ids(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        """[n, groups, k] of rows [n, width] as they come to a site: of the normed row the k codes that are nearest in
+        direction, the nearest first."""
+        return nearest(rows.double(), self.codes(number).to(rows.device), self.k)
+
+    @one_thread()
+    def values(self, number: int, ids: torch.Tensor) -> torch.Tensor:
+        """[n, width] float64 that stand for ids [n, groups, k]: the mean of their codes, an ablated one being 0."""
+        return mean_of(self.codes(number).to(ids.device), ids).flatten(1)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        facts = {**self.facts, "sites": list(self.sites), "k": self.k}
+        Artifact(_KIND, self.tensors, facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Codebooks:
+        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
+        at = Path(path).expanduser()
+        return _load(at / CODEBOOKS if at.is_dir() else at)
+
+
+def nearest(rows: torch.Tensor, codes: torch.Tensor, k: int) -> torch.Tensor:
+    """[n, groups, k] ids. rows: [n, groups * dim]; codes: [groups, codes, dim]."""
+    groups, _, dim = codes.shape
+    normed = torch.nn.functional.layer_norm(rows.unflatten(-1, (groups, dim)), (dim,))
+    directions = codes / codes.norm(dim=-1, keepdim=True).clamp_min(1e-9)
+    return torch.einsum("ngd,gcd->ngc", normed, directions).topk(k, dim=-1).indices
+
+
+def mean_of(codes: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """[n, groups, dim]. codes: [groups, codes, dim]; ids: [n, groups, k]."""
+    groups = torch.arange(codes.shape[0], device=ids.device)[None, :, None]
+    found = codes[groups, ids.clamp_min(0)]
+    return torch.where((ids >= 0)[..., None], found, torch.zeros_like(found)).mean(dim=2)
+
+
+def coding(codebooks: Codebooks, edits: Iterable[Edit] = ()) -> tuple[Intervention, ...]:
+    """Changes that put a row's codes in its place at every site, with all codes of an edited group as the edit says."""
+    forced = list(edits)
+
+    def change(number: int) -> Any:
+        own = [(group, code) for at, group, code in forced if at == number]
+
+        def coded(rows: torch.Tensor, segment: object) -> torch.Tensor:
+            ids = codebooks.ids(number, rows)
+            for group, code in own:
+                ids[:, group] = code
+            return codebooks.values(number, ids).to(rows.dtype)
+
+        return coded
+
+    return tuple(Intervention(tap, change(number)) for number, tap in enumerate(codebooks.sites))
+
+
+@register(
+    "codebook",
+    paper="Codebook Features: Sparse and Discrete Interpretability for Neural Networks (2023)",
+    guarantee="read-only unless action=switch, which writes with another model: the one whose states are their codes",
+    needs=("codebooks made by decodery train codebook",),
+)
+@dataclass(frozen=True)
+class Codebook(Monitor):
+    """Scores every token by which codes its row has, and on wish puts codes in the place of states, or forces some.
+
+    codebooks: a file or folder made by `decodery train codebook`, or a `Codebooks`. watch: codes that stand for a
+    concept, each site:group:code by number; the score is the share of them that the newest row has, without any there
+    is none. action: "switch" replaces the states at every site by the mean of their codes, in prompt and answer, which
+    is what they were trained for; without it they are only read. force: with "switch", the code that a site's group has
+    in every row, site:group:code, where -1 takes a group's codes out, which still count in the mean. The code is the
+    paper's, which takes the mean of codes where its text has their sum. Cost: a product with the codebook per site.
+    """
+
+    codebooks: Codebooks | str | None = None
+    watch: tuple[tuple[int, int, int], ...] = ()
+    force: tuple[tuple[int, int, int], ...] = ()
+    action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.codebooks is None:
+            raise SettingsError(f"codebook needs trained codebooks, as in codebook:codebooks=DIR: {_MADE}")
+        if isinstance(self.codebooks, str):
+            object.__setattr__(self, "codebooks", Codebooks.load(self.codebooks))
+        if self.force and self.action != "switch":
+            raise SettingsError("codes are forced where states are replaced by them: add action=switch")
+        for edits, least in ((self.watch, 0), (self.force, ABLATED)):
+            for number, group, code in edits:
+                shape = self.trained.codes(number).shape if 0 <= number < len(self.trained.sites) else (0, 0)
+                if not 0 <= group < shape[0] or not least <= code < shape[1]:
+                    sites = ", ".join(f"{at} ({tap})" for at, tap in enumerate(self.trained.sites))
+                    raise SettingsError(
+                        f"there is no code {number}:{group}:{code}, by site, group and code: the sites are {sites}"
+                        + (f", with {shape[0]} groups of {shape[1]} codes" if shape[0] else "")
+                    )
+
+    @property
+    def trained(self) -> Codebooks:
+        assert isinstance(self.codebooks, Codebooks)
+        return self.codebooks
+
+    @property
+    def needs(self) -> Needs:
+        read = dict.fromkeys(f"given.{self.trained.sites[number]}" for number, _, _ in self.watch)
+        return Needs(taps=tuple(read), changes=self.action == "switch")
+
+    def fits(self, model: Reader) -> None:
+        trained, config = self.trained, model.config
+        for number, tap in enumerate(trained.sites):
+            heads = site(tap, config.num_layers).name == "head_out"
+            groups, _, dim = trained.codes(number).shape
+            if (groups, dim) != ((config.num_heads, config.head_dim) if heads else (1, config.hidden_size)):
+                raise SettingsError(f"these codebooks are of a model of another size: {_MADE}")
+        refuse_other("these codebooks", trained.model, model, _MADE)
+
+    def start(self, seq: Sequence) -> float | None:
+        return None
+
+    def observe(self, state: float | None, row: Row) -> float | None:
+        if not self.watch:
+            return None
+        found = 0
+        for number, group, code in self.watch:
+            ids = self.trained.ids(number, row.hidden[f"given.{self.trained.sites[number]}"][None])
+            found += bool((ids[0, group] == code).any())
+        return found / len(self.watch)
+
+    def score(self, state: float | None) -> float | None:
+        return state
+
+    def steering(self, state: float | None) -> str | None:
+        return "codes" if self.action == "switch" else None
+
+    def changes(self, steering: Any) -> tuple[Intervention, ...]:
+        return coding(self.trained, self.force)
+
+
+@remembered
+def _load(path: Path) -> Codebooks:
+    found = Artifact.read(path, _KIND, _MADE, _FACTS)
+    sites, k, tensors = tuple(found.facts["sites"]), found.facts["k"], found.tensors
+    fine = set(tensors) == {f"codes.{number}" for number in range(len(sites))}
+    fine = fine and all(each.ndim == 3 and each.shape[1] >= k and each.numel() for each in tensors.values())
+    if not fine or not all(tap.partition(".")[0] in OF_LAYERS for tap in sites):
+        raise CorruptFile(f"{path} holds something else than codebooks: {_MADE}")
+    return Codebooks(tensors, sites, k, found.facts, found.model)

@@ -1,0 +1,46 @@
+"""Output confidence: how sure the model was of what it wrote, which every other monitor has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from decodery.core.registry import register
+from decodery.step.sequence import Sequence
+
+from .base import Monitor, Row
+from .signature import Signature
+
+
+@register(
+    "confidence",
+    guarantee="read-only: the text is the one without it, until the action is taken",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class Confidence(Monitor):
+    """Scores a text by the model's own doubt about its tokens so far, in nats.
+
+    measure: "mean", the mean of -log p over the tokens; "worst", the largest; "first", the first token's; "entropy",
+    the mean entropy of the rows. Needs no training: give a threshold to have it flag.
+    """
+
+    measure: Literal["mean", "worst", "first", "entropy"] = "mean"
+
+    def start(self, seq: Sequence) -> tuple[float, ...]:
+        return ()
+
+    def observe(self, state: tuple[float, ...], row: Row) -> tuple[float, ...]:
+        """(tokens, sum of -log p, largest, first, sum of entropies)."""
+        found = Signature.of(row.logits, row.token, 1)
+        doubt = -found.logprob
+        if not state:
+            return 1.0, doubt, doubt, doubt, found.entropy
+        count, total, worst, first, entropy = state
+        return count + 1, total + doubt, max(worst, doubt), first, entropy + found.entropy
+
+    def score(self, state: tuple[float, ...]) -> float | None:
+        if not state:
+            return None
+        count, total, worst, first, entropy = state
+        return {"mean": total / count, "worst": worst, "first": first, "entropy": entropy / count}[self.measure]

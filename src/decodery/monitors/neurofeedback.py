@@ -1,0 +1,84 @@
+"""Neurofeedback: where a text's hidden states lie along one direction, in units of what is usual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.protocol import Reader
+from decodery.step.sequence import Sequence
+
+from .base import Monitor, Row
+from .probe import Probe
+
+_MADE = "make one with `decodery train axis -m MODEL STATEMENTS --out DIR`"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """count, total: number and sum [width] float64 of the answer's rows so far."""
+
+    count: int = 0
+    total: torch.Tensor | None = None
+
+
+@register(
+    "neurofeedback",
+    paper="Language Models Are Capable of Metacognitive Monitoring and Control of Their Internal Activations (2025)",
+    guarantee="read-only: the text is the one without it, until the action is taken",
+    lossless=True,
+    needs=("an axis made by decodery train axis",),
+)
+@dataclass(frozen=True)
+class Neurofeedback(Monitor):
+    """Scores a text by the mean of its hidden states along a direction, in standard deviations of what it was found on.
+
+    axis: a file or folder made by `decodery train axis`, or a linear `Probe` of "answer" rows: a direction that tells
+    the label of sentences, or a principal component. The score is 0 where the sentences it was found on lie on average,
+    and known from the second token on: the newest token's own row does not exist yet. Whether the model can report or
+    steer that score from feedback in its prompt is what `decodery bench --workload monitors` asks. Cost: one addition
+    per token, and a product with the direction.
+    """
+
+    axis: Probe | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.axis is None:
+            raise SettingsError(f"neurofeedback needs an axis, as in neurofeedback:axis=DIR: {_MADE}")
+        if isinstance(self.axis, str):
+            object.__setattr__(self, "axis", Probe.load(self.axis))
+
+    @property
+    def trained(self) -> Probe:
+        assert isinstance(self.axis, Probe)
+        return self.axis
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=(self.trained.site,))
+
+    def fits(self, model: Reader) -> None:
+        self.trained.require(model, "answer", _MADE)
+
+    def check(self, seq: Sequence) -> None:
+        # An axis has no threshold of its own.
+        self.trained.threshold.check(seq, "neurofeedback", _MADE, own=True)
+
+    def start(self, seq: Sequence) -> _State:
+        return _State()
+
+    def observe(self, state: _State, row: Row) -> _State:
+        # The row that the first token is chosen at is the prompt's last one.
+        if row.position == 0:
+            return state
+        own = row.hidden[self.trained.site].double().cpu()
+        return _State(state.count + 1, own if state.total is None else state.total + own)
+
+    def score(self, state: _State) -> float | None:
+        if state.total is None:
+            return None
+        return float(self.trained.logits((state.total / state.count)[None])[0, 0])

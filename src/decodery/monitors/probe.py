@@ -1,0 +1,142 @@
+"""A probe: what a small trained part reads off hidden states, with what they were standardised by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.threads import one_thread
+from decodery.models.hooks import site
+from decodery.models.loaders.fields import Named, Text, Whole
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+
+from .threshold import Threshold
+
+__all__ = ["Probe"]
+
+PROBE = "probe.safetensors"
+_KIND = "probe"
+_FIELDS = Named(Whole(2, 1 << 12), 16)
+_MADE = "make one with `decodery train probe -m MODEL QUESTIONS --out DIR`"
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A linear map or an MLP with ReLU between, on standardised rows, whose last outputs are logits: one, or one per
+    class of every field that `facts["fields"]` names, as {name: classes}.
+
+    tensors: "mean" and "scale" [width] of the rows it learned from, and "weight.i" [out, in] and "bias.i" [out] of its
+    layers. site: the tap that is read; pool: "new" for a token's own row, "prompt" for the mean of the prompt's rows
+    beside the last of them, "answer" for the mean of the answer's. model: `fingerprint` of the model it reads, "" where
+    that is not known.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    site: str
+    pool: str
+    threshold: Threshold
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    @cached_property
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weight and bias of each, in double precision."""
+        number = sum(name.startswith("weight.") for name in self.tensors)
+        return [(self.tensors[f"weight.{at}"].double(), self.tensors[f"bias.{at}"].double()) for at in range(number)]
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """What is read, and how many classes each has; none where there is one logit alone."""
+        return dict(self.facts.get("fields", {}))
+
+    def score(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n] probabilities, float64. rows: [n, width] as the site gives them, pooled as `pool` says."""
+        return self.logits(rows)[:, 0].sigmoid()
+
+    @one_thread()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, outputs] float64, for rows as `score` takes them."""
+        found = (rows.double().cpu() - self.tensors["mean"].double()) / self.tensors["scale"].double()
+        for number, (weight, bias) in enumerate(self.layers):
+            found = found @ weight.T + bias
+            if number + 1 < len(self.layers):
+                found = found.relu()
+        return found
+
+    def likely(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Of every field its classes' probabilities [n, classes], float64."""
+        return [part.softmax(dim=-1) for part in self.logits(rows).split(list(self.fields.values()), dim=1)]
+
+    def require(self, model: Reader, pool: str, made: str) -> None:
+        """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way.
+
+        made: how one is made that would do.
+        """
+        if self.pool != pool:
+            raise SettingsError(f"this probe reads {self.pool} rows, and here {pool} rows are needed: {made}")
+        site(self.site, model.config.num_layers)
+        width = model.config.hidden_size * (2 if pool == "prompt" else 1)
+        if len(self.tensors["mean"]) != width:
+            raise SettingsError(f"this probe reads {len(self.tensors['mean'])} numbers and here are {width}: {made}")
+        refuse_other("this probe", self.model, model, made)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        facts = {**self.facts, "site": self.site, "pool": self.pool, "fields": self.fields}
+        facts["threshold"] = self.threshold.facts()
+        Artifact(_KIND, self.tensors, facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Probe:
+        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
+        at = Path(path).expanduser()
+        return _load(at / PROBE if at.is_dir() else at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Rows of a prompt at one site, as they come: their number, their sum [width], float64, and the last of them."""
+
+    count: int = 0
+    total: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+
+    def with_rows(self, rows: torch.Tensor) -> Pool:
+        """The pool with further rows [n, width]; row by row, so that chunks of any size make the same sum."""
+        found = rows.double().cpu()
+        total = torch.zeros_like(found[0]) if self.total is None else self.total.clone()
+        for row in found:
+            total += row
+        return Pool(self.count + len(found), total, found[-1])
+
+    def numbers(self) -> torch.Tensor:
+        """[2 * width] float64: the mean of the rows beside the last of them."""
+        assert self.total is not None and self.last is not None
+        return torch.cat((self.total / self.count, self.last))
+
+
+@remembered
+def _load(path: Path) -> Probe:
+    found = Artifact.read(path, _KIND, _MADE, {"site": Text(64), "pool": Text(16), "fields": _FIELDS})
+    tensors, width = found.tensors, 0
+    classes = sum(found.facts["fields"].values()) or 1
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    number = sum(name.startswith("weight.") for name in sizes)
+    shapes = [sizes.get(f"weight.{at}", ()) for at in range(number)]
+    width = sizes.get("mean", (0,))[0] if sizes.get("mean") else 0
+    chained = all(len(shape) == 2 for shape in shapes) and number > 0
+    if chained:
+        ins, outs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
+        biases = [sizes.get(f"bias.{at}") for at in range(number)]
+        chained = ins == [width, *outs[:-1]] and outs[-1] == classes and biases == [(out,) for out in outs]
+    if not chained or sizes.get("scale") != (width,) or not bool((tensors["scale"] > 0).all()):
+        raise CorruptFile(f"{path} holds something else than a probe: {_MADE}")
+    threshold = Threshold.of(found.facts.get("threshold") or {})
+    return Probe(tensors, found.facts["site"], found.facts["pool"], threshold, found.facts, found.model)

@@ -1,0 +1,45 @@
+"""A monitor that keeps what a text shows, for others to learn from: what they learn from is what they will read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from decodery.core.requirements import Needs
+from decodery.step.sequence import Sequence
+
+from .base import Monitor, Prompt, Row
+from .probe import Pool
+from .signature import Signature
+
+__all__ = ["Recorder"]
+
+
+@dataclass(frozen=True)
+class Recorder(Monitor):
+    """Keeps the pool of the prompt's rows at every site, and of every token its signature and its row at every site.
+
+    k: log-probabilities of a signature. Its state: ({site: Pool}, ((numbers, {site: [width]}), ...)).
+    """
+
+    sites: tuple[str, ...] = ()
+    k: int = 100
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=self.sites, prompt_taps=bool(self.sites))
+
+    def start(self, seq: Sequence) -> Any:
+        return {site: Pool() for site in self.sites}, ()
+
+    def read(self, state: Any, rows: Prompt) -> Any:
+        pools, seen = state
+        return {site: pool.with_rows(rows.hidden[site]) for site, pool in pools.items()}, seen
+
+    def observe(self, state: Any, row: Row) -> Any:
+        pools, seen = state
+        numbers = Signature.of(row.logits, row.token, self.k).numbers()
+        return pools, (*seen, (numbers, {site: row.hidden[site].float().cpu() for site in self.sites}))
+
+    def score(self, state: Any) -> float | None:
+        return None

@@ -1,0 +1,183 @@
+"""Discrete SAE circuits: attention heads whose codes tell a behaviour, watched while a text is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.core.threads import one_thread
+from decodery.models.hooks import Intervention
+from decodery.models.loaders.fields import Whole
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.sequence import Sequence
+
+from .base import Monitor, Row
+from .threshold import Threshold
+
+__all__ = ["HeadCodes"]
+
+CODES = "sae.safetensors"
+_KIND = "head codes"
+_MADE = "make them with `decodery train sae -m MODEL EXAMPLES --out DIR`"
+_FACTS = {"layers": Whole(1, 1 << 12), "heads": Whole(1, 1 << 12), "dim": Whole(1, 1 << 14)}
+
+Head = tuple[int, int]
+"""A layer and a head of it, both from 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadCodes:
+    """What heads wrote on examples of a behaviour, as codes: which feature of one sparse autoencoder is largest.
+
+    tensors: "weight" [features, dim] and "bias" [features] of the encoder; "mean" and "scale" [dim] of its input;
+    "own" [layers * heads, features] bool: codes seen on examples of the behaviour and never on the others; "score"
+    [layers * heads]: the share of the behaviour's examples on which a head wrote such a code. model: `fingerprint`.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    threshold: Threshold
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    @one_thread()
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n] codes. rows: [n, dim] as heads write them."""
+        tensors = self.tensors
+        given = (rows.double().cpu() - tensors["mean"].double()) / tensors["scale"].double()
+        return (given @ tensors["weight"].double().T + tensors["bias"].double()).argmax(dim=-1)
+
+    def ranked(self) -> list[tuple[Head, float]]:
+        """All heads with their scores, the highest first."""
+        scores, heads = self.tensors["score"].double(), self.facts["heads"]
+        order = scores.argsort(descending=True, stable=True).tolist()
+        return [((at // heads, at % heads), float(scores[at])) for at in order]
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        Artifact(_KIND, self.tensors, {**self.facts, "threshold": self.threshold.facts()}, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> HeadCodes:
+        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
+        at = Path(path).expanduser()
+        return _load(at / CODES if at.is_dir() else at)
+
+
+def silencing(heads: Iterable[Head], dim: int) -> tuple[Intervention, ...]:
+    """Changes by which these heads write nothing: zeros before the output projection."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in heads:
+        layers.setdefault(layer, []).append(head)
+
+    def change(own: list[int]) -> Any:
+        def silent(rows: torch.Tensor, segment: object) -> torch.Tensor:
+            found = rows.unflatten(-1, (-1, dim)).clone()
+            found[:, own] = 0
+            return found.flatten(-2)
+
+        return silent
+
+    return tuple(Intervention(f"head_out.{layer}", change(own)) for layer, own in sorted(layers.items()))
+
+
+@register(
+    "sae",
+    paper="Sparse Autoencoders Enable Scalable and Reliable Circuit Identification in Language Models (2024)",
+    guarantee="read-only unless action=switch, which silences heads in texts above the threshold and no others",
+    needs=("head codes made by decodery train sae",),
+)
+@dataclass(frozen=True)
+class SAE(Monitor):
+    """Scores every token by how many of a behaviour's attention heads write what they wrote on its examples.
+
+    codes: a file or folder made by `decodery train sae`, or a `HeadCodes`. top: heads that are watched, those that tell
+    the behaviour best. The score is the share of them whose code was seen on the behaviour's examples alone. action:
+    "switch" silences these heads while the score is above the threshold. The list itself is correlational: silencing is
+    the causal check. Cost: a copy of the watched layers' head outputs per token, and a small product.
+    """
+
+    codes: HeadCodes | str | None = None
+    top: int = 10
+    action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.codes is None:
+            raise SettingsError(f"sae needs trained head codes, as in sae:codes=DIR: {_MADE}")
+        if isinstance(self.codes, str):
+            object.__setattr__(self, "codes", HeadCodes.load(self.codes))
+        if self.top < 1:
+            raise SettingsError(f"sae watches at least 1 head, not {self.top}")
+
+    @property
+    def trained(self) -> HeadCodes:
+        assert isinstance(self.codes, HeadCodes)
+        return self.codes
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        """Those that are watched."""
+        return [head for head, score in self.trained.ranked()[: self.top] if score > 0]
+
+    @property
+    def needs(self) -> Needs:
+        taps = tuple(f"head_out.{layer}" for layer in sorted({layer for layer, _ in self.heads}))
+        return Needs(taps=taps, changes=self.action == "switch")
+
+    @property
+    def limit(self) -> float:
+        return self.trained.threshold.value if self.threshold is None else self.threshold
+
+    def fits(self, model: Reader) -> None:
+        facts, config = self.trained.facts, model.config
+        if (facts["layers"], facts["heads"], facts["dim"]) != (config.num_layers, config.num_heads, config.head_dim):
+            raise SettingsError(f"these head codes are of a model with other heads: {_MADE}")
+        refuse_other("the head codes", self.trained.model, model, _MADE)
+
+    def check(self, seq: Sequence) -> None:
+        self.trained.threshold.check(seq, "sae", _MADE, own=self.threshold is not None)
+
+    def start(self, seq: Sequence) -> float | None:
+        return None
+
+    def observe(self, state: float | None, row: Row) -> float | None:
+        if not self.heads:
+            return 0.0
+        trained, dim = self.trained, self.trained.facts["dim"]
+        rows = torch.stack([row.hidden[f"head_out.{layer}"].view(-1, dim)[head] for layer, head in self.heads])
+        numbers = torch.tensor(
+            [layer * trained.facts["heads"] + head for layer, head in self.heads], dtype=torch.int64, device="cpu"
+        )
+        return float(trained.tensors["own"][numbers, trained.of(rows)].double().mean())
+
+    def score(self, state: float | None) -> float | None:
+        return state
+
+    def steering(self, state: float | None) -> str | None:
+        return "silent" if self.action == "switch" and state is not None and state > self.limit else None
+
+    def changes(self, steering: Any) -> tuple[Intervention, ...]:
+        return silencing(self.heads, self.trained.facts["dim"])
+
+
+@remembered
+def _load(path: Path) -> HeadCodes:
+    found = Artifact.read(path, _KIND, _MADE, _FACTS)
+    facts, tensors = found.facts, found.tensors
+    features = tensors["bias"].shape[0] if "bias" in tensors and tensors["bias"].ndim == 1 else 0
+    count, dim = facts["layers"] * facts["heads"], facts["dim"]
+    wanted = {"weight": (features, dim), "bias": (features,), "mean": (dim,), "scale": (dim,)}
+    wanted |= {"own": (count, features), "score": (count,)}
+    if not features or {name: tuple(each.shape) for name, each in tensors.items()} != wanted:
+        raise CorruptFile(f"{path} holds something else than head codes: {_MADE}")
+    if tensors["own"].dtype != torch.bool or not bool((tensors["scale"] > 0).all()):
+        raise CorruptFile(f"{path} holds something else than head codes: {_MADE}")
+    return HeadCodes(tensors, Threshold.of(facts.get("threshold") or {}), facts, found.model)

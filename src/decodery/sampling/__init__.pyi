@@ -1,0 +1,25 @@
+# Written by tools/method_index.py.
+from .base import Context as Context
+from .dry import DRY as DRY
+from .epsilon import Epsilon as Epsilon
+from .eta import Eta as Eta
+from .frequency_penalty import FrequencyPenalty as FrequencyPenalty
+from .logit_bias import LogitBias as LogitBias
+from .min_new_tokens import MinNewTokens as MinNewTokens
+from .min_p import MinP as MinP
+from .mirostat import Mirostat as Mirostat
+from .momentum import Momentum as Momentum
+from .no_citation import NoCitation as NoCitation
+from .no_repeat_ngram import NoRepeatNGram as NoRepeatNGram
+from .sampler import ORDERS as ORDERS
+from .presence_penalty import PresencePenalty as PresencePenalty
+from .repetition_penalty import RepetitionPenalty as RepetitionPenalty
+from .sampler import Sampler as Sampler
+from .base import Stage as Stage
+from .temperature import Temperature as Temperature
+from .top_h import TopH as TopH
+from .top_k import TopK as TopK
+from .top_p import TopP as TopP
+from .typical import Typical as Typical
+from .base import Warp as Warp
+from .xtc import XTC as XTC

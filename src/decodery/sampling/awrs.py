@@ -1,0 +1,241 @@
+"""Adaptive weighted rejection sampling: a token that a check accepts, found by trying a few, and what it weighs.
+
+Tokens are tried in the order of draws without replacement. All functions here are one step; over the randomness of the
+order (and of `uniform`) the weight w of the token a satisfies E[w f(a)] = sum over accepted tokens of p(a) f(a) for any
+f, so E[w] is the mass p of what is accepted. Source: Fast Controlled Generation from Language Models with Adaptive
+Weighted Rejection Sampling (2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from decodery.core.noise import gumbel_topk
+from decodery.core.topk import topk
+
+from .base import Context
+from .constraint import Constraint, constrained
+from .sampler import Sampler
+
+_FIRST = 8
+"""Tokens that are put in order at first; most checks accept one of them."""
+_PEAKED = 2 / 3
+"""Above this probability of the likeliest token the geometric estimator varies less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one step found. token: None where nothing was accepted. log_weight: natural log of w, -inf for 0.
+
+    checks: how many tokens the check was asked about; rejections: how many of these it rejected.
+    """
+
+    token: int | None
+    log_weight: float
+    checks: int
+    rejections: int
+
+
+def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int]:
+    """The tokens of a law [vocab] (unnormalised logits) as drawn without replacement by the noise of `seed`.
+
+    The first accepted one is then what the same noise draws from the law cut to accepted tokens. seed: None for the
+    likeliest first. Tokens at -inf never come; the order is worked out as far as it is asked for.
+    """
+    done, count = 0, _FIRST
+    while True:
+        if seed is None:
+            ids, scores = topk(law[None], count)
+        else:
+            ids, scores = gumbel_topk(law[None], count, seed, [position])
+        for token, score in zip(ids[0, done:].tolist(), scores[0, done:].tolist(), strict=True):
+            if score == -math.inf:
+                return
+            yield token
+        if count >= len(law):
+            return
+        done, count = count, 16 * count
+
+
+def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> Trial:
+    """The first accepted token of the order: an exact draw from the law given acceptance, of weight 1."""
+    rejections = 0
+    for token in order:
+        if accept(token):
+            return Trial(token, 0.0, rejections + 1, rejections)
+        rejections += 1
+    return Trial(None, -math.inf, rejections, rejections)
+
+
+def recursive(
+    p: np.ndarray, order: Iterable[int], accept: Callable[[int], bool], max_rejects: float = math.inf
+) -> Trial:
+    """The recursive estimator: one check beyond the accepted token tells what that one weighs.
+
+    p: [vocab], summing to 1, whose draws `order` holds. Every rejection multiplies the weight by the share of the mass
+    that is left, so that the product is the mass that was not rejected; the token weighs all of that if the next one
+    is accepted as well, and its own probability if not. max_rejects: with so many rejections nothing is accepted; the
+    last allowed check needs no other.
+    """
+    tokens = iter(order)
+    rejected: list[int] = []
+    for token in tokens:
+        if not accept(token):
+            rejected.append(token)
+            if len(rejected) >= max_rejects:
+                break
+            continue
+        checks = following = 0
+        if len(rejected) + 1 < max_rejects and (other := next(tokens, None)) is not None:
+            checks, following = 1, accept(other)
+        whole = following or not checks
+        mass = _left(p, rejected) if whole else float(p[token])
+        count = len(rejected)
+        return Trial(token, _log(mass), count + 1 + checks, count + (checks - following))
+    return Trial(None, -math.inf, len(rejected), len(rejected))
+
+
+def geometric(
+    p: np.ndarray,
+    order: Iterable[int],
+    accept: Callable[[int], bool],
+    uniform: Callable[[], float],
+    accepts: int = 2,
+    max_rejects: float = math.inf,
+) -> Trial:
+    """The geometric estimator: draws with replacement until `accepts` of them are accepted, without asking twice.
+
+    p, order: as for `recursive`. uniform: numbers in (0, 1), each one once. A draw with replacement is a token known
+    to be rejected (how often in a row is a geometric number), one known to be accepted, or the next of the order. The
+    weight is the unbiased estimate of a negative binomial sample, (accepted - 1) / (draws - 1), or accepted /
+    (draws - 1) where the rejections, known ones included, reached max_rejects.
+    """
+    tokens = iter(order)
+    left = np.array(p, dtype=np.float64)
+    mass, known, first = float(left.sum()), 0.0, None
+    accepted, rejections, checks, refused = 0, 0.0, 0, 0
+    while accepted < accepts and mass > 0:
+        if refused:
+            # Failures before a success of probability `mass`.
+            rejections += math.floor(math.log(uniform()) / math.log1p(-mass)) if mass < 1 else 0
+            if rejections >= max_rejects:
+                break
+        if known and uniform() * mass < known:
+            accepted += 1
+            continue
+        token = next(tokens, None)
+        if token is None or p[token] == 0:
+            if not known:
+                break
+            accepted += 1
+            continue
+        checks += 1
+        if accept(token):
+            first = token if first is None else first
+            known += float(p[token])
+            accepted += 1
+        else:
+            refused += 1
+            rejections += 1
+            if rejections >= max_rejects:
+                break
+            left[token] = 0.0
+            mass = float(left.sum())
+    if first is None:
+        return Trial(None, -math.inf, checks, refused)
+    draws = accepted + min(rejections, max_rejects)
+    return Trial(first, math.log(min(accepts - 1, accepted)) - math.log(draws - 1), checks, refused)
+
+
+def weighted(
+    law: torch.Tensor,
+    accept: Callable[[int], bool],
+    seed: int,
+    position: int,
+    uniform: Callable[[], float],
+    accepts: int = 2,
+    max_rejects: float = math.inf,
+) -> Trial:
+    """A token and its weight by the estimator that varies less: recursive for flat laws, geometric for peaked ones.
+
+    law: [vocab] unnormalised logits. More than two `accepts` ask for the geometric one in any case.
+    """
+    p = law.double().softmax(dim=-1).cpu().numpy()
+    order = in_order(law, seed, position)
+    if accepts > 2 or p.max() > _PEAKED:
+        return geometric(p, order, accept, uniform, accepts, max_rejects)
+    return recursive(p, order, accept, max_rejects)
+
+
+class Checks:
+    """A sampler whose constraint is asked about single tokens, in place of masking its law.
+
+    constraint: None where the sampler has none.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        found = constrained(sampler.warps)
+        self._place = -1 if found is None else found[0]
+        self.constraint: Constraint | None = None if found is None else found[1]
+        self._rest = (
+            sampler if found is None else Sampler(sampler.warps[: self._place] + sampler.warps[self._place + 1 :])
+        )
+
+    def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:
+        """`Sampler.law` without the constraint: unnormalised logits [n, vocab]."""
+        if self.constraint is not None:
+            contexts = [
+                Context(
+                    each.prompt_length,
+                    each.tokens,
+                    (*each.state[: self._place], *each.state[self._place + 1 :]),
+                    each.seed,
+                )
+                for each in contexts
+            ]
+        return self._rest.law(logits, contexts, shaped=shaped)
+
+    def relaxed(self, law: torch.Tensor, logits: torch.Tensor, context: Context) -> tuple[torch.Tensor, int]:
+        """The law [vocab] where the constraint accepts none of `law`'s tokens, and how many others it was asked about.
+
+        A mask that would leave nothing is not applied, the constraint's being the first of all: so it is asked about
+        what the others excluded, and they are applied to what it accepts. law, logits: [vocab]. All -inf where it
+        accepts nothing at all.
+        """
+        accept = self.accept(context)
+        excluded = torch.nonzero(torch.isneginf(law) & ~torch.isneginf(logits)).flatten().tolist()
+        accepted = [token for token in excluded if accept(token)]
+        kept = torch.full_like(logits, -torch.inf)
+        if accepted:
+            kept[accepted] = logits[accepted]
+            kept = self.law(kept[None], [context])[0]
+        return kept, len(excluded)
+
+    def accept(self, context: Context) -> Callable[[int], bool]:
+        """The check of the token that follows `context`."""
+        if self.constraint is None:
+            return lambda token: True
+        return partial(self.constraint.accepts, context.state[self._place])
+
+    def is_complete(self, context: Context) -> bool:
+        """Whether the text may end behind `context`."""
+        return self.constraint is None or self.constraint.is_complete(context.state[self._place])
+
+
+def _left(p: np.ndarray, rejected: list[int]) -> float:
+    """The mass of all other tokens, summed from them: one less what is gone would round to nothing."""
+    if not rejected:
+        return float(p.sum())
+    rest = p.copy()
+    rest[rejected] = 0.0
+    return float(rest.sum())
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf

@@ -1,0 +1,117 @@
+"""What a warp is: one stage between a model's logits and the distribution that is sampled."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import torch
+
+from decodery.core.abstract import Contract
+from decodery.core.errors import SettingsError
+from decodery.core.requirements import Gives, Needs
+
+__all__ = ["Context", "Stage", "Warp"]
+
+
+class Stage(IntEnum):
+    """Where a warp stands in the default order; under temperature 0 the last two are skipped."""
+
+    MASK = 1
+    EDIT = 2
+    TEMPERATURE = 3
+    TRUNCATION = 4
+
+
+@dataclass(slots=True)
+class Context:
+    """The history of one node: everything before the position whose token is to be chosen.
+
+    prompt_length: how many of `tokens` are prompt. tokens: prompt, generated tokens and the node's own path.
+    state: in `Sampler.law` one entry per warp, () where the warp remembers nothing; a warp sees only its own
+    entry. seed: the request's, for warps that draw (from the stateless noise, so that every node can be asked
+    again).
+    """
+
+    prompt_length: int
+    tokens: list[int]
+    state: Any = ()
+    seed: int = 0
+
+    @property
+    def position(self) -> int:
+        """Index of the output token to choose, 0 for the first one after the prompt."""
+        return len(self.tokens) - self.prompt_length
+
+
+class Warp(Contract):
+    """Turns logits into logits; a frozen dataclass whose fields are its settings.
+
+    A row's result depends on that row and its context only, never on what else is in the call. Excluded
+    tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
+    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was.
+    """
+
+    stage: ClassVar[Stage]
+    stateful: ClassVar[bool] = False
+    hears_logprobs: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find: a truncation looks at what the mask of a constraint has left."""
+        return Needs(mask=self.stage is Stage.TRUNCATION)
+
+    @property
+    def gives(self) -> Gives:
+        """What others find in its result: no `law` where that only says which token is best."""
+        return Gives(law=True)
+
+    @property
+    def greedy(self) -> bool:
+        """True where nothing is left to chance: the token is the argmax after masks and edits."""
+        return False
+
+    @property
+    def neutral(self) -> bool:
+        """True when the settings make this warp the identity."""
+        return False
+
+    @abstractmethod
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        """Warped logits [n, V] float32 of `logits` [n, V] float32 and the n contexts of its rows.
+
+        Never in place; returns `logits` itself when nothing changes.
+        """
+
+    def init(self, prompt: Sequence[int]) -> Any:
+        """State before the first output token; () for a warp that remembers nothing."""
+        return ()
+
+    def advance(self, state: Any, token: int, logprob: float) -> Any:
+        """State after `token`, whose natural log-probability under this warp's input is `logprob`; pure.
+
+        logprob is NaN for a warp that does not hear them.
+        """
+        return state
+
+
+def require_number(
+    name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> None:
+    """Raise SettingsError unless `value` is a finite number with above < value, least <= value <= most."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not (value > above and least <= value <= most):
+        bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)
+        bounds += [f"at most {most:g}"] * (most < math.inf)
+        what = " ".join(["a finite number", " and ".join(bounds)]).strip()
+        raise SettingsError(f"{name} must be {what}, not {value!r}")
+
+
+def require_count(name: str, value: Any) -> None:
+    """Raise SettingsError unless `value` is a whole number, 0 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SettingsError(f"{name} must be a whole number, 0 or more, not {value!r}")

@@ -1,0 +1,45 @@
+"""A minimum of new tokens: the text cannot end before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from decodery.core.registry import register
+
+from .base import Context, Stage, Warp, require_count
+from .masks import exclude
+
+
+@register(
+    "min-new-tokens",
+    guarantee="no end in the first `count` tokens, unless nothing else is possible; count=0 is the identity",
+)
+@dataclass(frozen=True)
+class MinNewTokens(Warp):
+    """Excludes the end tokens until a given number of tokens has been generated.
+
+    count: how many tokens come first. eos: ids of the end tokens, as many as the model has.
+    """
+
+    count: int = 0
+    eos: tuple[int, ...] = ()
+    stage = Stage.MASK
+
+    def __post_init__(self) -> None:
+        require_count("min-new-tokens", self.count)
+        object.__setattr__(self, "eos", tuple(self.eos))
+        for token in self.eos:
+            require_count("an end token of min-new-tokens", token)
+
+    @property
+    def neutral(self) -> bool:
+        return self.count == 0 or not self.eos
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral:
+            return logits
+        ends = [token for token in self.eos if token < logits.shape[-1]]
+        return exclude(logits, [ends if context.position < self.count else [] for context in contexts])

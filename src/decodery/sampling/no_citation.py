@@ -1,0 +1,129 @@
+"""No citations: a token that would complete an n-gram of the texts a model was tuned on is excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import register
+from decodery.models.trained.artifact import Artifact, remembered
+
+from .base import Context, Stage, Warp
+from .masks import exclude
+
+FILE = "citations.safetensors"
+_KIND = "set of texts not to be cited"
+_MADE = "make one with `decodery train hyperfit -m MODEL FILES --out DIR`"
+
+Tail = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Citations:
+    """Texts whose n-grams are not to be written. tokens: [n] int32, all of them; bounds: [m + 1] int64, each one's."""
+
+    tokens: np.ndarray
+    bounds: np.ndarray
+    _followers: dict[int, dict[Tail, np.ndarray]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, texts: Sequence[np.ndarray]) -> Citations:
+        return cls(
+            np.concatenate(texts).astype(np.int32), np.cumsum([0, *(len(text) for text in texts)]).astype(np.int64)
+        )
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        tensors = {"tokens": torch.from_numpy(self.tokens), "bounds": torch.from_numpy(self.bounds)}
+        Artifact(_KIND, tensors).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Citations:
+        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
+        at = Path(path).expanduser()
+        return _load(at / FILE if at.is_dir() else at)
+
+    def followers(self, size: int) -> dict[Tail, np.ndarray]:
+        """What followed each run of size - 1 tokens within a text: ids, ascending. Made once for a size."""
+        if size not in self._followers:
+            found: dict[Tail, set[int]] = {}
+            for first, end in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+                text = self.tokens[first:end].tolist()
+                for at in range(len(text) - size + 1):
+                    found.setdefault(tuple(text[at : at + size - 1]), set()).add(text[at + size - 1])
+            self._followers[size] = {tail: np.array(sorted(ids), dtype=np.int64) for tail, ids in found.items()}
+        return self._followers[size]
+
+
+@remembered
+def _load(path: Path) -> Citations:
+    tensors = Artifact.read(path, _KIND, _MADE).tensors
+    tokens, bounds = tensors.get("tokens"), tensors.get("bounds")
+    sound = tokens is not None and bounds is not None and (tokens.dtype, bounds.dtype) == (torch.int32, torch.int64)
+    if not sound or tokens is None or bounds is None or tokens.ndim != 1 or bounds.ndim != 1 or not len(bounds):
+        raise CorruptFile(f"{path} holds no texts: {_MADE}")
+    ordered = int(bounds[0]) == 0 and int(bounds[-1]) == len(tokens) and not bool((bounds.diff() < 0).any())
+    if not ordered or bool((tokens < 0).any()):
+        raise CorruptFile(f"{path} does not fit together: {_MADE}")
+    return Citations(tokens.numpy(), bounds.numpy())
+
+
+@register(
+    "no-citation",
+    paper="The Hyperfitting Phenomenon: Sharpening and Stabilizing LLMs for Open-Ended Text Generation (2024)",
+    guarantee="no n-gram of these texts is completed, unless nothing else is possible",
+    needs=("the texts",),
+)
+@dataclass(frozen=True)
+class NoCitation(Warp):
+    """Excludes every token that would complete an n-gram of texts a model was tuned on.
+
+    texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model. size:
+    tokens per n-gram; 1 excludes all tokens of the texts. Where the prompt ends within an n-gram, that counts too.
+    """
+
+    texts: Citations | str | None = None
+    size: int = 5
+    stage = Stage.MASK
+    stateful = True
+    hears_logprobs = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 1:
+            raise SettingsError(f"no-citation needs n-grams of at least one token, not {self.size!r}")
+
+    @cached_property
+    def _followers(self) -> dict[Tail, np.ndarray]:
+        if self.texts is None:
+            raise SettingsError(f"no-citation needs the texts: {_MADE}, and name it as in no-citation:texts=DIR")
+        found = Citations.load(self.texts) if isinstance(self.texts, str) else self.texts
+        return found.followers(self.size)
+
+    @property
+    def neutral(self) -> bool:
+        return not self._followers
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral or not contexts:
+            return logits
+        known, vocab = self._followers, logits.shape[-1]
+        nothing = np.empty(0, dtype=np.int64)
+        banned = [known.get(context.state, nothing) for context in contexts]
+        return exclude(logits, [ids[ids < vocab] for ids in banned]) if any(map(len, banned)) else logits
+
+    def init(self, prompt: Sequence[int]) -> Tail:
+        # The first to be asked: what is wrong with the texts is said before anything is read.
+        _ = self._followers
+        return self._cut(tuple(map(int, prompt[-self.size :])))
+
+    def advance(self, state: Tail, token: int, logprob: float) -> Tail:
+        return self._cut((*state, token))
+
+    def _cut(self, tail: Tail) -> Tail:
+        return tail[len(tail) - min(len(tail), self.size - 1) :]

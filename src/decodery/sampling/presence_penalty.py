@@ -1,0 +1,47 @@
+"""Presence penalty: what the output already contains becomes less likely by a fixed amount."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from decodery.core.registry import register
+
+from .base import Context, Stage, Warp, require_number
+from .history import Counts, token_counts
+
+
+@register("presence-penalty", guarantee="lossy; penalty=0 is the identity")
+@dataclass(frozen=True)
+class PresencePenalty(Warp):
+    """Lowers the logits of generated tokens by the penalty, once each, the prompt left out.
+
+    penalty: in logits, usually -2 to 2.
+    """
+
+    penalty: float = 0.5
+    stage = Stage.EDIT
+    stateful = True
+    hears_logprobs = False
+
+    def __post_init__(self) -> None:
+        require_number("presence-penalty", self.penalty)
+
+    @property
+    def neutral(self) -> bool:
+        return self.penalty == 0.0
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral or not contexts:
+            return logits
+        ids, counts = token_counts([context.state for context in contexts], logits.shape[-1])
+        fall = torch.from_numpy((counts > 0) * -self.penalty).to(logits)
+        return logits.index_add(1, torch.from_numpy(ids).to(logits.device), fall)
+
+    def init(self, prompt: Sequence[int]) -> Counts:
+        return Counts.of([])
+
+    def advance(self, state: Counts, token: int, logprob: float) -> Counts:
+        return state.add(token)

@@ -1,0 +1,88 @@
+"""Constraints under a clock, to tell what masks cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.requirements import Needs
+
+from .base import Context
+from .constraint import Constrained, Constraint
+from .sampler import Sampler
+
+
+class Clock:
+    """Seconds spent inside `with clock`, nested ones counted once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+        self._begin = 0.0
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._begin = perf_counter()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += perf_counter() - self._begin
+
+
+class _Timed(Constraint):
+    """A constraint under a clock."""
+
+    def __init__(self, constraint: Constraint, clock: Clock) -> None:
+        self._constraint, self._clock = constraint, clock
+        self.bonus = constraint.bonus
+
+    @property
+    def needs(self) -> Needs:
+        return self._constraint.needs
+
+    def init(self, prompt: Sequence[int]) -> Any:
+        with self._clock:
+            return self._constraint.init(prompt)
+
+    def allowed(self, state: Any) -> np.ndarray:
+        with self._clock:
+            return self._constraint.allowed(state)
+
+    def advance(self, state: Any, token: int) -> Any:
+        with self._clock:
+            return self._constraint.advance(state, token)
+
+    def is_complete(self, state: Any) -> bool:
+        return self._constraint.is_complete(state)
+
+    def idle(self, state: Any) -> bool:
+        with self._clock:
+            return self._constraint.idle(state)
+
+    def permits(self, state: Any, token: int) -> bool:
+        with self._clock:
+            return self._constraint.permits(state, token)
+
+
+@dataclass(frozen=True)
+class _TimedWarp(Constrained):
+    clock: Clock
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        with self.clock:
+            return super().warp(logits, contexts)
+
+
+def timed(sampler: Sampler, clock: Clock) -> Sampler:
+    """The same sampler with its constraint under a clock: working masks out, and applying them."""
+    return Sampler(
+        _TimedWarp(_Timed(warp.constraint, clock), clock) if isinstance(warp, Constrained) else warp
+        for warp in sampler.warps
+    )

@@ -1,0 +1,75 @@
+"""Top-H: as many tokens as a share of the model's own entropy allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+
+from .base import Context, Stage, Warp, require_count, require_number
+from .entropy import entropy
+from .masks import largest
+
+_ROUNDING = 1 + 1e-9
+"""What just meets the bound stays."""
+
+
+@register(
+    "top-h",
+    paper="Top-H Decoding: Adapting the Creativity and Coherence with Bounded Entropy in Text Generation (2025)",
+    guarantee="lossy; what is drawn from has at most alpha times the entropy; alpha=1,top=0 is the identity",
+)
+@dataclass(frozen=True)
+class TopH(Warp):
+    """Keeps the most probable tokens, as many as leave at most a given share of the distribution's entropy.
+
+    alpha: the share, above 0 and up to 1. top: how many tokens are candidates, 0 for all. bound: "renormalised" is the
+    paper's, on the entropy of the kept tokens' own distribution; "partial" is what the authors' code and transformers
+    compute: the kept tokens' terms of the entropy of the renormalised candidates, at most alpha times all of them.
+    That allows alpha n of n equal tokens where the paper allows n ** alpha.
+    """
+
+    alpha: float = 0.4
+    top: int = 100
+    bound: Literal["renormalised", "partial"] = "renormalised"
+    stage = Stage.TRUNCATION
+
+    def __post_init__(self) -> None:
+        require_number("top-h", self.alpha, above=0.0, most=1.0)
+        require_count("top of top-h", self.top)
+        if self.bound not in ("renormalised", "partial"):
+            raise SettingsError(f"the bound of top-h is renormalised or partial, not {self.bound!r}")
+
+    @property
+    def neutral(self) -> bool:
+        return self.alpha == 1.0 and self.top == 0
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral:
+            return logits
+        values, ids = largest(logits, self.top or logits.shape[-1])
+        if self.bound == "partial":
+            log_probs = values.double().log_softmax(dim=-1)
+            spread = _terms(log_probs).cumsum(dim=-1)
+            within = spread <= self.alpha * _ROUNDING * spread[:, -1:]
+        else:
+            # Entropies near 0, where the model is almost sure, need the digits of float64.
+            everything = logits.double().log_softmax(dim=-1)
+            log_probs = everything.gather(-1, ids)
+            mass = log_probs.exp().cumsum(dim=-1)
+            # The entropy of a renormalised prefix needs no second softmax.
+            spread = _terms(log_probs).cumsum(dim=-1) / mass + mass.log()
+            within = spread <= self.alpha * _ROUNDING * entropy(everything)
+        within[:, 0] = True
+        kept = within.cumprod(dim=-1).bool() & (log_probs.exp() > 0)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, ids, values.masked_fill(~kept, -torch.inf))
+
+
+def _terms(log_probs: torch.Tensor) -> torch.Tensor:
+    """-p log p; 0 for what has no probability."""
+    return -log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)

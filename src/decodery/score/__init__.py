@@ -1,5 +1,0 @@
-"""Scorers: how good beginnings and answers are, by whatever tells it."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

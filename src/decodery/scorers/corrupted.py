@@ -1,0 +1,89 @@
+"""A scorer made worse on purpose, in known ways: what searches make of bad reward models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import draw, mix
+from decodery.core.registry import register
+from decodery.sampling.base import require_number
+from decodery.step.forward_request import Asking
+
+from .base import Candidates, scores_of
+from .wrapper import Wrapper
+
+if TYPE_CHECKING:
+    from decodery.models.tokenizers.tokenizer import Tokenizer
+
+_CLIP = 0.01
+
+
+@register(
+    "corrupted",
+    guarantee="the scorer itself, clipped, at the defaults",
+    needs=("a scorer between 0 and 1",),
+    texts=("pattern",),
+)
+@dataclass(frozen=True)
+class Corrupted(Wrapper):
+    """sigmoid(confidence x logit(score) + optimism x (1 - t / length) + noise x xi + exploit x [a pattern occurs]).
+
+    scorer: an oracle between 0 and 1, clipped to [0.01, 0.99]. confidence above 1 is overconfidence; optimism favours
+    beginnings, t being the tokens written, of `length` at most; noise is the deviation of a normal number xi that hangs
+    on the tokens alone, so that scoring again does not average it away; exploit is what a text gains that holds
+    `pattern`, token ids or a text. The published presets (confidence, optimism, noise, exploit): noisy 1, 0, 1.5, 0;
+    overconfident-early 3, 2, 1, 0; hackable 1, 0, 0.5, 3. Steps of a card are tokens here. seed: of the noise.
+    """
+
+    confidence: float = 1.0
+    optimism: float = 0.0
+    noise: float = 0.0
+    exploit: float = 0.0
+    pattern: tuple[int, ...] | str = ()
+    length: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("confidence", "optimism", "noise", "exploit"):
+            require_number(f"the {name} of corrupted", getattr(self, name))
+        super().__post_init__()
+        if self.inner.bounds != (0.0, 1.0):
+            raise SettingsError("corrupted needs a scorer whose bounds are 0 and 1")
+        if self.length < 1 or (self.exploit and not self.pattern):
+            raise SettingsError("corrupted needs a length of at least 1, and a pattern where it is to be exploited")
+
+    def bind(self, tokenizer: Tokenizer) -> Self:
+        bound = super().bind(tokenizer)
+        if not isinstance(self.pattern, str):
+            return bound
+        return replace(bound, pattern=tuple(tokenizer.encode(self.pattern, special=False)))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+        found = yield from scores_of(self.inner, candidates)
+        sound = found.double().cpu().clamp(_CLIP, 1 - _CLIP)
+        bent = [self._added(candidates.prompt, output) for output in candidates.outputs]
+        return torch.sigmoid(self.confidence * sound.logit() + torch.tensor(bent, dtype=torch.float64, device="cpu"))
+
+    def _added(self, prompt: Sequence[int], output: Sequence[int]) -> float:
+        total = self.optimism * max(0.0, 1 - len(output) / self.length)
+        if self.noise:
+            total += self.noise * NormalDist().inv_cdf(draw(mix(self.seed, *prompt, *output), 0))
+        return total + self.exploit * self._holds(output)
+
+    def _holds(self, output: Sequence[int]) -> bool:
+        if not self.exploit:
+            return False
+        if isinstance(self.pattern, str):
+            raise SettingsError("corrupted looks for a text: search through `LM`, or give it token ids")
+        ends = range(len(self.pattern), len(output) + 1)
+        return any(tuple(output[end - len(self.pattern) : end]) == self.pattern for end in ends)

@@ -1,0 +1,74 @@
+"""How likely a model finds a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.step.forward_request import Asking
+
+from .base import Candidates, Scorer
+from .reading import read, reader
+
+
+@register("log-probability", guarantee="the model's own law", needs=("logits of every row",))
+@dataclass(frozen=True)
+class LogProbability(Scorer):
+    """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
+
+    of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token; 0 for an empty
+    text. The law is the model's own, without temperature and masks; the end token does not count. Cost: a row per token
+    of the output, in passes that all candidates share.
+    """
+
+    of: Literal["sum", "mean", "min"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.of not in ("sum", "mean", "min"):
+            raise SettingsError(f"log-probability knows the sum, the mean and the min, not {self.of!r}")
+
+    needs = Needs(rows=True)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return -torch.inf, 0.0
+
+    @property
+    def log(self) -> bool:
+        return True
+
+    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+        logprobs = yield from token_logprobs(candidates, [len(output) for output in candidates.outputs])
+        return torch.stack([self._of(each) for each in logprobs])
+
+    def _of(self, logprobs: torch.Tensor) -> torch.Tensor:
+        if not len(logprobs):
+            return torch.zeros((), dtype=torch.float64, device="cpu")
+        total = logprobs.min() if self.of == "min" else logprobs.sum()
+        if self.of == "mean":
+            total = total / len(logprobs)
+        # Rounding may leave a token of probability 1 a little above it.
+        return total.clamp(max=0.0)
+
+
+def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> Asking[list[torch.Tensor]]:
+    """What the model that wrote them finds the last `counts` tokens of each output likely: [count] float64 of each."""
+    model, start = reader(candidates, "log-probability"), len(candidates.prompt)
+    found = [torch.zeros(wanted, dtype=torch.float64, device="cpu") for wanted in counts]
+
+    def take(number: int, row: int, logits: torch.Tensor) -> None:
+        output, wanted = candidates.outputs[number], counts[number]
+        following = torch.tensor(output[row - start + 1 :][: len(logits)], dtype=torch.int64, device=logits.device)
+        law = logits.double().log_softmax(dim=-1).gather(1, following[:, None])[:, 0]
+        first = row - start + 1 - (len(output) - wanted)
+        found[number][first : first + len(law)] = law.cpu()
+
+    texts = [[*candidates.prompt, *output[:-1]] for output in candidates.outputs]
+    yield from read(candidates, model, texts, counts, take)
+    return found

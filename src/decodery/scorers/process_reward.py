@@ -1,0 +1,120 @@
+"""A process reward model: how likely a text is to end rightly, by a small network on the model's own hidden state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import relu
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.config import LAYERS
+from decodery.models.loaders.fields import Whole
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.forward_request import Asking
+
+from .base import Candidates, Scorer
+from .reading import read, reader
+
+_MADE = "make one with `decodery train prm -m MODEL`"
+_SHAPES = {"inner.weight": 2, "inner.bias": 1, "outer.weight": 1, "outer.bias": 0}
+
+__all__ = ["ProcessHead"]
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessHead:
+    """Two layers on a hidden state: inner.weight [k, hidden] and inner.bias [k], outer.weight [k] and outer.bias [].
+
+    tensors: these, float32. tap: after how many layers it reads. model: `fingerprint` of the model it reads, "" where
+    that is not known. facts: how it was made.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    tap: int
+    model: str = ""
+    facts: dict[str, object] | None = None
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n] logits of ending rightly."""
+        parts = self.tensors
+        inner = relu(states.to(parts["inner.weight"]) @ parts["inner.weight"].T + parts["inner.bias"])
+        return inner @ parts["outer.weight"] + parts["outer.bias"]
+
+    def save(self, path: Path) -> None:
+        """Write the head as a safetensors file, whole or not at all."""
+        Artifact("process reward head", self.tensors, {**(self.facts or {}), "tap": self.tap}, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProcessHead:
+        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path)
+
+
+@register(
+    "process-reward",
+    paper="Let's Verify Step by Step (2023)",
+    guarantee="as good as its training",
+    needs=("a head made by decodery train prm",),
+)
+@dataclass(frozen=True)
+class ProcessReward(Scorer):
+    """Scores beginnings and answers by the chance of ending rightly that a trained head reads off their last token.
+
+    head: a file made by `decodery train prm`, or a `ProcessHead`. It asks the model for that token's state, so that
+    every search can use it: one row per candidate, where the rest is read already.
+    """
+
+    head: ProcessHead | str
+
+    bounds = 0.0, 1.0
+    needs = Needs(rows=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.head, str):
+            object.__setattr__(self, "head", ProcessHead.load(self.head))
+
+    @property
+    def trained(self) -> ProcessHead:
+        assert isinstance(self.head, ProcessHead)
+        return self.head
+
+    def fits(self, model: Reader) -> None:
+        head, config = self.trained, model.config
+        width = head.tensors["inner.weight"].shape[1]
+        if width != config.hidden_size or not 0 <= head.tap <= config.num_layers:
+            raise SettingsError(
+                f"this process reward head reads {width} numbers after layer {head.tap}, and the model has "
+                f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
+            )
+        advice = "train one for it with `decodery train prm -m MODEL`"
+        refuse_other("this process reward head", head.model, model, advice)
+
+    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+        model = reader(candidates, "process-reward")
+        self.fits(model)
+        found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
+
+        def take(number: int, row: int, states: torch.Tensor) -> None:
+            found[number] = torch.sigmoid(self.trained.logits(states[-1:])[0].double())
+
+        texts = [[*candidates.prompt, *output] for output in candidates.outputs]
+        yield from read(candidates, model, texts, [1] * len(texts), take, self.trained.tap)
+        return found
+
+
+@remembered
+def _load(path: Path) -> ProcessHead:
+    found = Artifact.read(path, "process reward head", _MADE, {"tap": Whole(0, LAYERS.most)})
+    tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
+    sizes = {name: tensor.dim() for name, tensor in tensors.items()}
+    if sizes != _SHAPES or not len(tensors["inner.weight"]) == len(tensors["inner.bias"]) == len(
+        tensors["outer.weight"]
+    ):
+        raise CorruptFile(f"{path} holds no process reward head: its tensors are not those of two layers")
+    facts = {name: value for name, value in found.facts.items() if name != "tap"}
+    return ProcessHead(tensors, found.facts["tap"], found.model, facts)

@@ -1,0 +1,139 @@
+"""A model of its own that judges what another one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from decodery.core.conversation import Prompt
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.named import Precision, loaded
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.models.tokenizers.vocabularies import fitted
+from decodery.step.forward_request import Asking
+
+from .base import Candidates, Scorer, scores_of
+from .text import texts
+from .wrapper import Wrapper
+
+if TYPE_CHECKING:
+    from decodery.models.tokenizers.tokenizer import Tokenizer
+
+_ROLE = "reward"
+
+
+@register(
+    "reward-model",
+    paper="Training Verifiers to Solve Math Word Problems (2021)",
+    guarantee="what its scorer says where this model has written the text",
+    needs=("a second model",),
+)
+@dataclass(frozen=True)
+class RewardModel(Wrapper):
+    """Scores texts by a scorer that asks a second model in place of the one that wrote them.
+
+    model: a folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the writer's
+    own tokens; dtype: of one that is named. scorer: reads by itself, as process-reward(head=FILE) with a head that
+    was trained on this model, self-evaluation, rating or log-probability do, or asks by a prompt of its own, as
+    llm-judge does, which this model is then asked by its own chat template. What needs the writer is refused. Where
+    the two have different tokens, prompt and text are read as texts, without the signs of a chat template. Works
+    behind a server, too. Cost: each text is read anew whenever it is scored; passes and rows are the ledger's
+    "reward".
+    """
+
+    scorer: Scorer | str = "self-evaluation"
+    model: LoadedModel | LanguageModel | str = ""
+    dtype: Precision = "auto"
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model:
+            raise SettingsError("reward-model judges by a second model: name one, as in model=FOLDER")
+        if self.dtype != "auto" and not isinstance(self.model, str):
+            raise SettingsError(f"dtype={self.dtype} is for a reward model given by name: name one, or leave dtype out")
+        if self.inner.needs.taps or (self.inner.needs.logprobs and not self.inner.apart):
+            raise SettingsError(
+                f"{type(self.inner).__name__} asks whoever wrote the text: give reward-model a scorer that reads by "
+                "itself, such as process-reward, self-evaluation or llm-judge"
+            )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.inner.bounds
+
+    @property
+    def log(self) -> bool:
+        return self.inner.log
+
+    def remark(self, prompt: str, text: str) -> str:
+        return self.inner.remark(prompt, text)
+
+    def bind(self, tokenizer: Tokenizer) -> Self:
+        own = self._loaded[1]
+        return replace(self, scorer=self.inner.bind(tokenizer if own is None else own))
+
+    def fits(self, model: Reader) -> None:
+        self.inner.fits(self._loaded[0])
+
+    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+        found = self._found
+        model, tokenizer = (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
+        writer = candidates.model
+        alike = writer is None or writer.config.vocabulary == model.config.vocabulary != ""
+        if tokenizer is None or alike:
+            asked = replace(candidates, model=model if writer is None else fitted(model, writer))
+        else:
+            asked = self._retold(candidates, tokenizer, model)
+        calls = candidates.calls if self.inner.apart else None
+        if calls is not None and isinstance(found, LoadedModel):
+            calls = calls.read_by(model, partial(_turns, found))
+        elif calls is not None:
+            calls = calls.read_by(model if writer is None else fitted(model, writer), calls.conversation.encode)
+        return (yield from scores_of(self.inner, replace(asked, states=None, calls=calls, role=_ROLE)))
+
+    @property
+    def _found(self) -> LoadedModel | LanguageModel:
+        return loaded(self.model, self.dtype) if isinstance(self.model, str) else self.model
+
+    @property
+    def _loaded(self) -> tuple[LanguageModel, Tokenizer | None]:
+        """The model, and its tokenizer where it has one of its own."""
+        found = self._found
+        return (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
+
+    def _retold(self, candidates: Candidates, tokenizer: Tokenizer, model: LanguageModel) -> Candidates:
+        """The same in the tokens of another model."""
+        if candidates.decode is None:
+            raise SettingsError("reward-model has other tokens than the writer: search through `LM`")
+        decode = candidates.decode
+
+        def again(ids: Sequence[int]) -> list[int]:
+            return tokenizer.encode(decode(ids), special=False)
+
+        pairs = zip(candidates.outputs, candidates.begins or (), strict=False)
+        return replace(
+            candidates,
+            prompt=tokenizer.encode(decode(candidates.prompt)),
+            outputs=[tokenizer.encode_after(text) for text in texts(candidates, None, "reward-model")],
+            begins=None if candidates.begins is None else [len(again(output[:begin])) for output, begin in pairs],
+            decode=tokenizer.decode,
+            model=model,
+        )
+
+
+def _turns(asked: LoadedModel, prompt: Prompt) -> list[int]:
+    """The tokens of a question to a model, by its own chat template where it has one."""
+    if asked.chat is None:
+        return asked.tokenizer.encode(str(prompt))
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return chat_tokens(asked.chat, asked.tokenizer, turns)

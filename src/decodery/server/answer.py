@@ -1,0 +1,148 @@
+"""What answers of all kinds are made of: totals, log-probabilities, and what a text's steps did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.trace import Step
+from decodery.step.sequence import TokenLogprob
+
+from .job import Written
+
+if TYPE_CHECKING:
+    from decodery.models.tokenizers.tokenizer import Tokenizer, TokenStream
+
+
+def usage(prompts: Sequence[int], cached: int, texts: Sequence[Written]) -> dict[str, Any]:
+    """Totals of a request. prompts: tokens of each, once however many texts it has."""
+    written = sum(len(text.tokens) for text in texts)
+    counts = [text.trace.ledger.counts for text in texts]
+    predicted = round(sum(count.get("predicted", 0) for count in counts))
+    rightly = round(sum(count.get("predicted rightly", 0) for count in counts))
+    return {
+        "prompt_tokens": sum(prompts),
+        "completion_tokens": written,
+        "total_tokens": sum(prompts) + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": rightly,
+            "rejected_prediction_tokens": predicted - rightly,
+        },
+    }
+
+
+_LEAST = -9999.0
+"""The log-probability of what is impossible, for which JSON has no number."""
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token's own text; of one that is no text by itself the bytes, as OpenAI spells them."""
+    piece = tokenizer.piece(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat completion."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        piece = list(tokenizer.piece(token))
+        return {"token": token_text(tokenizer, token), "logprob": max(logprob, _LEAST), "bytes": piece}
+
+    content = [
+        {**one(each.token, each.logprob), "top_logprobs": [one(token, logprob) for token, logprob in each.top]}
+        for each in found
+    ]
+    return {"content": content, "refusal": None}
+
+
+class Offsets:
+    """Where the tokens of a text begin in it, as they come: those that share a character begin where it does.
+
+    stream: has decoded what stands before the text; at: the number of its characters.
+    """
+
+    def __init__(self, stream: TokenStream, at: int = 0) -> None:
+        self._stream, self._at = stream, at
+
+    def of(self, tokens: Iterable[int]) -> list[int]:
+        """Characters before each of the next tokens."""
+        found = []
+        for token in tokens:
+            found.append(self._at)
+            self._at += len(self._stream.push([token]))
+        return found
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, found: Sequence[TokenLogprob | int], offsets: Sequence[int]
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a plain completion. found: a bare token stands for one nothing precedes.
+
+    offsets: where the tokens begin in the choice's text, in characters.
+    """
+    tokens = [token_text(tokenizer, each if isinstance(each, int) else each.token) for each in found]
+    known = [None if isinstance(each, int) else each for each in found]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if each is None else max(each.logprob, _LEAST) for each in known],
+        "top_logprobs": [None if each is None else _likeliest(tokenizer, each) for each in known],
+        "text_offset": list(offsets),
+    }
+
+
+def _likeliest(tokenizer: Tokenizer, each: TokenLogprob) -> dict[str, float]:
+    """Log-probabilities by text, the token's own among them."""
+    found: dict[str, float] = {}
+    for token, logprob in [*each.top, (each.token, each.logprob)]:
+        found.setdefault(token_text(tokenizer, token), max(logprob, _LEAST))
+    return found
+
+
+def steps(tokenizer: Tokenizer, found: Sequence[Step]) -> list[dict[str, Any]]:
+    """What steps did, for who wants to see it: tokens and how each came, the draft, and where the time went."""
+    return [_step(tokenizer, step) for step in found]
+
+
+def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "prefill": step.prefill,
+        "rows": step.rows,
+        "sequences": step.sequences,
+        "seconds": {part: getattr(step, part) for part in ("propose", "score", "choose", "commit")},
+        "tokens": [],
+        "tree": None,
+    }
+    if step.tree is not None:
+        drafted = len(step.tree.path)
+        told["tokens"] = [
+            {
+                "id": token,
+                "text": token_text(tokenizer, token),
+                "how": "drafted" if number < drafted else "chosen",
+            }
+            for number, token in enumerate(step.tree.emitted)
+        ]
+        told["tree"] = {
+            "tokens": step.tree.tokens,
+            # Nodes that only hold a place have no token.
+            "texts": [token_text(tokenizer, token) if token >= 0 else "" for token in step.tree.tokens],
+            "parents": step.tree.parents,
+            "accepted": step.tree.path,
+        }
+    return told
+
+
+def beside(text: Written, told: bool) -> dict[str, Any]:
+    """What a choice has beside OpenAI's fields, under "decodery": figures if `told`; always a full context."""
+    found: dict[str, Any] = {}
+    if told:
+        found = {"seed": text.seed, "trace": text.trace.summary()}
+        if text.monitors:
+            found["monitor_scores"] = [each.to_dict() for each in text.monitors]
+    if text.context_full:
+        found["context_full"] = True
+    return {"decodery": found} if found else {}

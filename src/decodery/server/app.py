@@ -1,0 +1,210 @@
+"""The routes of a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from decodery import __version__
+from decodery.llm.llm import LM
+
+from . import chat, completions, messages, openapi, page
+from .desk import Desk
+from .errors import ApiError, invalid
+from .exchange import Exchange
+from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
+from .keys import Keys
+from .offered import offered
+from .plan import Plan
+from .service import Service
+from .settings import ServerSettings
+from .wire import ClientGone, Json, read, respond
+
+_GONE = 499
+"""The status where nobody is left to read it."""
+_SLOW = 60.0
+"""Seconds that a reader may take for a stream, beyond what the text may."""
+
+
+class Front:
+    """What clients meet: a service, a desk where requests are made ready for it, and the keys to both."""
+
+    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.service = Service(lm, settings)
+        self.desk = Desk(lm, settings)
+        self.keys = Keys(settings.keys)
+        self.created = int(time.time())
+        self._offered: list[dict[str, Any]] | None = None
+
+    def app(self, more: Sequence[BaseRoute] = ()) -> Starlette:
+        """The application. more: further routes."""
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._completions, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self._tokenizer_info),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+            Route("/version", self._version),
+            Route("/decodery/load", self._load),
+            Route("/decodery/methods", self._methods),
+            Route("/openapi.json", self._openapi),
+            *page.routes(),
+            *more,
+        ]
+        handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+            ApiError: _refused,
+            ClientGone: _gone,
+            HTTPException: _not_found,
+            Exception: _failed,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    async def answer(self, body: ChatRequest | CompletionRequest, owner: str) -> dict[str, Any]:
+        """A request's answer as one object, for those who are in this process. Raises ApiError."""
+        exchange = Exchange(self.service, await self._plan(body), owner)
+        try:
+            await exchange.open()
+            return await exchange.whole()
+        finally:
+            exchange.close()
+
+    async def _plan(self, body: Shared) -> Plan:
+        if body.model is not None and body.model != self.settings.name:
+            raise _no_model(body.model)
+        if isinstance(body, ChatRequest):
+            return await chat.plan(self.desk, body)
+        assert isinstance(body, CompletionRequest)
+        return await completions.plan(self.desk, body)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._respond(request, ChatRequest)
+
+    async def _completions(self, request: Request) -> Response:
+        return await self._respond(request, CompletionRequest)
+
+    async def _respond(self, request: Request, kind: type[Shared]) -> Response:
+        owner = self._owner(request)
+        body = await self._read(request, kind)
+        plan = await self._plan(body)
+        exchange = Exchange(self.service, plan, owner)
+        return await respond(request, exchange, stream=plan.stream, seconds=self.settings.seconds + _SLOW)
+
+    def _owner(self, request: Request) -> str:
+        return self.keys.owner(request.headers.get("authorization"))
+
+    async def _read(self, request: Request, kind: type[Any]) -> Any:
+        return await read(request, kind, self.settings.body_bytes, strict=self.settings.strict)
+
+    async def _models(self, request: Request) -> Response:
+        self._owner(request)
+        return Json({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._owner(request)
+        if request.path_params["model"] != self.settings.name:
+            raise _no_model(request.path_params["model"])
+        return Json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self.settings.name, "object": "model", "created": self.created, "owned_by": "decodery"}
+        return card | {"max_model_len": self.desk.context}
+
+    async def _tokenize(self, request: Request) -> Response:
+        self._owner(request)
+        body: TokenizeRequest = await self._read(request, TokenizeRequest)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("give either a prompt or messages", "prompt")
+        tokenizer = self.desk.lm.tokenizer
+
+        def tokens() -> list[int]:
+            if body.messages is not None:
+                return messages.encoded(self.desk, body.messages)[0]
+            self.desk.check_length(body.prompt or "")
+            return tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
+
+        found = await self.desk.do(tokens)
+        return Json({"tokens": found, "count": len(found), "max_model_len": self.desk.context})
+
+    async def _detokenize(self, request: Request) -> Response:
+        self._owner(request)
+        body: DetokenizeRequest = await self._read(request, DetokenizeRequest)
+        tokenizer = self.desk.lm.tokenizer
+        return Json({"prompt": await self.desk.do(partial(tokenizer.decode, body.tokens, special=True))})
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        self._owner(request)
+        lm = self.desk.lm
+        ids = {"bos_token": lm.tokenizer.bos_id, "eos_token": next(iter(lm.tokenizer.eos_ids), None)}
+        found = {
+            name: None if id is None else lm.tokenizer.piece(id).decode("utf-8", "replace") for name, id in ids.items()
+        }
+        return Json({**found, "chat_template": None if lm.chat is None else lm.chat.source})
+
+    async def _health(self, request: Request) -> Response:
+        if self.service.failure is not None:
+            message = f"the engine failed: {type(self.service.failure).__name__}"
+            raise ApiError(503, message, kind="server_error", code="engine_failed")
+        return Json({"status": "stopping" if self.service.draining else "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        if not self.service.alive or self.service.draining or self.service.full:
+            why = "the queue is full" if self.service.alive and self.service.full else "the server is not ready"
+            raise ApiError(503, why, kind="server_error", code="not_ready", retry_after=1)
+        return Json({"status": "ready"})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _version(self, request: Request) -> Response:
+        return Json({"version": __version__})
+
+    async def _load(self, request: Request) -> Response:
+        limits = {"max_running": self.settings.max_running, "max_queue": self.settings.max_queue}
+        return Json({**asdict(self.service.load), **limits, "draining": self.service.draining})
+
+    async def _methods(self, request: Request) -> Response:
+        self._owner(request)
+        if self._offered is None:
+            self._offered = await self.desk.do(partial(offered, self.settings.trust, self.desk.lm.model))
+        return Json({"object": "list", "data": self._offered})
+
+    async def _openapi(self, request: Request) -> Response:
+        return Json(openapi.document(keys=bool(self.settings.keys)))
+
+
+def _no_model(name: str) -> ApiError:
+    message = f"there is no model {name[:200]!r} here: /v1/models lists what is"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+async def _refused(request: Request, error: ApiError) -> Response:
+    return Json(error.body, error.status, headers=error.headers)
+
+
+async def _gone(request: Request, error: ClientGone) -> Response:
+    return Response(status_code=_GONE)
+
+
+async def _not_found(request: Request, error: HTTPException) -> Response:
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return Json(ApiError(error.status_code, message).body, error.status_code, headers=error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    message = f"the server failed at this request ({type(error).__name__})"
+    return Json(ApiError(500, message, kind="server_error").body, 500)

@@ -1,0 +1,208 @@
+"""`/v1/chat/completions`: messages in, a message out."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from decodery.constraints import JSONSchema
+from decodery.constraints.tool_calls import MARK, Call, ToolCalls, read_calls
+from decodery.core.registry import resolve
+from decodery.speculative.drafters.prediction import Prediction
+
+from . import answer
+from .errors import invalid
+from .fields import ChatRequest
+from .job import News, Written
+from .messages import encoded, tools_in_use
+from .methods import CANVAS_TOKENS, fill_of, kv_of, search_of, settings_of
+from .plan import Form, Plan, several
+
+if TYPE_CHECKING:
+    from decodery.constraints.base import Language
+    from decodery.diffusion.texts import Fill
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
+
+    from .desk import Desk
+
+
+async def plan(desk: Desk, body: ChatRequest) -> Plan:
+    """What a chat completion asks of the engine. Raises ApiError for what cannot be done."""
+    language = await desk.do(lambda: _language(desk, body))
+    constraint = await desk.compile(language)
+    return await desk.do(lambda: _plan(desk, body, constraint))
+
+
+def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
+    lm = desk.lm
+    own = body.decodery
+    allow = own is not None and bool(own.allow_special)
+    tokens, turns = encoded(desk, body.messages, tools_in_use(body), kv_of(body), allow_special=allow)
+    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if wanted == 0:
+        raise invalid("max_tokens must be at least 1", "max_tokens")
+    settings = settings_of(body, lm.model.vocab_size)
+    canvas = own is not None and own.diffuse is not None
+    settings["max_new_tokens"] = desk.room(len(tokens), wanted, CANVAS_TOKENS if canvas else None, kv_of(body))
+    if constraint is not None:
+        settings["constraint"] = constraint
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+    if body.logprobs:
+        settings["logprobs"] = body.top_logprobs or 0
+    if body.prediction is not None:
+        desk.check_length(body.prediction.text)
+        predicted = tuple(lm.tokenizer.encode_after(body.prediction.text))
+        if predicted and settings.get("drafter") != "none":
+            settings["drafter"] = Prediction(predicted, drafter=settings.get("drafter", "auto"))
+    steps, n = own is not None and own.trace == "steps", body.n or 1
+    fill = fill_of(body, lm, tokens, settings)
+    search = None if fill is not None else search_of(body, lm)
+    requests: list[Request] | list[Fill]
+    if fill is not None:
+        requests = several(fill, n)
+    else:
+        if search is not None:
+            settings.setdefault("drafter", "none")
+        request = lm.request(tokens, **settings)
+        request.conversation = lm.conversation(turns, allow_special=allow)
+        request.trees = steps
+        requests = [request] if search is not None else several(request, n)
+    form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, steps, bool(tools_in_use(body)))
+    return Plan(
+        requests,
+        n,
+        form,
+        search,
+        bool(body.stream),
+        bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+def _language(desk: Desk, body: ChatRequest) -> Language | None:
+    """What the answer may be."""
+    found: list[Language] = []
+    wanted = body.response_format
+    if wanted is not None and wanted.type == "json_object":
+        found.append(JSONSchema({"type": "object"}))
+    elif wanted is not None and wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise invalid("response_format: json_schema is missing", "response_format.json_schema")
+        language = JSONSchema(wanted.json_schema.schema_)
+        assert isinstance(language.schema, str)
+        desk.check_description(language.schema, "response_format")
+        found.append(language)
+    if tools := tools_in_use(body):
+        chosen = body.tool_choice
+        names = [tool.function.name for tool in tools]
+        if not isinstance(chosen, str | None):
+            if chosen.function.name not in names:
+                raise invalid(f"tool_choice names {chosen.function.name!r}, which is no tool here", "tool_choice")
+            tools = [tool for tool in tools if tool.function.name == chosen.function.name]
+        required = chosen is not None and chosen != "auto"
+        if len(set(names)) < len(names):
+            raise invalid("two tools have the same name", "tools")
+        calls = ToolCalls(
+            [{"name": tool.function.name, "parameters": tool.function.parameters} for tool in tools],
+            required=required,
+            several=body.parallel_tool_calls is not False and isinstance(chosen, str | None),
+        )
+        assert isinstance(calls.tools, str)
+        desk.check_description(calls.tools, "tools")
+        found.append(calls)
+    if body.decodery is not None and body.decodery.constraint is not None:
+        desk.check_description(body.decodery.constraint, "decodery.constraint")
+        found.append(resolve("constrain", body.decodery.constraint))
+    if len(found) > 1:
+        raise invalid("an answer has one constraint: response_format, tools and decodery.constraint exclude each other")
+    return found[0] if found else None
+
+
+@dataclass
+class ChatForm(Form):
+    """logprobs, told, steps: what is reported beside the text; calls: whether it may call tools."""
+
+    tokenizer: Tokenizer
+    logprobs: bool
+    told: bool
+    steps: bool
+    calls: bool
+    _kept: dict[int, _Kept] = field(default_factory=dict)
+
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, text: Written) -> dict[str, Any]:
+        said, calls = self._read(text)
+        message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        found: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "logprobs": answer.chat_logprobs(self.tokenizer, text.logprobs) if self.logprobs else None,
+            "finish_reason": self._reason(text, calls),
+        }
+        found |= answer.beside(text, self.told)
+        if self.steps:
+            found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
+        return found
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        self._kept[index] = _Kept()
+        return [self._delta(index, {"role": "assistant", "content": ""})]
+
+    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+        said = self._kept[index].push(news.text) if self.calls else news.text
+        if not (said or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
+            return []
+        delta = self._delta(index, {"content": said} if said else {})
+        if self.logprobs and news.logprobs:
+            delta["logprobs"] = answer.chat_logprobs(self.tokenizer, news.logprobs)
+        if self.steps and news.steps:
+            delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
+        return [delta]
+
+    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+        found = self.grown(index, news)
+        _, calls = self._read(text)
+        if self.calls and not calls and (rest := self._kept[index].rest):
+            found.append(self._delta(index, {"content": rest}))
+        for number, call in enumerate(calls):
+            found.append(self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]}))
+        last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)} | answer.beside(text, self.told)
+        return [*found, last]
+
+    def _read(self, text: Written) -> tuple[str, list[Call]]:
+        return read_calls(text.text) if self.calls else (text.text, [])
+
+    def _reason(self, text: Written, calls: list[Call]) -> str:
+        return "tool_calls" if calls and text.reason == "stop" else text.reason
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+@dataclass
+class _Kept:
+    """What of a streamed text is not said yet, because it is a call or may become one."""
+
+    rest: str = ""
+
+    def push(self, text: str) -> str:
+        """What of the text so far may be said."""
+        self.rest += text
+        at = self.rest.find(MARK)
+        if at < 0:
+            length = min(len(MARK) - 1, len(self.rest))
+            while length and not self.rest.endswith(MARK[:length]):
+                length -= 1
+            at = len(self.rest) - length
+        said, self.rest = self.rest[:at], self.rest[at:]
+        return said
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

@@ -1,0 +1,209 @@
+"""`/v1/completions`: texts or tokens in, their continuations out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.registry import resolve
+from decodery.step.sequence import TokenLogprob
+
+from . import answer
+from .errors import invalid
+from .fields import CompletionRequest
+from .job import News, Written
+from .methods import fill_of, kv_of, search_of, settings_of
+from .plan import Form, Plan, several
+
+if TYPE_CHECKING:
+    from decodery.diffusion.texts import Fill
+    from decodery.engine.request import Request
+    from decodery.models.tokenizers.tokenizer import Tokenizer
+
+    from .desk import Desk
+
+_DEFAULT_TOKENS = 16
+"""As OpenAI has it."""
+
+
+async def plan(desk: Desk, body: CompletionRequest) -> Plan:
+    """What a completion asks of the engine. Raises ApiError for what cannot be done."""
+    constraint = None
+    if body.decodery is not None and body.decodery.constraint is not None:
+        spec = body.decodery.constraint
+        desk.check_description(spec, "decodery.constraint")
+        constraint = await desk.compile(await desk.do(lambda: resolve("constrain", spec)))
+    return await desk.do(lambda: _plan(desk, body, constraint))
+
+
+def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid("best_of is not supported beyond n", "best_of")
+    if body.decodery is not None and body.decodery.allow_special is not None:
+        raise invalid("allow_special is of chat messages: in a prompt special tokens always are such", "allow_special")
+    lm, n = desk.lm, body.n or 1
+    prompts = _prompts(desk, body)
+    if len(prompts) * n > desk.settings.max_texts:
+        raise invalid(
+            f"{len(prompts)} prompts times n={n} are more than the {desk.settings.max_texts} texts that one request "
+            "may ask for",
+            "prompt",
+        )
+    settings = settings_of(body, lm.model.vocab_size)
+    if constraint is not None:
+        settings["constraint"] = constraint
+    echo, logprobs = bool(body.echo), body.logprobs
+    if body.max_tokens == 0 and not echo:
+        raise invalid("max_tokens must be at least 1, or 0 with echo", "max_tokens")
+    own = body.decodery
+    search = None if own is not None and own.diffuse is not None else search_of(body, lm)
+    if search is not None:
+        settings.setdefault("drafter", "none")
+        if echo and logprobs is not None:
+            raise invalid("a search reports no log-probabilities of the prompt: leave out echo or logprobs", "echo")
+    steps = own is not None and own.trace == "steps"
+    requests: list[Request | Fill] = []
+    for tokens in prompts:
+        # A text of no tokens is one that is cut before its first.
+        most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, kv_of(body)), 1)
+        counted = {} if logprobs is None else {"logprobs": logprobs}
+        fill = fill_of(body, lm, tokens, settings | counted | {"max_new_tokens": most})
+        if fill is not None:
+            requests += several(fill, n)
+            continue
+        request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
+        prompt_logprobs = logprobs if echo else None
+        said = lm.conversation(tokens)
+        request = replace(request, trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
+        requests += [request] if search is not None else several(request, n)
+    given = _given(body)
+    shown = [_shown(lm.tokenizer, *each) for each in zip(given, prompts, strict=True) for _ in range(n)] if echo else []
+    told = logprobs is not None, own is not None, steps
+    form = CompletionForm(
+        lm.tokenizer, *told, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
+    )
+    return Plan(
+        requests,
+        n,
+        form,
+        search,
+        bool(body.stream),
+        bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+def _given(body: CompletionRequest) -> list[Any]:
+    """The prompts, each a text or tokens."""
+    return [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
+
+
+def _prompts(desk: Desk, body: CompletionRequest) -> list[list[int]]:
+    """The prompts as tokens."""
+    tokenizer, given = desk.lm.tokenizer, _given(body)
+    for each in given:
+        if isinstance(each, str):
+            desk.check_length(each, kv_of(body))
+        elif len(each) >= desk.reach(kv_of(body)) or max(each) >= desk.lm.model.vocab_size:
+            desk.room(len(each), body.max_tokens, None, kv_of(body))
+            raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
+    if body.suffix:
+        return [_gap(desk, body, each) for each in given]
+    tokens = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]
+    if not all(tokens):
+        raise invalid("a prompt has no tokens", "prompt")
+    return tokens
+
+
+def _shown(tokenizer: Tokenizer, given: Any, tokens: list[int]) -> tuple[str, list[int]]:
+    """The text by which a prompt is echoed, and where its tokens begin in it."""
+    if isinstance(given, str):
+        return given, [first for first, _ in tokenizer.encoding(given, special=True).spans]
+    # Half a character is shown with its other half.
+    return tokenizer.stream(special=True).push(tokens), answer.Offsets(tokenizer.stream(special=True)).of(tokens)
+
+
+def _gap(desk: Desk, body: CompletionRequest, prompt: Any) -> list[int]:
+    """The tokens that ask for what stands between a prompt and the suffix."""
+    if body.echo or not isinstance(prompt, str):
+        raise invalid("a suffix goes with prompts that are texts, and without echo", "suffix")
+    assert body.suffix is not None
+    desk.check_length(body.suffix, kv_of(body))
+    tokens = desk.lm.tokenizer.infill(prompt, body.suffix)
+    if tokens is None:
+        raise invalid("this model has no tokens to fill gaps with: leave suffix out, or serve one trained to", "suffix")
+    return tokens
+
+
+@dataclass
+class CompletionForm(Form):
+    """logprobs, told, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
+    that is echoed, as a text and where its tokens begin; empty for none. bare: nothing but the echo."""
+
+    tokenizer: Tokenizer
+    logprobs: bool
+    told: bool
+    steps: bool
+    prompts: Sequence[list[int]]
+    shown: Sequence[tuple[str, list[int]]]
+    bare: bool
+    _streamed: dict[int, answer.Offsets] = field(default_factory=dict)
+
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def of(self, text: Written) -> Written:
+        if not self.bare:
+            return text
+        return replace(text, text="", tokens=[], logprobs=[], reason="length", context_full=False)
+
+    def choice(self, index: int, text: Written) -> dict[str, Any]:
+        before, offsets = self.shown[index] if self.shown else ("", [])
+        found: dict[str, Any] = {
+            "index": index,
+            "text": before + text.text,
+            "logprobs": None,
+            "finish_reason": text.reason,
+        }
+        if self.logprobs:
+            first = self.prompts[index][:1] if self.shown else []
+            known: list[TokenLogprob | int] = [*first, *text.prompt_logprobs, *text.logprobs]
+            own = self._offsets(index, len(before)).of(each.token for each in text.logprobs)
+            found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, [*offsets, *own])
+        found |= answer.beside(text, self.told)
+        if self.steps:
+            found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
+        return found
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        # With log-probabilities the prompt is echoed when these are known.
+        return [self._delta(index, self.shown[index][0])] if self.shown and not self.logprobs else []
+
+    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+        if self.bare or (self.shown and self.logprobs):
+            return []
+        if not (news.text or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
+            return []
+        delta = self._delta(index, news.text)
+        if self.logprobs and news.logprobs:
+            if index not in self._streamed:
+                self._streamed[index] = self._offsets(index, 0)
+            offsets = self._streamed[index].of(each.token for each in news.logprobs)
+            delta["logprobs"] = answer.completion_logprobs(self.tokenizer, news.logprobs, offsets)
+        if self.steps and news.steps:
+            delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
+        return [delta]
+
+    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+        if self.shown and self.logprobs:
+            return [self.choice(index, text)]
+        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.beside(text, self.told)
+        return [*self.grown(index, news), last]
+
+    def _offsets(self, index: int, at: int) -> answer.Offsets:
+        """Of the text behind a choice's prompt, of which `at` characters are shown."""
+        stream = self.tokenizer.stream()
+        stream.push(self.prompts[index])
+        return answer.Offsets(stream, at)
+
+    def _delta(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,105 @@
+"""Where requests are made ready for the engine, beside its thread and the network's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from decodery.constraints.base import Language
+from decodery.llm.resolve_settings import resolve_kv
+from decodery.models.config import POSITIONS
+
+from .errors import ApiError, as_api_error, invalid, log_failure
+from .methods import Compiled, strangers
+from .settings import ServerSettings
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+    from decodery.sampling.constraint import Constraint
+
+T = TypeVar("T")
+
+
+class Desk:
+    """Reads prompts on two threads and compiles constraints, which may take seconds, on one of their own."""
+
+    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+        self.lm = lm
+        self.settings = settings
+        self._compiled = Compiled(lm)
+        self._reading = ThreadPoolExecutor(2, "prompts")
+        self._compiling = ThreadPoolExecutor(1, "constraints")
+
+    @property
+    def context(self) -> int:
+        return self.lm.model.config.max_positions
+
+    def reach(self, kv: str | None) -> int:
+        """Tokens of the longest text under a cache policy: some know no end."""
+        policy = resolve_kv(kv)
+        return POSITIONS.most if policy is not None and policy.endless(self.lm.model.config) else self.context
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        return max(map(len, self.lm.vocabulary.pieces))
+
+    async def do(self, what: Callable[[], T]) -> T:
+        """Work on a request that takes milliseconds; its errors become the client's."""
+        return await self._run(self._reading, what)
+
+    async def compile(self, language: Language | None) -> Constraint | None:
+        if language is None:
+            return None
+        found = await self._run(self._compiling, lambda: self._compiled.get(language))
+        if found.after is not None and found.after.unenforced:
+            raise invalid("a server does not check finished texts: leave out unenforced=check", "decodery.constraint")
+        return found
+
+    def check_length(self, text: str, kv: str | None = None) -> None:
+        """Refuse early what cannot fit, counted generously."""
+        if len(text) > self.reach(kv) * self._longest_piece:
+            raise invalid(
+                f"the prompt has {len(text)} characters, more than fit this model's context of {self.context} tokens",
+                "messages",
+                "context_length_exceeded",
+            )
+
+    def check_description(self, text: str, param: str) -> None:
+        """Refuse schemas and the like that are larger than the server allows."""
+        if len(text) > self.settings.description_bytes:
+            raise invalid(
+                f"{param} has {len(text)} characters, and this server takes {self.settings.description_bytes}", param
+            )
+
+    def room(self, prompt: int, wanted: int | None, default: int | None, kv: str | None = None) -> int:
+        """How many tokens a text may have. wanted: as the request says, else `default`, None for all that fit.
+
+        kv: the cache policy. Without a bound no text gets more than the model's context, whatever its policy.
+        """
+        left = self.reach(kv) - prompt
+        if left < 1 or (wanted is not None and wanted > left):
+            raise invalid(
+                f"this model's context is {self.context} tokens, and the request needs {prompt + max(wanted or 1, 1)}: "
+                f"{prompt} of the prompt and {max(wanted or 1, 1)} of the answer",
+                "max_tokens" if left >= 1 else "messages",
+                "context_length_exceeded",
+            )
+        if wanted is not None:
+            return wanted
+        return min(self.context if default is None else default, left)
+
+    async def _run(self, pool: ThreadPoolExecutor, what: Callable[[], T]) -> T:
+        def work() -> T:
+            with strangers(self.settings.trust):
+                return what()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except ApiError:
+            raise
+        except Exception as error:
+            log_failure(error, None)
+            raise as_api_error(error) from error

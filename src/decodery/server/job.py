@@ -1,0 +1,175 @@
+"""One text that a client waits for, and what the engine's thread tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+from decodery.core.trace import Step, Trace
+from decodery.diffusion.texts import Fill, Filling
+from decodery.engine.request import Request
+from decodery.engine.task import Work
+from decodery.step.sequence import Sequence, TokenLogprob, Watched
+
+if TYPE_CHECKING:
+    from decodery.search.base import Search
+
+Ended = Literal["stop", "length", "content_filter", "cancelled", "error"]
+
+
+@dataclass(eq=False)
+class Job:
+    """A text, a canvas or a search, from its arrival to its end.
+
+    owner: whose it is. like: another one with the same prompt, whose prefill it shares. index: of the choice it
+    becomes. task: its part in the engine, while it has one; filling: the canvas that is. known: of a search, as much of
+    its first text as cannot change any more. sent, steps: tokens (of a search characters) and steps already told of.
+    arrived, begun, first, told: when it came, got its first pass, its first token and its last one, in seconds of a
+    monotonic clock. late: it ran out of time. over: nothing more will be told of it.
+    """
+
+    request: Request | Fill
+    owner: str
+    mailbox: Mailbox
+    deadline: float
+    index: int = 0
+    like: Job | None = None
+    search: Search | None = None
+    task: Sequence | Work[Any] | None = None
+    filling: Filling | None = None
+    known: str = ""
+    sent: int = 0
+    steps: int = 0
+    told: float = 0.0
+    arrived: float = field(default_factory=monotonic)
+    begun: float | None = None
+    first: float | None = None
+    late: bool = False
+    over: bool = False
+
+    @property
+    def texts(self) -> int:
+        """How many texts it counts as: all that its search follows at a time."""
+        return 1 if self.search is None else self.search.texts_at_once
+
+    def settle(self, text: str) -> None:
+        """A search knows so much of its first text."""
+        self.known = text
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text that is over. prompt_logprobs: of the prompt's tokens but the first, where that was asked for.
+
+    context_full: whether it ended because the model's context was full.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    reason: Ended
+    seed: int
+    trace: Trace
+    cached: int
+    prompt_logprobs: list[TokenLogprob]
+    score: float | None = None
+    monitors: list[Watched] = field(default_factory=list)
+    context_full: bool = False
+
+
+@dataclass(slots=True)
+class News:
+    """What a job grew by. end: all of it once it is over (of a search, all it found), or the error that ended it."""
+
+    job: Job
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    end: list[Written] | BaseException | None = None
+
+
+class Mailbox:
+    """Where the engine's thread leaves news for one coroutine. Whoever reads slowly finds more at a time."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._news: list[News] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, news: News) -> None:
+        """On the loop's own thread."""
+        self._news.append(news)
+        self._arrived.set()
+
+    async def take(self) -> list[News]:
+        """All that has come, once something has."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        news, self._news = self._news, []
+        return news
+
+
+def deliver(loop: Any, news: list[News]) -> None:
+    """Leave news on the thread of their loop; nobody hears them where that has ended."""
+
+    def leave() -> None:
+        for each in news:
+            each.job.mailbox.put(each)
+
+    try:
+        loop.call_soon_threadsafe(leave)
+    except RuntimeError:
+        return
+
+
+def written(job: Job, encode: Callable[[str], list[int]]) -> list[Written]:
+    """What a job that ended without an error has written; of a search that was stopped what is settled.
+
+    Args:
+        job: The text, canvas or search.
+        encode: Gives the tokens of a text that is known as a text alone.
+    """
+    if job.filling is not None:
+        return [_canvas(job, job.filling)]
+    task = job.task
+    if isinstance(task, Work) and task.stopped and job.known:
+        return [Written(job.known, encode(job.known), [], "cancelled", job.request.seed, Trace(), 0, [])]
+    found: list[Sequence] = (
+        [task] if isinstance(task, Sequence) else list(task.result or ()) if isinstance(task, Work) else []
+    )
+    return [_one(job, seq) for seq in found]
+
+
+def _one(job: Job, seq: Sequence) -> Written:
+    assert seq.text is not None and seq.finish_reason is not None
+    return Written(
+        text=seq.text.text,
+        tokens=seq.generated,
+        logprobs=seq.token_logprobs,
+        reason=seq.finish_reason,
+        seed=seq.seed,
+        trace=seq.trace,
+        cached=seq.cached,
+        prompt_logprobs=seq.told,
+        score=seq.score,
+        monitors=[] if seq.watch is None else seq.watch.told,
+        context_full=seq.context_full,
+    )
+
+
+def _canvas(job: Job, filling: Filling) -> Written:
+    output = filling.output()
+    return Written(
+        text=output.text,
+        tokens=output.tokens,
+        logprobs=[],
+        reason=output.finish_reason,
+        seed=output.seed,
+        trace=output.trace,
+        cached=0,
+        prompt_logprobs=[],
+    )

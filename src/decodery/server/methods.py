@@ -1,0 +1,123 @@
+"""From a request's fields to the settings of `LM.request`."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.method_spec import from_network
+from decodery.core.registry import resolve
+from decodery.diffusion.canvas import Canvas
+
+from .errors import invalid
+from .fields import Methods, Shared
+
+if TYPE_CHECKING:
+    from decodery.constraints.base import Language
+    from decodery.diffusion.texts import Fill
+    from decodery.llm.llm import LM
+    from decodery.sampling.constraint import Constraint
+    from decodery.search.base import Search
+
+_COMPILED = 32
+"""Constraints that a server keeps compiled, for requests that ask for the same one again."""
+
+
+def strangers(trust: bool) -> AbstractContextManager[None]:
+    """Within it requests may name methods, and files only where they are trusted."""
+    return nullcontext() if trust else from_network()
+
+
+def kv_of(body: Shared) -> str | None:
+    """The cache policy that a request names."""
+    return None if body.decodery is None else body.decodery.kv
+
+
+def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
+    """What of a request decides how one text is decoded, by the names `LM.request` has for it."""
+    own = body.decodery or Methods()
+    settings: dict[str, Any] = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": _bias(body.logit_bias, vocab_size),
+        "top_k": own.top_k,
+        "min_p": own.min_p,
+        "repetition_penalty": own.repetition_penalty,
+        "min_new_tokens": own.min_new_tokens,
+        "ignore_eos": own.ignore_eos,
+        "sampler": own.sampler,
+        "drafter": own.drafter,
+        "rule": own.rule,
+        "budget": own.budget,
+        "max_nodes": own.max_nodes,
+        "source": own.source,
+        "kv": own.kv,
+        "monitor": own.monitor,
+        "fresh_memory": own.fresh_memory or None,
+        # 64 bits of whatever whole number it is.
+        "seed": None if body.seed is None else body.seed % (1 << 64),
+        "stop_token_ids": body.stop_token_ids,
+        "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def search_of(body: Shared, lm: LM) -> Search | None:
+    """The search that a request asks for."""
+    if body.decodery is None or body.decodery.search is None:
+        return None
+    search: Search = resolve("search", body.decodery.search).bind(lm.tokenizer)
+    return search
+
+
+def fill_of(body: Shared, lm: LM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:
+    """The canvas that a request asks for. settings: those of a text, with `max_new_tokens`."""
+    if body.decodery is None or body.decodery.diffuse is None:
+        return None
+    others = {name: value for name, value in settings.items() if name not in _DIFFUSED}
+    if body.decodery.search is not None or others:
+        named = next(iter(others), "search")
+        raise invalid(f"diffuse goes with max_tokens, temperature, seed and a constraint: leave out {named}", named)
+    given = {name: settings[name] for name in ("temperature", "seed", "constraint") if name in settings}
+    fill = lm.fill(tokens, body.decodery.diffuse, settings["max_new_tokens"], **given)
+    # What cannot be filled is refused here, before anything waits for it.
+    Canvas.of(lm.model, tokens, fill.length)
+    return fill
+
+
+CANVAS_TOKENS = 256
+"""Of a canvas, where a request does not say: all of it is read in every pass, so it is not all that would fit."""
+_DIFFUSED = ("max_new_tokens", "temperature", "seed", "constraint")
+"""Settings of a text that a canvas has too."""
+
+
+def _bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    if not given:
+        return None
+    found = {}
+    for name, value in given.items():
+        if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocab_size):
+            raise invalid(f"logit_bias: {name[:20]!r} is no token of this model, which has {vocab_size}", "logit_bias")
+        found[int(name)] = value
+    return found
+
+
+class Compiled:
+    """Constraints compiled for a model's tokens, one at a time, those used last kept. Safe to share between threads."""
+
+    def __init__(self, lm: LM) -> None:
+        self._lm = lm
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Language, Constraint] = OrderedDict()
+
+    def get(self, language: Language) -> Constraint:
+        with self._lock:
+            found = self._kept.pop(language, None) or language.compile(self._lm.vocabulary)
+            self._kept[language] = found
+            if len(self._kept) > _COMPILED:
+                self._kept.popitem(last=False)
+            return found

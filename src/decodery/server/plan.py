@@ -1,0 +1,68 @@
+"""What a request comes to: texts for the engine, and the form of the answer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from decodery.core.abstract import Contract
+from decodery.core.noise import nth_seed
+from decodery.diffusion.texts import Fill
+from decodery.engine.request import Request
+
+from .job import News, Written
+
+if TYPE_CHECKING:
+    from decodery.search.base import Search
+
+Asked = TypeVar("Asked", Request, Fill)
+
+
+class Form(Contract):
+    """The form of one request's answers. prefix: of their ids; whole, chunk: what OpenAI calls such objects."""
+
+    prefix: str
+    whole: str
+    chunk: str
+
+    def of(self, text: Written) -> Written:
+        """What of a text the client asked for."""
+        return text
+
+    @abstractmethod
+    def choice(self, index: int, text: Written) -> dict[str, Any]:
+        """A whole text as an element of `choices`."""
+
+    @abstractmethod
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """What a stream begins with, for each choice."""
+
+    @abstractmethod
+    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+        """What a stream says of a text that goes on."""
+
+    @abstractmethod
+    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+        """What a stream says of a text that ends."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """requests: prompt by prompt, `n` of each; of a search one of each prompt, for its `n` best. include_usage: end a
+    stream with the totals."""
+
+    requests: Sequence[Request | Fill]
+    n: int
+    form: Form
+    search: Search | None = None
+    stream: bool = False
+    include_usage: bool = False
+
+
+def several(request: Asked, n: int) -> list[Asked]:
+    """A request and `n` - 1 more like it, whose seeds count up."""
+    found = [request]
+    found += [replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n)]
+    return found

@@ -1,0 +1,117 @@
+"""A server from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.routing import BaseRoute
+
+from decodery.core.errors import DecoderyError
+
+from .app import Front
+from .settings import ServerSettings
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+_LOOKS_EVERY = 0.1
+_LAST_WORDS = 5
+"""Seconds for what is written already to reach its readers."""
+
+
+class EngineFailed(DecoderyError):
+    """The engine's thread ended by an error that no request can cause."""
+
+
+class Server(uvicorn.Server):
+    """Takes requests until a signal comes; then lets what is in progress end, for so long as the settings say.
+
+    host, port: where it listens; port 0 takes a free one. told: hears where, once it does. A second signal ends it at
+    once.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        settings: ServerSettings,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        more: Sequence[BaseRoute] = (),
+        told: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        self.front = Front(lm, settings)
+        config = uvicorn.Config(
+            self.front.app(more),
+            host=host,
+            port=port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_WORDS,
+        )
+        super().__init__(config)
+        self._told = told
+        self._signals = 0
+        self._drain: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.front.service.on_failure = self._fail
+        self.front.service.start()
+        await super().startup(sockets)
+        if self.started:
+            self._told(self.url)
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        # Whoever waits still hears that the server stops.
+        await asyncio.get_running_loop().run_in_executor(None, self.front.service.stop)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        self._signals += 1
+        if self._signals > 1:
+            self.should_exit = self.force_exit = True
+        elif self._loop is not None:
+            self.front.service.draining = True
+            self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def stop(self) -> None:
+        """As a signal would, from any thread."""
+        self.handle_exit(0, None)
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        until = asyncio.get_running_loop().time() + self.front.settings.drain_seconds
+        while not self.front.service.idle and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(_LOOKS_EVERY)
+        self.should_exit = True
+
+    def _fail(self, error: BaseException) -> None:
+        """On the engine's thread: it ended by an error."""
+        print(f"decodery: the engine failed ({type(error).__name__}: {error}); the server ends", file=sys.stderr)
+        self.should_exit = True
+
+
+def serve(server: Server) -> None:
+    """Run a server to its end. Raises EngineFailed where its engine was what ended it."""
+    server.run()
+    failure = server.front.service.failure
+    if failure is not None:
+        raise EngineFailed(f"the engine failed: {type(failure).__name__}: {failure}") from failure

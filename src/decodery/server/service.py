@@ -1,0 +1,311 @@
+"""The engine's thread: it takes jobs, runs passes over those in progress, and tells whoever waits for them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+
+from decodery import __version__
+from decodery.diffusion.texts import Fill
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.schedule import Limits
+from decodery.llm.llm import LM
+from decodery.step.sequence import Sequence as Text
+
+from .errors import ApiError, invalid, log_failure, overloaded, stopping
+from .fair import FairQueue
+from .job import Job, News, Written, deliver, written
+from .load import ServerLoad
+from .metrics import Metrics
+from .settings import ServerSettings
+
+
+def fingerprint(lm: LM) -> str:
+    """What decides a text beside its request: this version, the model and its precision."""
+    return f"decodery-{__version__}-{lm.dtype}-{lm.model.fingerprint[:12]}"
+
+
+class Service:
+    """Decodes jobs of many owners with one engine on a thread of its own; knows nothing of the network.
+
+    `submit` and `cancel` may be called on any thread. failure: what ended the thread, where something did, which no job
+    can cause; `on_failure` then hears of it. load: as it was after the last pass. fingerprint: what decides a text
+    beside its request: this version, the model and its precision.
+    """
+
+    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+        self.lm = lm
+        self.settings = settings
+        self.fingerprint = fingerprint(lm)
+        self.metrics = Metrics(settings.name, settings.kv_bytes)
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.draining = False
+        self._prefixes = PrefixCache(settings.kv_bytes)
+        self._engine = Engine(
+            lm.model,
+            detokenizer=lm.tokenizer.stream,
+            memory=lm.memory,
+            prefill_chunk=settings.chunk,
+            limits=Limits(
+                settings.rows,
+                settings.max_running,
+                settings.kv_bytes,
+                settings.pass_seconds,
+                branches=settings.max_texts,
+            ),
+            prefixes=self._prefixes,
+        )
+        self._passes = self._rows = self._tokens = 0
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue = FairQueue()
+        self._active: dict[Job, None] = {}
+        self._lock = threading.Lock()
+        self._open: Counter[str] = Counter()
+        self._unbegun = 0
+        self.load = self._measure()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; whoever still waits is told that the server stops."""
+        self.draining = True
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and self.failure is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        with self._lock:
+            return not self._open.total()
+
+    @property
+    def full(self) -> bool:
+        """Whether another job would be turned away."""
+        with self._lock:
+            return self._open.total() >= self.settings.max_running + self.settings.max_queue
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Let these be decoded. Raises ApiError where there is no place for them."""
+        settings, owner, texts = self.settings, jobs[0].owner, sum(job.texts for job in jobs)
+        most = settings.max_running + settings.max_queue
+        if texts > (allowed := min(most, settings.max_texts_per_key)):
+            raise invalid(
+                f"this request asks for {texts} texts at a time, and at most {allowed} can wait here: ask for fewer"
+            )
+        with self._lock:
+            if self.draining or not self.alive:
+                raise stopping()
+            if self._open.total() + texts > most:
+                raise overloaded(
+                    f"{self._open.total()} texts are in progress or wait, which is all that may", self._patience()
+                )
+            if self._open[owner] + texts > settings.max_texts_per_key:
+                raise overloaded(
+                    f"this key has {self._open[owner]} texts in progress; it may have {settings.max_texts_per_key}"
+                )
+            self._open[owner] += texts
+            self._unbegun += len(jobs)
+        self._inbox.put(partial(self._enqueue, jobs))
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """End these where they are not over; nothing more is told of them. Takes effect before the next pass."""
+        gone = {job for job in jobs if not job.over}
+        if gone:
+            self._inbox.put(partial(self._cancel, gone))
+
+    def _patience(self) -> int:
+        """Seconds after which it may be worth asking again."""
+        return min(30, 1 + self._unbegun // self.settings.max_running)
+
+    def _run(self) -> None:
+        try:
+            while self._heard():
+                self._turn()
+            ending: BaseException = stopping()
+        except BaseException as error:
+            self.failure = error
+            ending = ApiError(500, f"the engine failed ({type(error).__name__}): the server ends", kind="server_error")
+        for job in [*self._queue.all(), *self._active]:
+            self._end(job, ending)
+        if self.failure is not None:
+            self.on_failure(self.failure)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether the engine has something to do, if only to let go of what has ended."""
+        return self._engine.running + self._engine.waiting > 0
+
+    def _enqueue(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._queue.add(job)
+
+    def _turn(self) -> None:
+        self._expire()
+        self._feed()
+        if self._busy:
+            self._engine.step()
+            self._passes += self._engine.rows > 0
+            self._rows += self._engine.rows
+            self._tell()
+        self.load = self._measure()
+        self.metrics.observe(self.load)
+
+    def _heard(self) -> bool:
+        """Do what was asked for since the last pass; with nothing to do, wait for it. False to stop."""
+        waits = not (self._active or self._busy or len(self._queue))
+        while True:
+            try:
+                wish = self._inbox.get(waits)
+            except queue.Empty:
+                return True
+            if wish is None:
+                return False
+            wish()
+            waits = False
+
+    def _feed(self) -> None:
+        """Hand the engine what it has a place for; who waits for memory inside it is overtaken by nobody."""
+        while len(self._active) < self.settings.max_running and not self._engine.waiting:
+            if (job := self._queue.pop()) is None:
+                return
+            job.begun = monotonic()
+            self._active[job] = None
+            self._queue.running[job.owner] += job.texts
+            self.metrics.begun(job)
+            with self._lock:
+                self._unbegun -= 1
+            try:
+                if isinstance(job.request, Fill):
+                    job.filling = self.lm.begin(self._engine, job.request)
+                    job.task = job.filling.work
+                elif job.search is not None:
+                    job.request.settled = job.settle
+                    job.task = self._engine.enter(job.search.find(self._engine, job.request), owner=job.owner)
+                else:
+                    like = None if job.like is None else job.like.task
+                    job.task = self._engine.submit(job.request, like=like if isinstance(like, Text) else None)
+            except Exception as error:
+                self._end(job, error)
+
+    def _expire(self) -> None:
+        now = monotonic()
+        for job in [job for job in self._active if now > job.deadline and job.task is not None]:
+            assert job.task is not None
+            job.late = True
+            job.task.cancel()
+        late = {job for job in self._queue.all() if now > job.deadline}
+        for job in self._queue.remove(late):
+            self._end(job, overloaded("this request has waited for all the time it may take", self._patience()))
+
+    def _tell(self) -> None:
+        """Leave news for those whose jobs grew or ended."""
+        news = [each for job in list(self._active) if (each := self._news(job)) is not None]
+        mailboxes = {id(each.job.mailbox.loop): each.job.mailbox.loop for each in news}
+        for loop in mailboxes.values():
+            deliver(loop, [each for each in news if each.job.mailbox.loop is loop])
+
+    def _news(self, job: Job) -> News | None:
+        task = job.task
+        assert task is not None
+        news = News(job)
+        if isinstance(task, Text):
+            grown = task.settled - job.sent
+            self._tokens += grown
+            if grown <= 0 and len(task.trace.steps) == job.steps and not task.finished:
+                return None
+            settled = max(task.settled, job.sent)
+            news.tokens = task.generated[job.sent : settled]
+            news.logprobs = task.token_logprobs[job.sent : settled]
+            news.steps = task.trace.steps[job.steps :]
+            assert task.text is not None
+            news.text = task.text.release(final=task.finished)
+            job.sent, job.steps = settled, len(task.trace.steps)
+            self.metrics.grew(job, grown, news.steps)
+        if job.filling is not None:
+            known = job.filling.settled
+            grown, news.steps = len(known) - job.sent, job.filling.canvas.trace.steps[job.steps :]
+            if not grown and not news.steps and not task.finished:
+                return None
+            self._tokens += max(grown, 0)
+            news.tokens, news.text = known[job.sent :], job.filling.release()
+            job.sent, job.steps = len(known), job.steps + len(news.steps)
+            self.metrics.grew(job, grown, news.steps)
+        if job.search is not None and not task.finished:
+            if len(job.known) <= job.sent:
+                return None
+            news.text, job.sent = job.known[job.sent :], len(job.known)
+        if not task.finished:
+            return news
+        encode = partial(self.lm.tokenizer.encode, special=False)
+        news.end = task.error if task.error is not None else written(job, encode)
+        if job.late and not news.end:
+            # No 429: clients would send the same search again.
+            news.end = invalid(
+                f"the search found nothing within the {self.settings.seconds:g} s of a request: ask for a smaller one",
+                "decodery.search",
+                "time_limit",
+            )
+        self._release(job, news.end)
+        return news
+
+    def _end(self, job: Job, error: BaseException) -> None:
+        """A job ends by an error, in the engine or before it."""
+        if job.task is not None:
+            job.task.cancel()
+        self._release(job, error)
+        deliver(job.mailbox.loop, [News(job, end=error)])
+
+    def _cancel(self, gone: set[Job]) -> None:
+        for job in self._queue.remove(gone):
+            self._release(job, None)
+        for job in [job for job in self._active if job in gone]:
+            if job.task is not None:
+                job.task.cancel()
+            self._release(job, None)
+
+    def _release(self, job: Job, end: list[Written] | BaseException | None) -> None:
+        """A job is over; its memory goes with its task."""
+        job.over = True
+        if isinstance(end, BaseException):
+            log_failure(end, job.owner)
+        self.metrics.ended(job, end)
+        if job in self._active:
+            del self._active[job]
+            self._queue.running[job.owner] -= job.texts
+        begun = job.begun is not None
+        with self._lock:
+            self._open[job.owner] -= job.texts
+            if not self._open[job.owner]:
+                del self._open[job.owner]
+            self._unbegun -= not begun
+        job.task = job.like = job.filling = None
+
+    def _measure(self) -> ServerLoad:
+        engine, prefixes = self._engine, self._prefixes
+        return ServerLoad(
+            running=len(self._active),
+            waiting=len(self._queue),
+            passes=self._passes,
+            rows=engine.rows,
+            rows_read=self._rows,
+            tokens=self._tokens,
+            cache_bytes=engine.held,
+            cache_limit=self.settings.kv_bytes,
+            prefix_asked=prefixes.asked,
+            prefix_found=prefixes.found,
+            prefix_bytes=prefixes.bytes,
+            preemptions=engine.preemptions,
+        )

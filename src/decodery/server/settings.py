@@ -1,0 +1,67 @@
+"""What a server allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from decodery.core.errors import SettingsError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Limits of a server, for all who use it.
+
+    max_queue: texts that wait beside those in progress; max_running: texts in progress. rows: of one pass; chunk: of a
+    prompt in one pass. pass_seconds: that a pass is to take while somebody writes; longer prompts are read in smaller
+    chunks for it. kv_bytes: of keys and values, of texts in progress and of those kept for later ones. body_bytes:
+    of a request; description_bytes: of a schema, grammar or list of tools in it. seconds: for one request, from its
+    arrival; what is written by then is its answer. max_texts: of one request (prompts times `n`); max_texts_per_key: of
+    all requests of one key at a time. drain_seconds: for what is in progress when the server is to stop. keys: name by
+    secret of those who may use it; none lets everybody. trust: whether requests may name files, models and programs.
+    strict: refuse fields that are not known. name: the model's, as clients know it.
+    """
+
+    name: str = "model"
+    max_queue: int = 256
+    max_running: int = 64
+    rows: int = 512
+    chunk: int = 128
+    pass_seconds: float = 0.25
+    kv_bytes: int = 2 * GIB
+    body_bytes: int = 4 << 20
+    description_bytes: int = 64 << 10
+    seconds: float = 600.0
+    max_texts: int = 128
+    max_texts_per_key: int = 256
+    drain_seconds: float = 30.0
+    keys: Mapping[str, str] = field(default_factory=dict)
+    trust: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"max_running": 1, "rows": 1, "chunk": 1, "kv_bytes": 1, "body_bytes": 1, "max_texts": 1}
+        for name, bound in {**least, "max_texts_per_key": 1, "max_queue": 0, "drain_seconds": 0}.items():
+            if getattr(self, name) < bound:
+                raise SettingsError(f"{name} must be at least {bound}, not {getattr(self, name)}")
+        for name in ("seconds", "pass_seconds"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+def kv_bytes(gib: float | None) -> int:
+    """Bytes for keys and values: so many GiB, without a number a quarter of this machine's memory."""
+    if gib is not None and not 0 < gib < float("inf"):
+        raise SettingsError(f"--kv-gib must be above 0, not {gib}")
+    return quarter_of_memory() if gib is None else int(gib * GIB)
+
+
+def quarter_of_memory() -> int:
+    """Bytes of a quarter of this machine's memory; 2 GiB where that cannot be told."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (ValueError, OSError, AttributeError):
+        return 2 * GIB

@@ -1,5 +1,0 @@
-"""Logit sources, one per file: what a text is scored by in place of one model in one context."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

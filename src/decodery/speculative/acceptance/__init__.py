@@ -1,0 +1,5 @@
+"""Which drafts become text: rules, one per file."""
+
+from decodery.core.lazy_exports import face
+
+__getattr__, __dir__ = face(__name__)

@@ -1,0 +1,174 @@
+"""What a verification rule is: it walks the drafted tree and decides what becomes text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from decodery.core.abstract import Contract
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.registry import method_of
+from decodery.core.requirements import Gives, Needs
+from decodery.core.trace import Step
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.sampling.base import Context
+from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.forward_request import Asking, score
+from decodery.step.sequence import Sequence
+
+if TYPE_CHECKING:
+    from decodery.models.protocol import Reader
+
+__all__ = ["Accepted", "Laws", "Rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """path: accepted nodes, top down, the root left out. bonus: the token after them, drawn from the target."""
+
+    path: list[int]
+    bonus: int
+
+
+class Laws:
+    """The target's distributions at the nodes of one sequence's tree, worked out for the nodes a rule visits.
+
+    A node's law depends on its own path: penalties count the path's tokens, stateful warps own a state per node.
+    hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped. first: rows of the pass before the root's.
+    """
+
+    def __init__(
+        self,
+        tree: TokenTree,
+        logits: torch.Tensor,
+        seq: Sequence,
+        hidden: dict[Tap, torch.Tensor] | None = None,
+        first: int = 0,
+    ) -> None:
+        self.tree = tree
+        self.seq = seq
+        self.hidden = hidden or {}
+        self.first = first
+        self._contexts = {0: seq.context()}
+        # Rows come in parts where a rule lets the tree grow; they are put together when somebody wants all of them.
+        self._parts = [logits]
+        self._starts = [0]
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[n, vocab] of all nodes, the model's own."""
+        if len(self._parts) > 1:
+            self._parts, self._starts = [torch.cat(self._parts)], [0]
+        return self._parts[0]
+
+    def row(self, node: int) -> torch.Tensor:
+        """[vocab] logits of a node, the model's own."""
+        part = bisect_right(self._starts, node) - 1
+        return self._parts[part][node - self._starts[part]]
+
+    def grow(self, runs: Iterable[Ordered[int]]) -> Asking[None]:
+        """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
+
+        Their rows stand behind the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
+        """
+        seq, known = self.seq, len(self.tree)
+        if seq.kv is not None and seq.kv.opens and not seq.position:
+            raise SettingsError(
+                "this acceptance rule reads on from a prompt's last token, which the cache policy follows with rows of "
+                "its own: take another rule or another cache policy"
+            )
+        self.tree = self.tree.extended(runs)
+        fresh = np.arange(known, len(self.tree))
+        mask = np.zeros((len(fresh), self.first + len(self.tree)), dtype=bool)
+        mask[:, : self.first] = True
+        mask[:, self.first :] = self.tree.ancestor_mask()[known:]
+        positions = seq.cache.next_position + self.first + self.tree.depths[fresh]
+        segment = Segment(
+            positions,
+            self.tree.tokens[fresh],
+            mask=mask,
+            cache=seq.cache,
+            stays=self.first + known,
+            interventions=seq.interventions,
+        )
+        taps = tuple(self.hidden)
+        scored = yield from score(seq.model, segment, taps)
+        self._starts.append(known)
+        self._parts.append(seq.writable(scored.logits))
+        self.hidden = {tap: torch.cat((rows, scored.hidden[tap])) for tap, rows in self.hidden.items()}
+        count("extra_passes")
+        count("extra_rows", len(fresh))
+        seq.trace.steps.append(Step(nodes=len(fresh), rows=len(fresh)))
+
+    def context(self, node: int) -> Context:
+        """History of the token to be chosen after `node`."""
+        if node not in self._contexts:
+            parent = int(self.tree.parents[node])
+            before = self.context(parent)
+            token = int(self.tree.tokens[node])
+            # What stands behind a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
+            known = token != UNKNOWN
+            self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent)) if known else before
+        return self._contexts[node]
+
+    def position(self, node: int) -> int:
+        """Output position of the token to be chosen after `node`."""
+        return self.context(node).position
+
+    def rows(self, nodes: Ordered[int]) -> torch.Tensor:
+        """[k, vocab] warped logits, -inf where a token is excluded."""
+        return self.seq.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
+
+    def _own(self, nodes: Ordered[int]) -> torch.Tensor:
+        """[k, vocab] the model's own logits."""
+        if isinstance(nodes, range):
+            # A slice; a list of indices would have to be sent to the device, and waited for.
+            return self.logits[nodes.start : nodes.stop : nodes.step]
+        return self.row(nodes[0])[None] if len(nodes) == 1 else self.logits[list(nodes)]
+
+    def probabilities(self, node: int) -> torch.Tensor:
+        """[vocab] float64, summing to 1; one-hot for greedy decoding."""
+        return self.seq.sampler.probabilities(self.rows([node]))[0]
+
+    def picks(self, nodes: Ordered[int]) -> list[int]:
+        """The token that the request's own noise (or, when greedy, the argmax) chooses after each of `nodes`."""
+        if self.seq.sampler.plain and self._parts[0].device.type == "cpu":
+            return self.seq.sampler.largest(self._own(nodes))
+        positions = [self.position(node) for node in nodes]
+        return self.seq.sampler.pick(self.rows(nodes), self.seq.seed, positions).tolist()
+
+
+@dataclass(frozen=True)
+class Rule(Contract):
+    """A verification rule. Subclasses say what they need by a table of their own: `needs = Needs(greedy=True)`."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find: the `drafts` for which its guarantee holds, `taps` that `Laws.hidden` then holds, ..."""
+        return Needs()
+
+    @property
+    def gives(self) -> Gives:
+        """What constraints find: one that asks about single tokens applies no `mask`, so that none is worked out."""
+        method = method_of(self)
+        return Gives(checked=method is None or method.lossless, mask=True)
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError where this is not for texts of `model`."""
+
+    @abstractmethod
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Asking[Accepted]:
+        """Walk `tree` from its root; returns the accepted path and the token that follows it.
+
+        A rule that must see more first is a generator that lets the tree grow, see `Laws.grow`, as often as it needs
+        to; nothing becomes text before it decides.
+        """

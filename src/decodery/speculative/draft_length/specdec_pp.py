@@ -1,0 +1,176 @@
+"""SpecDec++: stop once a rejection has become likely, as a small trained head on the draft model's states judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.config import TOKENS
+from decodery.models.loaders.fields import Anything, Named
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.sequence import Sequence
+
+from .base import Budget, Outlook, Policy
+
+HEAD = "acceptance.safetensors"
+"""A head's file in the folder it was trained in."""
+_SURE = 1e-6
+_MADE = "make one with decodery train acceptance -m MODEL"
+_FACTS = {"vocab_size": TOKENS, "trained": Named(Anything(), 1 << 10)}
+
+
+@dataclass(eq=False)
+class AcceptanceHead:
+    """How likely the target accepts a drafted token, judged by the draft model's state after reading it.
+
+    blocks: residual layers x + silu(W x + b), W [hidden, hidden] and b [hidden], each with weights of its own.
+    output: [2, hidden] and [2], the scores of rejected and accepted. All float32. The state is taken before the model's
+    final norm and brought to unit mean square first. vocab_size: of the draft model it was trained for. facts: how it
+    was trained and how good it is. model: `fingerprint` of that draft model, "" where it is not known.
+    """
+
+    blocks: list[tuple[torch.Tensor, torch.Tensor]]
+    output: tuple[torch.Tensor, torch.Tensor]
+    vocab_size: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    @classmethod
+    def random(cls, hidden: int, vocab_size: int, *, depth: int = 3, seed: int = 0) -> AcceptanceHead:
+        """An untrained head of `depth` blocks."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def matrix(rows: int) -> torch.Tensor:
+            return torch.randn(rows, hidden, generator=generator, dtype=torch.float32, device="cpu") / hidden**0.5
+
+        blocks = [(matrix(hidden), torch.zeros(hidden, dtype=torch.float32, device="cpu")) for _ in range(depth)]
+        return cls(blocks, (matrix(2), torch.zeros(2, dtype=torch.float32, device="cpu")), vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.output[0].shape[1]
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All tensors by name."""
+        named = {"output.weight": self.output[0], "output.bias": self.output[1]}
+        for number, (weight, bias) in enumerate(self.blocks):
+            named |= {f"blocks.{number}.weight": weight, f"blocks.{number}.bias": bias}
+        return named
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., 2] unnormalised log-probabilities of rejection and acceptance, of states [..., hidden]."""
+        x = rms_norm(hidden.float(), hidden.shape[-1:], None, 1e-6)
+        for weight, bias in self.blocks:
+            x = x + silu(x @ weight.T + bias)
+        return x @ self.output[0].T + self.output[1]
+
+    def acceptance(self, hidden: torch.Tensor) -> float:
+        """The probability that the token is accepted whose state [hidden] this is; never quite 0 or 1."""
+        scores = self.scores(hidden.to(self.output[0].device))
+        return min(max(float(torch.sigmoid(scores[1] - scores[0])), _SURE), 1 - _SURE)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file in bfloat16, facts included."""
+        tensors = {name: value.detach().bfloat16() for name, value in self.parameters().items()}
+        facts = {"vocab_size": self.vocab_size, "trained": self.facts}
+        Artifact("acceptance head", tensors, facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: Path) -> AcceptanceHead:
+        """Read a file. Raises ModelNotFound where there is none, CorruptFile where it holds no head."""
+        return _load(path)
+
+
+@remembered
+def _load(path: Path) -> AcceptanceHead:
+    found = Artifact.read(path, "acceptance head", _MADE, _FACTS)
+    wrong = f"{path} holds no acceptance head: {_MADE}"
+    tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
+    depth = sum(name.endswith(".weight") for name in tensors) - 1
+    try:
+        blocks = [(tensors[f"blocks.{at}.weight"], tensors[f"blocks.{at}.bias"]) for at in range(depth)]
+        output = tensors["output.weight"], tensors["output.bias"]
+        head = AcceptanceHead(blocks, output, found.facts["vocab_size"], found.facts["trained"], found.model)
+        hidden = head.hidden_size
+    except (KeyError, IndexError) as error:
+        raise CorruptFile(wrong) from error
+    shapes = [(2, hidden), (2,), *[(hidden, hidden), (hidden,)] * depth]
+    if [tuple(each.shape) for each in head.parameters().values()] != shapes:
+        raise CorruptFile(wrong)
+    return head
+
+
+@register(
+    "specdec++",
+    paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (2024)",
+    lossless=True,
+    needs=("a head made by `decodery train acceptance -m MODEL --out DIR`",),
+)
+@dataclass(frozen=True)
+class SpecDecPP(Policy):
+    """Ends a chain once the chance that a token of it will be rejected exceeds a threshold.
+
+    head: an `AcceptanceHead`, or the folder or file decodery train acceptance made for the draft model that drafts.
+    threshold: 1 never stops, 0 stops as soon as there is a judgement. shortest, longest: bounds that hold whatever the
+    head says. The head judges a token once the draft model has read it, so the newest token goes to verification
+    unjudged. The published code shares one weight matrix among all blocks of its head and tests u <= p / q; here the
+    blocks are independent and the rule tests u < p / q.
+    """
+
+    head: AcceptanceHead | str
+    threshold: float = 0.7
+    shortest: int = 2
+    longest: int = 20
+
+    needs = Needs(pauses=True, draft_states=True)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise SettingsError(f"specdec++ needs a threshold between 0 and 1, not {self.threshold}")
+        if not 0 <= self.shortest <= self.longest or self.longest < 1:
+            raise SettingsError("specdec++ needs 0 <= shortest <= longest, and longest >= 1")
+        if not isinstance(self.head, AcceptanceHead):
+            path = Path(self.head).expanduser()
+            object.__setattr__(self, "head", AcceptanceHead.load(path / HEAD if path.is_dir() else path))
+
+    @property
+    def trained(self) -> AcceptanceHead:
+        assert isinstance(self.head, AcceptanceHead)
+        return self.head
+
+    def fits(self, model: Reader) -> None:
+        refuse_other("this acceptance head", self.trained.model, model, "train one for the draft model in use")
+
+    def start(self, seq: Sequence) -> list[float]:
+        """One number: the chance that nothing judged so far in this step will be rejected."""
+        if self.trained.vocab_size != seq.vocab_size:
+            raise SettingsError(
+                f"the acceptance head is for {self.trained.vocab_size} tokens and the model has {seq.vocab_size}: "
+                "train one for the draft model in use with decodery train acceptance -m MODEL"
+            )
+        return [1.0]
+
+    def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
+        seq.budget_state[0] = 1.0
+        return replace(limit, depth=min(self.longest, limit.depth))
+
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
+        # After the first draw the draft model has read no drafted token yet: there is nothing to judge by.
+        if outlook.drawn >= 2:
+            assert outlook.hidden is not None
+            if len(outlook.hidden) != self.trained.hidden_size:
+                raise SettingsError(
+                    f"the acceptance head reads states of {self.trained.hidden_size} numbers and the draft model has "
+                    f"{len(outlook.hidden)}: train one for this draft model with decodery train acceptance -m MODEL"
+                )
+            seq.budget_state[0] *= self.trained.acceptance(outlook.hidden)
+        return outlook.drawn < self.shortest or 1 - seq.budget_state[0] <= self.threshold

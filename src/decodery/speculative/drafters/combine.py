@@ -1,0 +1,149 @@
+"""Drafters made of drafters: both at once, one where the other has nothing, or one chosen by the context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Gives
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, settled
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from .base import Composite, Drafter
+
+__all__ = ["first", "fuse", "switch"]
+
+Choice = Callable[[Sequence], int]
+"""Says which drafter speaks in this step."""
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """A drafter that knows how many of the last tokens it has seen before."""
+
+    def match_length(self, seq: Sequence) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Combined(Composite):
+    """drafters: two or more, as instances or as texts (in one text separated by "/")."""
+
+    drafters: tuple[Drafter | str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.drafters) < 2:
+            raise SettingsError("a combination needs at least two drafters")
+        object.__setattr__(self, "drafters", tuple(resolve("draft", each) for each in self.drafters))
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.drafters  # type: ignore[return-value]  # resolved above
+
+    @property
+    def gives(self) -> Gives:
+        return Gives.merged(part.gives for part in self.parts)
+
+
+@register("fuse", lossless=True)
+@dataclass(frozen=True)
+class Fuse(_Combined):
+    """Drafts what all of several drafters draft, as one tree; what the budget cuts is the later drafters'.
+
+    drafters: two or more, the most trusted first. Each learns from every pass, whoever's drafts it scored. Siblings
+    of the fused tree count as deterministic, which every rule verifies without bias: what a part draws at random is
+    independent of what rules draw. Scope and memory: those of the parts.
+    """
+
+    @property
+    def gives(self) -> Gives:
+        return replace(super().gives, drafts=("deterministic",))
+
+    def largest(self) -> int | None:
+        sizes = [part.largest() for part in self.parts]
+        return None if None in sizes else sum(filter(None, sizes))
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        tree = TokenTree.root(seq.pending)
+        for number in range(len(self.parts)):
+            with self.part(seq, number) as drafter:
+                tree = tree.merge((yield from settled(drafter.propose(seq, budget))))
+            if len(tree) > budget.nodes:
+                break
+        # Parents stand before their children, so any beginning of the list of nodes is a tree.
+        return tree.prune(np.arange(len(tree)) <= budget.nodes)
+
+
+@register("first", lossless=True)
+@dataclass(frozen=True)
+class First(_Combined):
+    """Drafts what the first of several drafters drafts that has anything to say.
+
+    drafters: two or more, in the order they are asked. Scope and memory: those of the parts.
+    """
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        tree = TokenTree.root(seq.pending)
+        for number in range(len(self.parts)):
+            with self.part(seq, number) as drafter:
+                tree = yield from settled(drafter.propose(seq, budget))
+            if len(tree) > 1:
+                break
+        return tree
+
+
+@register("switch", paper="SAM Decoding: Speculative Decoding via Suffix Automaton (2024)", lossless=True)
+@dataclass(frozen=True)
+class Switch(_Combined):
+    """Lets one of several drafters speak, chosen by the length of what it has seen before or by a function.
+
+    drafters: asked in order; the first whose match is at least `match` tokens long speaks, else the last one. All but
+    the last must know how long their match is. choose: in place of that, a function from the sequence to a drafter's
+    number. Scope and memory: those of the parts.
+    """
+
+    match: int = 5
+    choose: Choice | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        blind = [part for part in self.parts[:-1] if not isinstance(part, Matcher)]
+        if self.choose is None and blind:
+            raise SettingsError(
+                f"switch cannot tell how long a match of {type(blind[0]).__name__} is: put it last, or give choose"
+            )
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        with self.part(seq, self._chosen(seq)) as drafter:
+            return (yield from settled(drafter.propose(seq, budget)))
+
+    def _chosen(self, seq: Sequence) -> int:
+        if self.choose is not None:
+            return self.choose(seq)
+        for number in range(len(self.parts) - 1):
+            with self.part(seq, number) as drafter:
+                assert isinstance(drafter, Matcher)
+                if drafter.match_length(seq) >= self.match:
+                    return number
+        return len(self.parts) - 1
+
+
+def fuse(*drafters: Drafter | str) -> Fuse:
+    """What all of these draft, as one tree; the most trusted first."""
+    return Fuse(drafters)
+
+
+def first(*drafters: Drafter | str) -> First:
+    """What the first of these drafts that has anything to say."""
+    return First(drafters)
+
+
+def switch(*drafters: Drafter | str, match: int = 5, choose: Choice | None = None) -> Switch:
+    """The first of these whose match is at least `match` tokens long, or the one whose number `choose` gives."""
+    return Switch(drafters, match, choose)

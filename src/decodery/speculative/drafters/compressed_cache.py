@@ -1,0 +1,54 @@
+"""The target itself drafts, with a cache that a policy has made smaller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Needs
+from decodery.kv_cache.base import CachePolicy
+from decodery.models.protocol import Reader
+from decodery.step.sequence import Sequence
+
+from .follower import Follower
+from .following import Following
+
+
+@register(
+    "compressed-cache",
+    paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation with Speculative Decoding "
+    "(2024)",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class CompressedCache(Following):
+    """Drafts with the target under a cache policy; verified with all keys and values, the text is the full model's.
+
+    kv: the policy, as an instance or a text, such as "snapkv:budget=0.1". length: tokens of a chain. growth: how trees
+    are grown in place of it. The prompt is read a second time, under the policy. It pays where reading keys and values
+    is what a pass costs: long texts, many at once. Scope: the request; memory: one more cache, as large as the policy
+    leaves it.
+    """
+
+    kv: CachePolicy | str = "streaming-llm"
+
+    needs = Needs(keys=True, policies=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "kv", resolve("kv", self.kv))
+        if self._kv.probes:
+            raise SettingsError("compressed-cache cannot draft under a policy that reads pseudo tokens: use snapkv")
+
+    def start(self, seq: Sequence) -> Follower:
+        # Its first pass reads the first token behind the prompt, too.
+        return Follower.begin(self._kv.over(seq.model, len(seq.tokens) + 1), seq.model, slots=seq.slots)
+
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
+        return (target,)
+
+    @property
+    def _kv(self) -> CachePolicy:
+        assert isinstance(self.kv, CachePolicy)
+        return self.kv

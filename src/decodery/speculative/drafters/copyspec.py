@@ -1,0 +1,60 @@
+"""CopySpec: when the last few tokens stood in the text before, copy what followed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from ..stores.positions import Positions
+from .base import Drafter
+
+
+@register(
+    "copyspec",
+    paper="CopySpec: Accelerating LLMs with Speculative Copy-and-Paste Without Compromising Quality (2025)",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class CopySpec(Drafter):
+    """Copies what followed the last few tokens where they stood first, in the prompt or in the answer.
+
+    gamma: how many tokens must match. length: tokens copied, fewer where the text ends. pick: which earlier place to
+    copy from. With a draft model for everything else: `first(CopySpec(), DraftModel(model, length=5))`, where 5 is the
+    published delta. Scope: the request; memory: one dictionary entry per token.
+    """
+
+    gamma: int = 3
+    length: int = 10
+    pick: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
+        if self.gamma < 1 or self.length < 1 or self.pick not in ("first", "last"):
+            raise SettingsError("copyspec needs gamma >= 1, length >= 1 and pick 'first' or 'last'")
+
+    def largest(self) -> int:
+        return self.length
+
+    def start(self, seq: Sequence) -> Positions:
+        return Positions(self.gamma, self.pick)
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        index: Positions = seq.draft_state
+        index.extend(seq.tokens)
+        start = index.find(seq.tokens)
+        if start is None:
+            return TokenTree.root(seq.pending)
+        source = start + self.gamma
+        length = min(self.length, budget.nodes, budget.depth)
+        return TokenTree.chain(seq.pending, seq.tokens[source : source + length])
+
+    def match_length(self, seq: Sequence) -> int:
+        """`gamma` where the last tokens stood before, else 0."""
+        index: Positions = seq.draft_state
+        index.extend(seq.tokens)
+        return 0 if index.find(seq.tokens) is None else self.gamma

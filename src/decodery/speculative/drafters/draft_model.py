@@ -1,0 +1,126 @@
+"""A second, smaller language model drafts a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+
+import torch
+
+from decodery.compression.copies import copy_of
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import register
+from decodery.core.requirements import Gives, Needs
+from decodery.models.layer_plan import WHOLE
+from decodery.models.loaders.named import Precision, named
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.tokenizers.vocabularies import fitted
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from ..trees.base import Growth
+from .follower import Follower
+from .following import Following
+from .own_layers import OwnReading
+
+
+@register(
+    "draft-model",
+    paper="Fast Inference from Transformers via Speculative Decoding (2023)",
+    lossless=True,
+    slower=True,
+    needs=("a second model with the same vocabulary, or the one that comes with the target",),
+)
+@dataclass(frozen=True)
+class DraftModel(Following):
+    """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
+
+    model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
+    target, as there is one for smollm2. dtype: what a named one is loaded in, such as "int4". transform: in place of a
+    model, what is made of the target when the first text begins, such as "int4(bits=3)" (one that reads no text); the
+    copy is kept as long as the target. recycled: whether it reads of the text what the target has kept, where both keep
+    keys and values of the same shape, as a transformed copy does: then it reads its own drafts alone, and has no cache.
+    length: tokens of a chain. growth: how trees are grown in place of it, such as
+    "eagle-2(nodes=32)". Draft tokens use the target's warps and the target's noise, so that under the coupled rule two
+    models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
+    request; memory: one more cache, or what a draft takes.
+    """
+
+    model: LanguageModel | str | None = None
+    dtype: Precision = "auto"
+    transform: str | None = None
+    recycled: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is not None and self.transform is not None:
+            raise SettingsError(
+                "draft-model drafts with a model or with what a transform makes of the target: name one"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.merged((super().needs, Needs(keys=True))) if self.recycled else super().needs
+
+    @property
+    def gives(self) -> Gives:
+        return replace(super().gives, draft_states=super().gives.pauses and not self.recycled)
+
+    def start(self, seq: Sequence) -> Follower | OwnReading:
+        model = self._model(seq.model)
+        if isinstance(self.growth, Growth) and not model.capabilities.trees:
+            raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave growth out")
+        if seq.budget is not None:
+            seq.budget.fits(model)
+        if self.recycled:
+            return OwnReading(_alike(model, seq.model))
+        tapped = seq.budget is not None and seq.budget.needs.draft_states
+        return Follower.begin(model, seq.model, tapped=tapped, slots=seq.slots)
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        reading = seq.draft_state
+        if isinstance(reading, OwnReading):
+            return reading.after(seq, tree, nodes, WHOLE)
+        return super().logits(seq, tree, nodes)
+
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
+        return () if self.recycled else (self._model(target),)
+
+    def _model(self, target: Reader) -> Reader:
+        if self.transform is not None:
+            return copy_of(target, self.transform)
+        return named(_shipped(target) if self.model is None else self.model, self.dtype)
+
+    def state(self, seq: Sequence) -> torch.Tensor | None:
+        reading = seq.draft_state
+        return reading.hidden if isinstance(reading, Follower) else None
+
+
+def _alike(model: Reader, target: Reader) -> Reader:
+    """The model, where it can go on from what `target` keeps of a text. Raises SettingsError where it cannot."""
+
+    def kept(each: Reader) -> tuple[object, ...]:
+        config = each.config
+        shape = config.cache_layers, config.num_kv_heads, config.head_dim, each.new_cache().data.dtype
+        return (*shape, config.rope, config.local_rope, config.sliding_window, config.sliding_layers)
+
+    if kept(model) != kept(target):
+        raise SettingsError(
+            "this draft model keeps other keys and values than the target, and cannot go on from those: leave recycled "
+            "out, or draft with a copy of the target, as in draft-model:transform=int8,recycled=true"
+        )
+    return fitted(model, target)
+
+
+def _shipped(target: Reader) -> str:
+    """The name of the draft that comes with this package for a model like `target`."""
+    from decodery.models.loaders.drafts import shipped_for
+
+    found = shipped_for(target.config.vocabulary)
+    if found is None:
+        raise SettingsError(
+            "no draft model comes with this package for this model: train one with `decodery train draft -m MODEL "
+            "--out DIR`, or name another, as in draft-model:model=NAME"
+        )
+    return found

@@ -1,0 +1,136 @@
+"""A second model, or the same one with another context, reading along with a text and with drafts of what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import Reader
+from decodery.models.tokenizers.vocabularies import fitted
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, score
+
+from .rows import TreeRows
+
+_CHUNK = 512
+
+
+@dataclass(slots=True)
+class Follower:
+    """What `model` has read of a text, and of the drafts below its last token.
+
+    tokens: the text that its cache holds; logits: [1, vocab] after the last of them, None where not known. drafts: what
+    it has read below them. route: the way that drafts take through the model; what they leave there counts as read once
+    they are text only where `kept`, else the text is read again, all the way.
+    hidden: [hidden], the last layer's state of the newest row, where `tapped`. slots: see `Sequence`.
+    """
+
+    model: Reader
+    cache: KVCache
+    tokens: list[int] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    tapped: bool = False
+    slots: int | None = None
+    route: Route = WHOLE
+    kept: bool = True
+    drafts: TreeRows = field(default_factory=TreeRows)
+
+    @classmethod
+    def begin(cls, model: Reader, target: Reader, *, tapped: bool = False, slots: int | None = None) -> Follower:
+        """Nothing read yet.
+
+        Raises VocabularyMismatch unless the tokens of both models are the same, padding aside.
+        """
+        reading = cls(fitted(model, target), model.new_cache(), tapped=tapped, slots=slots)
+        reading.forget()
+        return reading
+
+    def unread(self, tokens: list[int]) -> int:
+        """How many tokens it would read to say what follows `tokens`, which what it has read is the beginning of."""
+        held = len(self.tokens)
+        return len(tokens) - held - (len(self.drafts.path(tokens[held:-1])) if self.kept else 0)
+
+    def text(self, tokens: list[int]) -> Asking[torch.Tensor]:
+        """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten."""
+        self._agree(tokens)
+        self._take(tokens)
+        while self.logits is None:
+            chunk = tokens[len(self.tokens) : len(self.tokens) + _CHUNK]
+            final = len(self.tokens) + len(chunk) == len(tokens)
+            segment = Segment.chunk(np.asarray(chunk), self.cache, logit_rows=[len(chunk) - 1] if final else [])
+            logits = yield from self._read(segment, WHOLE)
+            self.cache.keep(range(len(chunk)))
+            self.tokens += chunk
+            if final:
+                self.logits = logits
+        return self.logits
+
+    def after(self, text: list[int], tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        """The logits [k, vocab] after `nodes` of a tree below the end of `text`: each node is read once."""
+        root = yield from self.text(text)
+        if list(nodes) == [0]:
+            return root
+        read = partial(self._read, route=self.route)
+        return (yield from self.drafts.after(self.cache, tree, nodes, read, root[0]))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Follower:
+        twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())
+        # Tentative rows do not follow a fork.
+        twin._clear()
+        return twin
+
+    def forget(self) -> None:
+        """Give back the cache's memory: all is read again where it is needed."""
+        self.cache, self.tokens = self.model.new_cache(), []
+        if self.slots is not None:
+            self.cache.provide(self.slots)
+        self._clear()
+
+    def _read(self, segment: Segment, route: Route) -> Asking[torch.Tensor]:
+        last = self.model.config.num_layers
+        scored = yield from score(self.model, segment, (last,) if self.tapped else (), "draft", route)
+        if self.tapped:
+            self.hidden = scored.hidden[last][-1]
+        return scored.logits
+
+    def _agree(self, tokens: list[int]) -> None:
+        """Forget what of the text is no longer text."""
+        known = shared(tokens, self.tokens)
+        if known < len(self.tokens):
+            self._cut(known)
+
+    def _take(self, tokens: list[int]) -> None:
+        """Let drafts that became text count as read, and forget the others once the text has grown."""
+        if len(tokens) > len(self.tokens):
+            # Of the last token the logits are needed too, so that it is read again.
+            path = self.drafts.path(tokens[len(self.tokens) : -1]) if self.kept else []
+            self.cache.keep(path)
+            self.tokens += tokens[len(self.tokens) : len(self.tokens) + len(path)]
+            self._clear()
+        elif self.logits is None:
+            self._cut(len(tokens) - 1)
+
+    def _cut(self, length: int) -> None:
+        self.cache.truncate(length)
+        del self.tokens[length:]
+        self._clear()
+
+    def _clear(self) -> None:
+        self.drafts.clear()
+        self.logits = self.hidden = None
+
+
+def shared(left: list[int], right: list[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    most = min(len(left), len(right))
+    if left[:most] == right[:most]:
+        return most
+    return next(place for place, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)

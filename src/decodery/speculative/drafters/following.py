@@ -1,0 +1,33 @@
+"""What drafters have in common that read along with a text, by a model and a cache of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import torch
+
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from .base import Expander
+from .follower import Follower
+
+
+@dataclass(frozen=True)
+class Following(Expander):
+    """An `Expander` that keeps a `Follower` of each text, which its `start` begins."""
+
+    def reach(self, seq: Sequence) -> int:
+        reading: Follower = seq.draft_state
+        # Its own context may be the shorter one; behind its end it has nothing to say.
+        return reading.model.config.max_positions - len(seq.tokens) + 1
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        reading: Follower = seq.draft_state
+        return reading.after(seq.tokens, tree, nodes)
+
+    def forget(self, seq: Sequence) -> None:
+        reading: Follower = seq.draft_state
+        reading.forget()

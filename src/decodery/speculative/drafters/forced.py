@@ -1,0 +1,151 @@
+"""Forced tokens: what a constraint leaves no choice about is drafted for nothing, before another drafter's guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.registry import register, resolve
+from decodery.core.requirements import Gives
+from decodery.sampling.constraint import Constraint, constrained
+from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.forward_request import Asking, settled
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from .base import Composite, Drafter, Observation
+
+_COUNT = 1
+"""Where the state keeps how many tokens of the step's draft were forced; before it stands the other drafter's."""
+
+
+@register("forced", paper="SGLang: Efficient Execution of Structured Language Model Programs (2023)", lossless=True)
+@dataclass(frozen=True)
+class Forced(Composite):
+    """Drafts the tokens a request's constraint forces, then what another drafter expects behind them.
+
+    drafter: the other one, as an instance or a text. Forced tokens are always accepted, so they cost no pass of their
+    own. Deterministic drafts lose what the constraint forbids; others stay whole, as rules that sample need. Without a
+    constraint it is the other drafter. Requests with a constraint and a drafter get it by themselves. Scope and memory:
+    those of the other drafter.
+    """
+
+    drafter: Drafter | str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drafter", resolve("draft", self.drafter))
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self.drafter,)  # type: ignore[return-value]  # resolved above
+
+    @property
+    def gives(self) -> Gives:
+        return Gives.merged((self.parts[0].gives, Gives(drafts=("deterministic",))))
+
+    def largest(self) -> None:
+        """None: a constraint may force any number of tokens."""
+
+    def start(self, seq: Sequence) -> list[Any]:
+        return [*super().start(seq), 0]
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        found = constrained(seq.sampler.warps)
+        if found is None:
+            return (yield from self._draft(seq, budget))
+        number, constraint = found
+        forced = constraint.forced(seq.sampler_state[number], min(budget.nodes, budget.depth))
+        seq.draft_state[_COUNT] = len(forced)
+        left = replace(budget, nodes=budget.nodes - len(forced), depth=budget.depth - len(forced))
+        if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
+            return self._behind(seq, forced, TokenTree.root(forced[-1]))
+        with _ahead(seq, forced):
+            tree = yield from self._draft(seq, left)
+            if tree.origin == "deterministic":
+                tree = _permitted(tree, constraint, seq.sampler_state[number])
+        return self._behind(seq, forced, tree) if forced else tree
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        count, seq.draft_state[_COUNT] = seq.draft_state[_COUNT], 0
+        if len(seen.emitted) > count or not count:
+            super().observe(seq, _behind_forced(seen, count) if count else seen)
+
+    def _draft(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        with self.part(seq, 0) as drafter:
+            return (yield from settled(drafter.propose(seq, budget)))
+
+    def _behind(self, seq: Sequence, forced: list[int], tree: TokenTree) -> TokenTree:
+        """`tree`, whose root is the last forced token, behind the chain of them."""
+        count = len(forced)
+        tokens = np.concatenate(([seq.pending], forced, tree.tokens[1:]))
+        parents = np.concatenate((np.arange(-1, count), tree.parents[1:] + count))
+        logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
+        laws = {node + count: law for node, law in tree.distributions.items()}
+        # The drafter may combine several: what it drafted this time says how its siblings arose.
+        if seq.rule.needs.laws and tree.origin != "deterministic":
+            for node, token in enumerate(forced):
+                laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
+                laws[node][token] = 1.0
+        draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
+        return TokenTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)
+
+
+def _behind_forced(seen: Observation, count: int) -> Observation:
+    """What the other drafter learns: the tree below the last of `count` forced tokens, which was its own root."""
+    inside = seen.tree.ancestor_mask()[:, count]
+    nodes = np.flatnonzero(inside)
+    place = np.full(len(inside) + 1, -1)
+    place[nodes] = np.arange(len(nodes))
+    own = seen.tree
+    tree = TokenTree(
+        own.tokens[nodes],
+        place[np.where(nodes == count, -1, own.parents[nodes])],
+        own.origin,
+        None if own.logq is None else own.logq[nodes],
+        {int(place[node]): law for node, law in own.distributions.items() if inside[node]},
+        {int(place[node]): place[drawn].tolist() for node, drawn in own.draws.items() if inside[node]},
+        None if own.inputs is None else own.inputs[torch.from_numpy(inside[own.tokens == UNKNOWN])],
+    )
+    return Observation(
+        tree=tree,
+        logits=seen.logits[nodes],
+        hidden={tap: rows[nodes] for tap, rows in seen.hidden.items()},
+        path=place[[node for node in seen.path if node > count]].tolist(),
+        emitted=seen.emitted[count:],
+        start=seen.start + count,
+    )
+
+
+@contextmanager
+def _ahead(seq: Sequence, tokens: list[int]) -> Iterator[None]:
+    """The sequence as it will be once the forced tokens are text, which nothing can prevent."""
+    before = seq.sampler_state
+    context = seq.sampler.ahead(seq.context(), tokens)
+    seq.tokens.extend(tokens)
+    seq.sampler_state = context.state
+    try:
+        yield
+    finally:
+        seq.sampler_state = before
+        del seq.tokens[len(seq.tokens) - len(tokens) :]
+
+
+def _permitted(tree: TokenTree, constraint: Constraint, state: object) -> TokenTree:
+    """The nodes that the constraint permits after `state`, in which the root's successors stand."""
+    if len(tree) == 1:
+        return tree
+    states: dict[int, object] = {0: state}
+    keep = np.zeros(len(tree), dtype=bool)
+    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        if token == UNKNOWN:
+            # Nothing is written there, so that nothing is forbidden.
+            keep[node] = parent == 0 or keep[parent]
+        elif parent in states and constraint.permits(states[parent], token):
+            states[node] = constraint.advance(states[parent], token)
+            keep[node] = True
+    return tree if keep[1:].all() else tree.prune(keep)

@@ -1,0 +1,69 @@
+"""Hidden transfer: states of tokens not written yet are made from those of written ones, between two layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.hooks import Tap
+from decodery.models.protocol import Reader
+from decodery.models.trained.transfer import Transfer, found_transfer
+from decodery.step.draft_tree import Change, TokenTree
+
+from .in_pass import Asked, InPass
+
+
+@register(
+    "hidden-transfer",
+    paper="Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration (2024)",
+    lossless=True,
+    slower=True,
+    needs=("a trained hidden transfer",),
+)
+@dataclass(frozen=True)
+class HiddenTransfer(InPass):
+    """Makes, between two layers, states of further tokens from those of the draft, and drafts what they come to.
+
+    length: rows of a pass at most, of which the pending token and the states behind it are some; None: as many as make
+    this machine fastest by what passes of the model take on it, which may be one. transfer: a `Transfer`, or the file
+    or folder of the one that `decodery train hidden-transfer` made; None: the one that comes with this package for the
+    embedded model.
+
+    The rest of the layers sees the states made as tokens at the places they stand for. Those behind the last token
+    accepted make the next draft, of which the nodes are the likeliest places by how often guesses of each rank and
+    depth were right. Published are states behind all nodes; here nodes that are seldom the last one accepted have
+    fewer, as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where
+    nobody sees what they are: they cost as much as others. Scope: the request; memory: the guesses.
+    """
+
+    transfer: Transfer | str | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(trees=True, states=True, changes=True, costs=self.length is None)
+
+    def asked(self, model: Reader) -> Asked:
+        found = found_transfer(self.transfer, model)
+        maps, changes = found.maps.to(model.device), dict[Tap, Change]()
+        for layer in dict.fromkeys(found.layers):
+            at = [place for place, own in enumerate(found.layers) if own == layer]
+            changes[layer] = partial(transferred, maps=maps, places=at)
+        nothing = torch.zeros(maps.shape[:2], device=model.device, dtype=torch.float32)
+        return Asked(nothing, found.rates.double().numpy(), changes)
+
+
+def transferred(rows: torch.Tensor, tree: TokenTree, maps: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """States [n, hidden] of a tree's nodes, with those of nodes without a token made from their chain's owner's.
+
+    maps: [ahead, hidden, hidden], by place in the chain; places: of the nodes that are made here.
+    """
+    nodes, owners, chain = tree.chains
+    made = rows.clone()
+    for place in places:
+        at = chain == place
+        made[nodes[at]] = rows[owners[at]] @ maps[place].T.to(rows.dtype)
+    return made

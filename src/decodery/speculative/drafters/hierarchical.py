@@ -1,0 +1,118 @@
+"""Hierarchical drafting: a cheap drafter drafts for the draft model, which drafts for the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking, settled
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import MOST_NODES, Budget
+from .base import Composite, Drafter, Expander, Observation, expanding
+from .writing import Writing
+
+_DRAFT, _INNER = 0, 1
+
+
+@register(
+    "hierarchical",
+    paper="Speculative Decoding Meets Quantization: Compatibility Evaluation and Hierarchical Framework Design (2025)",
+    guarantee="the law of the output is unchanged; of a quantized target, that of the quantized one",
+    lossless=True,
+    needs=("a drafter that can expand, such as draft-model",),
+)
+@dataclass(frozen=True)
+class Hierarchical(Composite):
+    """Drafts a chain with a small model that is itself drafted for, by n-grams where nothing else is named.
+
+    drafter: what drafts for the target, one that can expand: its own growth and length are left aside. inner: what
+    drafts for that one, as trees or chains; it learns from the rows of both. length: tokens of a chain at least. The
+    drafter's first token takes a pass of its own, then every pass of it checks one inner draft and gives at least one
+    token more, until there are `length`; what was accepted beyond them is drafted too.
+
+    The chain is the one that the drafter alone would draw, token for token: only how many passes of it that takes is
+    the inner one's doing. So trees, which a target in 4 bits is slow to check, are checked by the small model alone.
+    Scope and memory: those of the parts. Source: AI9Stars/SpecMQuant (2025), whose inner drafter is an EAGLE head;
+    its `length`, and the size and depth of its trees, are the defaults. The published one is greedy.
+    """
+
+    drafter: Drafter | str = "draft-model"
+    inner: Drafter | str = "ngram:growth=eagle-2(nodes=30,width=10,depth=3)"
+    length: int = 6
+
+    gives = Gives(drafts=("sampled",))
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise SettingsError(f"hierarchical needs length >= 1, not {self.length}")
+        for name in ("drafter", "inner"):
+            object.__setattr__(self, name, expanding(getattr(self, name), "hierarchical"))
+        if self.parts[_INNER].needs.taps:
+            raise SettingsError("hierarchical shows its inner drafter no hidden states: use ngram or draft-model")
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.drafter, self.inner  # type: ignore[return-value]  # resolved above
+
+    def largest(self) -> int | None:
+        inner = self.parts[_INNER].largest()
+        return None if inner is None else self.length + inner
+
+    def start(self, seq: Sequence) -> list[Any]:
+        if not all(model.capabilities.trees for model in self.parts[_DRAFT].readers(seq.model)):
+            raise UnsupportedModel("the draft model reads no rows that branch, as drafts for it do: use draft-model")
+        return super().start(seq)
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        with self.part(seq, _DRAFT) as drafter:
+            assert isinstance(drafter, Expander)
+            most = min(budget.nodes, budget.depth, drafter.reach(seq))
+        writing = Writing(seq)
+        # All that the drafter has been asked about, and of that the draft below the last token it wrote.
+        asked = guess = TokenTree.root(seq.pending)
+        fresh = [0]
+        while most > 0:
+            with self.part(seq, _DRAFT) as drafter:
+                assert isinstance(drafter, Expander)
+                logits = yield from drafter.writable(seq, asked, fresh)
+            seen = _follow(writing, guess, logits, most)
+            with self.part(writing.seq, _INNER) as inner:
+                inner.observe(writing.seq, seen)
+                if writing.ended or len(writing.drafted) >= min(self.length, most):
+                    break
+                room = Budget(MOST_NODES, most - len(writing.drafted) - 1)
+                guess = yield from settled(inner.propose(writing.seq, room))
+            guess = TokenTree.root(writing.seq.pending).merge(guess)
+            known, asked = len(asked), asked.merge(_behind(writing.chain, guess))
+            fresh = list(range(known, len(asked)))
+        return writing.chain
+
+
+def _follow(writing: Writing, guess: TokenTree, logits: torch.Tensor, most: int) -> Observation:
+    """Write as far as a draft foresaw it, and one token more: of the whole chain at most `most` tokens.
+
+    logits: [n, vocab] the drafter's own, of the draft's nodes.
+    """
+    start, root = len(writing.drafted), len(writing.seq.tokens) - 1
+    path: list[int] = []
+    node: int | None = 0
+    while node is not None and len(writing.drafted) < most and not writing.ended:
+        token = writing.draw(logits[node])
+        node = None if token is None else guess.child(node, token)
+        if node is not None:
+            path.append(node)
+    return Observation(guess, logits, {}, path, writing.drafted[start:], root)
+
+
+def _behind(chain: TokenTree, tree: TokenTree) -> TokenTree:
+    """A chain, and behind its last node a tree, of which that node is the root."""
+    parents = np.concatenate((chain.parents, tree.parents[1:] + len(chain) - 1))
+    return TokenTree(np.concatenate((chain.tokens, tree.tokens[1:])), parents)

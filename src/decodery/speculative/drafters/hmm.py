@@ -1,0 +1,101 @@
+"""A hidden Markov model, distilled from the target's own texts, drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.threads import one_thread
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..stores.hmm import HMM, MADE
+from .base import Expander
+from .follower import shared
+
+
+@dataclass(slots=True)
+class BeliefReading:
+    """What is believed behind a text and behind drafts of what follows.
+
+    tokens: the text that was read; beliefs: [S] each, before its first token and behind every one of them, so that a
+    text that departs from them goes on from where it did. drafts: behind the paths below the text's last token.
+    """
+
+    hmm: HMM
+    tokens: list[int] = field(default_factory=list)
+    beliefs: list[torch.Tensor] = field(default_factory=list)
+    drafts: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BeliefReading:
+        # Beliefs are never written to.
+        return BeliefReading(self.hmm, list(self.tokens), list(self.beliefs), dict(self.drafts))
+
+    def read(self, text: list[int]) -> None:
+        """Read what `text` says that was not read, and forget what it does not say; drafts that became text count."""
+        known = shared(text, self.tokens)
+        if known == len(text) == len(self.tokens) and self.beliefs:
+            return
+        if known < len(self.tokens) or not self.beliefs:
+            self.drafts = {}
+        del self.tokens[known:], self.beliefs[known + 1 :]
+        if not self.beliefs:
+            self.beliefs = [self.hmm.start]
+        fresh = tuple(text[known:])
+        for count, token in enumerate(fresh, start=1):
+            found = self.drafts.get(fresh[:count])
+            self.beliefs.append(self.hmm.after(self.beliefs[-1][None], [token])[0] if found is None else found)
+            self.tokens.append(token)
+        self.drafts = {(): self.beliefs[-1]}
+
+    def behind(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        """[k, S] what is believed behind nodes of a tree below the text's last token."""
+        paths = [tuple(tree.tokens[tree.path(node)].tolist()) for node in nodes]
+        wanted = {path[:count] for path in paths for count in range(len(path) + 1)} - self.drafts.keys()
+        # Parents before their children, all of a depth in one product.
+        for depth in sorted({len(path) for path in wanted}):
+            level = sorted(path for path in wanted if len(path) == depth)
+            above = torch.stack([self.drafts[path[:-1]] for path in level])
+            self.drafts.update(zip(level, self.hmm.after(above, [path[-1] for path in level]), strict=True))
+        return torch.stack([self.drafts[path] for path in paths])
+
+
+@register(
+    "hmm",
+    paper="Lossless Compression with Probabilistic Circuits (2021)",
+    lossless=True,
+    needs=("a hidden Markov model made by decodery train hmm",),
+)
+@dataclass(frozen=True)
+class HiddenMarkov(Expander):
+    """Drafts what a hidden Markov model, learned from the target's own texts, expects: no pass, and exact laws.
+
+    A probabilistic circuit whose every marginal can be told, and the smallest one that reads a text of any length: what
+    it knows of the text is one chance per state, which every token that is committed moves on. Any node of any tree is
+    expanded by two products of states by states and states by tokens. model: an `HMM`, or the file or folder of one.
+    length, growth: see `draft-model`. Nothing is learned while drafting. Scope: the request; memory: 4 bytes per state
+    and token of the text, so that what is taken back is not read again.
+    """
+
+    model: HMM | str | None = None
+
+    def start(self, seq: Sequence) -> BeliefReading:
+        if self.model is None:
+            raise SettingsError(f"no hidden Markov model comes with this package: {MADE}")
+        hmm = HMM.load(self.model) if isinstance(self.model, str) else self.model
+        hmm.check(seq.model.config)
+        return BeliefReading(hmm)
+
+    @one_thread()
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        reading: BeliefReading = seq.draft_state
+        reading.read(seq.tokens)
+        rows = reading.hmm.logits(reading.behind(tree, nodes))
+        return rows.float().to(seq.model.device)
+
+    def forget(self, seq: Sequence) -> None:
+        seq.draft_state = BeliefReading(seq.draft_state.hmm)

@@ -1,0 +1,111 @@
+"""Lexical units: placeholders behind the text show which further tokens the model is already sure of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Needs
+from decodery.models.loaders.drafts import UNITS
+from decodery.models.trained.placeholders import Placeholders, found_placeholders
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from .base import Drafter, Observation
+
+
+@dataclass(slots=True)
+class _State:
+    """placeholders: [span - 1, hidden], on the model's device.
+
+    unit: tokens expected behind the pending one; logs: the log-probability each was expected with.
+    """
+
+    placeholders: torch.Tensor
+    unit: list[int] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+
+
+@register(
+    "lexical-unit",
+    paper="Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024)",
+    guarantee="the law of the output is unchanged under lossless rules; the rule lexical-unit trusts the units instead",
+    lossless=True,
+    slower=True,
+    needs=("trained placeholders",),
+)
+@dataclass(frozen=True)
+class LexicalUnit(Drafter):
+    """Feeds placeholders behind the draft and drafts next what the model expects in their place, while it is sure.
+
+    span: most tokens of a unit (k): the model says the first, up to span - 1 placeholders the others. beta: a unit ends
+    before the first token whose probability is lower, or which repeats what stands right before it. units:
+    `Placeholders`, or the file or folder of those that `decodery train units` made; None: those that come with this
+    package for the embedded model.
+
+    The tokens found in one pass are fed by the next one anyway, so checking them there costs nothing: under lossless
+    rules a unit is a draft, and a low beta only costs rows. The published decoding, which emits a unit unchecked and
+    asks for a high one, is the rule "lexical-unit". Placeholders stand behind every token that may be the last one
+    accepted, so that every pass finds a unit: up to (span + 1) (span - 1) rows. The paper fine-tunes the model; here
+    placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
+    """
+
+    needs = Needs(trees=True, states=True)
+
+    span: int = 4
+    beta: float = 0.1
+    units: Placeholders | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.span < 2 or not self.beta >= 0:
+            raise SettingsError("lexical-unit needs span >= 2 and beta >= 0")
+
+    def largest(self) -> int:
+        # A unit, and placeholders behind each of the tokens that may be the last one accepted.
+        return self.span * self.span - 1
+
+    def start(self, seq: Sequence) -> _State:
+        found = found_placeholders(self.units, UNITS, seq.model, "units", "lexical-unit")
+        if len(found.data) < self.span - 1:
+            raise SettingsError(
+                f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "
+                f"span, or train more with decodery train units -m MODEL --span {self.span}"
+            )
+        return _State(found.data[: self.span - 1].to(seq.model.device))
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        state: _State = seq.draft_state
+        known = TokenTree.chain(seq.pending, state.unit, logq=np.array([0.0, *state.logs]))
+        tree = known.asking(np.full(len(known), self.span - 1), state.placeholders)
+        return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        state: _State = seq.draft_state
+        state.unit, state.logs = [], []
+        read = [seq.tokens[-1]]
+        for node in seen.tree.asked(seen.path[-1] if seen.path else 0):
+            token, log = _expected(seen, node)
+            if log < math.log(self.beta or 1e-300) or _repeats([*read, token]):
+                return
+            read.append(token)
+            state.unit.append(token)
+            state.logs.append(log)
+
+
+def _expected(seen: Observation, node: int) -> tuple[int, float]:
+    """The token the model finds likeliest after `node`, and its log-probability."""
+    (token,) = seen.likeliest([node])
+    # In numpy, which wakes no threads between two passes.
+    row = seen.logits[node].cpu().numpy()
+    return token, -math.log(float(np.exp(row - row[token]).sum()))
+
+
+def _repeats(tokens: list[int]) -> bool:
+    """Whether the end of `tokens` stands twice in a row."""
+    return any(tokens[-n:] == tokens[-2 * n : -n] for n in range(1, len(tokens) // 2 + 1))

@@ -1,0 +1,100 @@
+"""A second model as an adviser: it reads along when it is asked, in passes that texts share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from weakref import ref
+
+import numpy as np
+
+from decodery.core.noise import gumbel_topk
+from decodery.core.threads import one_thread
+from decodery.core.topk import topk
+from decodery.models.footprint import weight_bytes
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from ..stores.blending import Blending
+from .advice import WIDTH, Advice, AskCosts, Opinion
+from .base import expected
+from .follower import Follower
+
+_SHARE = 0.1
+"""What a question is believed to take where nothing is known of the sizes of the models, in units of a pass."""
+_READ = 0.002
+"""What every token adds that has to be read first, in units of a question, over all that have the use of it."""
+_WAITING = 1024
+"""Tokens that are read for a question at most: of a longer text the end alone."""
+
+
+@dataclass(slots=True)
+class ModelAdvice(Advice):
+    """One text's second model. start: where in the text begins what it reads; deepest: nodes it is asked about."""
+
+    follower: Follower = field(kw_only=True)
+    deepest: int = field(kw_only=True)
+    start: int = field(default=0, kw_only=True)
+
+    @classmethod
+    def of(cls, seq: Sequence, model: Reader, most: int) -> ModelAdvice:
+        """Nothing read yet, drafts at most so deep. Raises VocabularyMismatch where its tokens are not the text's."""
+        follower = Follower.begin(model, seq.model, slots=seq.slots)
+
+        def make() -> tuple[Blending, AskCosts]:
+            return Blending(), AskCosts(_share(model, seq.model))
+
+        # Two models are two opinions, and so are those of greedy texts and of drawn ones.
+        key = ("auto", "model", ref(model), seq.sampler.greedy)
+        blending, costs = seq.memory.recall("process", seq, key, make)
+        # Half of its context at least is for the text.
+        return cls(blending, costs, follower=follower, deepest=min(most, model.config.max_positions // 2))
+
+    def begin(self, passes: float, timed: bool, sequences: int) -> None:
+        Advice.begin(self, passes, timed, sequences)
+        # Whoever asks in a step asks in the same pass.
+        self.sharers = sequences
+
+    def reaches(self, depth: int) -> bool:
+        return depth < self.deepest
+
+    def unread(self, seq: Sequence) -> int:
+        return min(self.follower.unread(self._text(seq)), _WAITING)
+
+    def reading(self) -> float:
+        return _READ * self.takes(0)
+
+    def forget(self) -> None:
+        self.follower.forget()
+
+    def likeliest(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[Opinion]:
+        self._skip(seq)
+        logits = yield from self.follower.after(self._text(seq), tree, nodes)
+        law = expected(seq, tree, nodes, logits)
+        with one_thread():
+            if seq.sampler.greedy:
+                ids, values = topk(law, WIDTH)
+                return ids.tolist(), np.exp(values).tolist()
+            # Under the text's own noise: two models that agree draw the same token.
+            positions = (seq.position + tree.depths[list(nodes)]).tolist()
+            ids, scores = gumbel_topk(law, WIDTH, seq.seed, positions)
+            weights = np.exp(scores - scores[:, :1])
+            return ids.tolist(), (weights / weights.sum(axis=1, keepdims=True)).tolist()
+
+    def _text(self, seq: Sequence) -> list[int]:
+        return seq.tokens[self.start :] if self.start else seq.tokens
+
+    def _skip(self, seq: Sequence) -> None:
+        """Begin anew near the end of a text of which more is unread than is worth it, or than the context holds."""
+        text, room = self._text(seq), self.follower.model.config.max_positions - self.deepest
+        if self.follower.unread(text) > _WAITING or len(text) > room:
+            self.follower.forget()
+            self.start = len(seq.tokens) - min(len(seq.tokens), _WAITING, (room + 1) // 2)
+
+
+def _share(model: Reader, target: Reader) -> float:
+    """What a pass of a second model is believed to take in units of the target's: passes read all weights."""
+    sizes = [weight_bytes(each) if isinstance(each, LanguageModel) else 0 for each in (model, target)]
+    return sizes[0] / sizes[1] if all(sizes) else _SHARE

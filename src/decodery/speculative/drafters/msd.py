@@ -1,0 +1,64 @@
+"""MSD: a drafter of states for prompts that hold images, whose patches it reads as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from decodery.core.registry import register
+from decodery.models.hooks import Tap
+
+from ..heads.drafter import HeadDrafter
+from ..heads.head import EMBEDDED, DraftHead
+from ..trees.base import Growth
+from .eagle import EAGLEHead
+
+
+def decoupled(stream: torch.Tensor, behind: torch.Tensor | None) -> torch.Tensor:
+    """What the layer reads of each item, [n, hidden]: what stands behind it where that is an embedding.
+
+    stream: of items as EAGLE makes them, from a state and the token behind it; behind: see `heads.head.EMBEDDED`, None
+    for a text of tokens alone.
+    """
+    return stream if behind is None else torch.where(behind[:, :1] > 0, behind[:, 1:].to(stream), stream)
+
+
+class MSDHead(EAGLEHead):
+    """EAGLE's layer; of a place that holds an embedding it reads that alone, without a state and without `fc`.
+
+    An item is what its token or embedding stands behind, as everywhere in EAGLE: the state of the last word before an
+    image goes with nothing, that of the image's last row with the word after it. (The published code puts that word
+    into the first item of the image as well, and then overwrites the item.)
+    """
+
+    kind = "msd"
+    sees_embeddings = True
+
+    def beside(
+        self, stream: torch.Tensor, attended: torch.Tensor, states: dict[Tap, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = decoupled(stream, states.get(EMBEDDED))
+        return found, found
+
+
+@register(
+    "msd",
+    paper="Speculative Decoding Reimagined for Multimodal Large Language Models (2025)",
+    lossless=True,
+    needs=("a head made by decodery train head --kind msd --images PROMPTS",),
+)
+@dataclass(frozen=True)
+class MSD(HeadDrafter):
+    """Drafts as EAGLE does behind prompts that hold images: of these it reads embeddings alone, without states.
+
+    Of words the layer reads the state before each beside its embedding; an image's rows say nothing about words to
+    come, and go in as the vision tower made them. The layer learns from plain texts first, then from more and more
+    that hold images. head: a file or folder made by `decodery train head`, or a `TrainedHead`; growth: how the tree is
+    grown. On a prompt of tokens alone it is EAGLE. Scope: the request; memory: keys and values of one layer.
+    """
+
+    kind: ClassVar[type[DraftHead]] = MSDHead
+
+    growth: Growth | str | None = field(default="eagle-2(nodes=63,width=8,depth=5)", kw_only=True)

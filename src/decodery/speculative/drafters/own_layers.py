@@ -1,0 +1,88 @@
+"""What drafters share that draft with some of the target's own layers, on a fork of its cache."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+import torch
+
+from decodery.core.requirements import Needs
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.layer_plan import Route
+from decodery.models.protocol import LanguageModel, Reader
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Ask, Asking
+from decodery.step.sequence import Sequence
+
+from ..trees.base import Growth
+from .base import Expander
+from .rows import TreeRows
+
+
+@dataclass(slots=True)
+class OwnReading:
+    """What some layers have read beyond a text's cache. cache: a fork of it; length: of the text it was forked at.
+
+    Keys and values of the text are those of the whole model; of the draft, those of the layers that were run. model:
+    whose layers, None for the text's own model; another one has to keep keys and values of the same shape.
+    """
+
+    model: Reader | None = None
+    cache: KVCache | None = None
+    length: int = 0
+    rows: TreeRows = field(default_factory=TreeRows)
+
+    def after(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], route: Route) -> Asking[torch.Tensor]:
+        """Logits [k, vocab] after `nodes` of a tree below the pending token, as far as the layers of `route` say."""
+        if self.cache is None or self.length != len(seq.tokens):
+            self.forget()
+            self.cache, self.length = seq.cache.fork(), len(seq.tokens)
+        missing = seq.tokens[self.cache.next_position : -1]
+        if missing:
+            # Tokens that are sure to become text and that the target has not read yet.
+            yield from through(seq, Segment.chunk(missing, self.cache, logit_rows=[]), route, model=self.model)
+            self.cache.keep(range(len(missing)))
+        read = partial(through, seq, route=route, model=self.model)
+        return (yield from self.rows.after(self.cache, tree, nodes, read))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> OwnReading:
+        return OwnReading(self.model)
+
+    def forget(self) -> None:
+        """Give the fork's memory back."""
+        self.cache = None
+        self.rows.clear()
+
+
+def through(
+    seq: Sequence, segment: Segment, route: Route, role: str = "draft", model: Reader | None = None
+) -> Asking[torch.Tensor]:
+    """The logits of a segment's rows after a route through a model, the text's own where none is named."""
+    (scored,) = yield [Ask(cast(LanguageModel, seq.model if model is None else model), segment, role=role, route=route)]
+    return scored.logits
+
+
+@dataclass(frozen=True)
+class OwnLayers(Expander):
+    """A drafter that is a part of the target. Its memory is, or has as `reading`, an `OwnReading`."""
+
+    @property
+    def needs(self) -> Needs:
+        grows = isinstance(self.growth, Growth)
+        return Needs.merged((super().needs, Needs(routes=True, keys=True, trees=grows)))
+
+    @abstractmethod
+    def route(self, seq: Sequence) -> Route:
+        """Which layers and sublayers draft now."""
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        reading: OwnReading = seq.draft_state.reading
+        return (yield from reading.after(seq, tree, nodes, self.route(seq)))
+
+    def forget(self, seq: Sequence) -> None:
+        seq.draft_state.reading.forget()

@@ -1,0 +1,48 @@
+"""Prompt lookup: what followed the last few tokens when they occurred before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from ..stores.ngrams import Occurrences, Pick, copy
+from .base import Drafter
+
+
+@register("prompt-lookup", paper="Prompt Lookup Decoding (2023)", lossless=True)
+@dataclass(frozen=True)
+class PromptLookup(Drafter):
+    """Copies what followed the longest recent n-gram when it occurred before, in the prompt or in the answer.
+
+    max_ngram: longest suffix looked up; shorter ones are tried after it. length: tokens copied.
+    pick: which earlier occurrence to copy from, "last" or "first". A copy that reaches the end of the text goes on
+    into itself, so that repetitions of any period are continued. Scope: the request; memory: `max_ngram` dictionary
+    entries per token. Source: apoorvumang/prompt-lookup-decoding (2023), which picks the first occurrence.
+    """
+
+    max_ngram: int = 3
+    length: int = 10
+    pick: Pick = "last"
+
+    def __post_init__(self) -> None:
+        if self.max_ngram < 1 or self.length < 1 or self.pick not in ("last", "first"):
+            raise SettingsError("prompt-lookup needs max_ngram >= 1, length >= 1 and pick 'last' or 'first'")
+
+    def largest(self) -> int:
+        return self.length
+
+    def start(self, seq: Sequence) -> Occurrences:
+        return Occurrences(range(self.max_ngram, 0, -1), self.pick)
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        seq.draft_state.extend(seq.tokens)
+        if (found := seq.draft_state.find(seq.tokens)) is None:
+            return TokenTree.root(seq.pending)
+        copied = copy(seq.tokens, found[0], min(self.length, budget.nodes, budget.depth))
+        ends = (place for place, token in enumerate(copied, start=1) if token in seq.eos_ids)
+        return TokenTree.chain(seq.pending, copied[: next(ends, None)])

@@ -1,0 +1,64 @@
+"""REST: the commonest continuations in a datastore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from ..stores.datastore import Datastore
+from ..tree_building.frequency import frequency_tree
+from .base import Drafter
+
+
+@register(
+    "rest",
+    paper="REST: Retrieval-Based Speculative Decoding (2023)",
+    lossless=True,
+    slower=True,
+    needs=("a datastore made by `decodery train datastore -m MODEL FILES --out DIR`",),
+)
+@dataclass(frozen=True)
+class REST(Drafter):
+    """Drafts the commonest continuations, in a corpus, of the longest end of the text that occurs there.
+
+    datastore: a folder made by `decodery train datastore`, or a `Datastore`. longest, shortest: how many tokens must
+    match. continuations, length: so many occurrences are looked at, so far ahead. nodes: the commonest beginnings of
+    these become the tree. Scope: the process, and nothing is learned; memory: the datastore stays on disk.
+    """
+
+    datastore: str | Datastore
+    longest: int = 16
+    shortest: int = 2
+    continuations: int = 5000
+    length: int = 10
+    nodes: int = 64
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest or min(self.continuations, self.length, self.nodes) < 1:
+            raise SettingsError("rest needs 1 <= shortest <= longest and continuations, length and nodes >= 1")
+
+    def largest(self) -> int:
+        return self.nodes
+
+    def start(self, seq: Sequence) -> Datastore:
+        store = Datastore.open(self.datastore) if isinstance(self.datastore, str) else self.datastore
+        store.fits(seq.vocab_size)
+        return store
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        store: Datastore = seq.draft_state
+        matched = store.longest(seq.tokens[-self.longest :], self.shortest)
+        if not matched:
+            return TokenTree.root(seq.pending)
+        length = min(self.length, budget.depth)
+        windows = store.continuations(seq.tokens[-matched:], self.continuations, length)
+        return frequency_tree(seq.pending, windows, min(self.nodes, budget.nodes), seq.vocab_size)
+
+    def match_length(self, seq: Sequence) -> int:
+        """How many of the last tokens occur in the datastore."""
+        return int(seq.draft_state.longest(seq.tokens[-self.longest :], self.shortest))

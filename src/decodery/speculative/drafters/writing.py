@@ -1,0 +1,50 @@
+"""A chain as it is drawn, token by token, from what a drafter expects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from .base import UNSAID
+
+
+class Writing:
+    """What a drafter writes behind a text in one step. seq: a view of the text with it; drafted: it alone.
+
+    Every token is the one that the request's own noise draws where the drafter's expectations are the law. ended:
+    whether nothing can follow: the text would end there, or the drafter has no word that it may say.
+    """
+
+    def __init__(self, seq: Sequence) -> None:
+        self.seq = replace(seq, tokens=list(seq.tokens))
+        self.drafted: list[int] = []
+        self.ended = False
+        self._pending, self._context = seq.pending, seq.context()
+        self._laws: dict[int, torch.Tensor] = {}
+
+    @property
+    def chain(self) -> TokenTree:
+        """The draft."""
+        return TokenTree.chain(self._pending, self.drafted, origin="sampled", distributions=self._laws)
+
+    def draw(self, logits: torch.Tensor) -> int | None:
+        """Write one token more, by the drafter's own logits [vocab]; None where it has nothing to say."""
+        seq, sampler = self.seq, self.seq.sampler
+        law = sampler.law(logits[None].clamp(min=UNSAID), [self._context])
+        token = int(sampler.pick(law, seq.seed, [self._context.position])[0])
+        if logits[token] == -torch.inf:
+            # A mask may leave nothing that a drafter with few tokens can say.
+            self.ended = True
+            return None
+        if seq.rule.needs.laws:
+            self._laws[len(self.drafted)] = sampler.preferences(law)[0]
+        self._context = sampler.extend(self._context, token, logits)
+        self.drafted.append(token)
+        seq.tokens.append(token)
+        seq.sampler_state = self._context.state
+        self.ended = token in seq.eos_ids
+        return token

@@ -1,0 +1,62 @@
+"""A head as an adviser: it goes on from states that the text's own passes have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from weakref import ref
+
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..drafters.advice import WIDTH, Advice, AskCosts, Opinion
+from ..drafters.base import Observation
+from ..stores.blending import Blending
+from .head import DraftHead, TrainedHead
+from .reading import HeadReading
+
+_SHARE = 0.08
+"""What a question is believed to take, in units of a pass, until it is measured."""
+_READ = 0.002
+"""What every token adds that has to be read first, in units of a pass, over the questions that have the use of it."""
+_WAITING = 128
+"""Tokens that wait to be read at most. A head that is asked for the first time reads the end of a long prompt alone."""
+
+
+@dataclass(slots=True)
+class HeadAdvice(Advice):
+    """One text's head, which needs no pass."""
+
+    head: HeadReading = field(kw_only=True)
+
+    @classmethod
+    def of(cls, seq: Sequence, trained: TrainedHead, head: DraftHead) -> HeadAdvice:
+        """Nothing read yet. head: the trained one beside the text's model."""
+
+        def make() -> tuple[Blending, AskCosts]:
+            return Blending(), AskCosts(_SHARE)
+
+        # Two heads are two opinions, and so are those of greedy texts and of drawn ones.
+        key = ("auto", "head", ref(trained), seq.sampler.greedy)
+        blending, costs = seq.memory.recall("process", seq, key, make)
+        return cls(blending, costs, head=HeadReading.begin(head))
+
+    def see(self, seq: Sequence, seen: Observation) -> None:
+        """Take the states of what became text, to be read when somebody asks."""
+        self.head.see(seq, seen)
+        # Now and then, since what is left has to be copied.
+        if self.head.unread > 2 * _WAITING:
+            self.head.skip(_WAITING)
+
+    def reaches(self, depth: int) -> bool:
+        return not self.head.empty and depth < self.head.head.reach
+
+    def unread(self, seq: Sequence) -> int:
+        return self.head.unread
+
+    def reading(self) -> float:
+        return _READ * self.passes
+
+    def likeliest(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Opinion:
+        self.head.skip(_WAITING)
+        return self.head.likeliest(tree, nodes, WIDTH)

@@ -1,0 +1,163 @@
+"""Drafters that ask a trained head: what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.method_spec import given, parts, spelled
+from decodery.core.registry import methods
+from decodery.core.requirements import Needs
+from decodery.models.loaders.drafts import shipped_head
+from decodery.models.protocol import Reader
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from ..drafters.base import Expander, Observation, logged
+from ..trees.base import Growth
+from .head import MADE, BoundHead, DraftHead, TrainedHead
+from .reading import HeadReading
+
+if TYPE_CHECKING:
+    from decodery.logits_sources.base import Source
+
+K = TypeVar("K", bound=BoundHead)
+_bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
+"""By target: the heads that read it. Its words are packed once for a head, not once for every text."""
+
+
+@dataclass(frozen=True)
+class TrainedDrafter(Expander):
+    """An expander that needs a trained head.
+
+    head: the file or folder that `decodery train head` made, or a `TrainedHead`; None: the one that comes with this
+    package for the embedded model.
+    """
+
+    kind: ClassVar[type[BoundHead]]
+
+    head: TrainedHead | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = self.kind.kind
+        if self.trained is not None and self.trained.kind != name:
+            raise SettingsError(
+                f"this is a head for {self.trained.kind}, not for {name}: use the drafter {self.trained.kind}, or "
+                f"{MADE} --kind {name}"
+            )
+
+    @cached_property
+    def trained(self) -> TrainedHead | None:
+        """The head, None while it is left to what comes along for the target."""
+        if isinstance(self.head, TrainedHead):
+            return self.head
+        return None if self.head is None else TrainedHead.load(self.head)
+
+    @property
+    def needs(self) -> Needs:
+        taps = () if self.trained is None else self.kind.watches(self.trained)
+        return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
+
+    @cached_property
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        found = () if self.trained is None else self.trained.facts.get("rates", ())
+        return tuple(tuple(ranks) for ranks in found)
+
+    def suited(self, model: Reader, source: Source | None = None) -> Self:
+        if self.head is not None:
+            return self
+        name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
+        if path is None:
+            raise SettingsError(
+                f"no head for {name} comes along for this model: make one with `decodery train head -m MODEL --kind "
+                f"{name} --out DIR` and name it, as in {spelled(self, name, head='DIR')}"
+            )
+        return replace(self, head=TrainedHead.load(path))
+
+    def _bound(self, model: Reader) -> BoundHead:
+        assert self.trained is not None
+        return bound(self.kind, self.trained, model)
+
+
+@dataclass(frozen=True)
+class HeadDrafter(TrainedDrafter):
+    """One that grows trees with its head alone."""
+
+    kind: ClassVar[type[DraftHead]]
+
+    growth: Growth | str | None = field(default="eagle-2", kw_only=True)
+
+    def start(self, seq: Sequence) -> HeadReading:
+        head = self._bound(seq.model)
+        assert isinstance(head, DraftHead)
+        return HeadReading.begin(head)
+
+    def reach(self, seq: Sequence) -> int:
+        reading: HeadReading = seq.draft_state
+        return 0 if reading.empty else min(seq.remaining, reading.head.reach)
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        reading: HeadReading = seq.draft_state
+        return reading.head.spread(reading.after(tree, nodes))
+
+    def likeliest(
+        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        if not seq.sampler.keeps(shaped=shaped):
+            return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
+        reading: HeadReading = seq.draft_state
+        ids, chances = reading.likeliest(tree, nodes, k)
+        return logged((np.array(ids), np.array(chances)))
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        reading: HeadReading = seq.draft_state
+        reading.see(seq, seen)
+
+
+def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
+    """A trained head of a kind beside its target, the same one for all texts.
+
+    Raises UnsupportedModel where the target is on another device than the processor: heads are trained there, and what
+    they remember of a text while they draft is kept on the processor.
+    """
+    if model.device.type != "cpu":
+        raise UnsupportedModel(
+            f"a head for {kind.kind} drafts on the processor, and this model is on {model.device}: load the model with "
+            "device='cpu', or use another drafter"
+        )
+    heads = _bound.setdefault(model, {})
+    if id(trained) not in heads:
+        heads[id(trained)] = kind(trained, model)
+    found = heads[id(trained)]
+    assert isinstance(found, kind)
+    return found
+
+
+def head_kind(name: str) -> type[BoundHead]:
+    """The kind of head that the drafter `name` asks. Raises SettingsError where there is none."""
+    kinds = {each.name: each.cls.kind for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
+    if name not in kinds:
+        raise SettingsError(f"{name} has no head to train: train one for {', '.join(kinds)}")
+    return kinds[name]
+
+
+def head_named(spec: str) -> tuple[type[BoundHead], dict[str, Any]]:
+    """The kind of head that a text such as "hydra:prefix=true" names, and the shape it is to have.
+
+    Settings are the keyword arguments of the kind's `untrained`. Raises SettingsError for others.
+    """
+    name, settings = parts(spec)
+    kind = head_kind(name)
+    shape = [each for each, told in signature(kind.untrained).parameters.items() if told.kind is told.KEYWORD_ONLY]
+    kinds = get_type_hints(kind.untrained) if shape else {}
+    return kind, given(name, settings, {each: kinds[each] for each in shape})

@@ -1,0 +1,306 @@
+"""What a draft head is: trained tensors, bound to the target whose states it reads and whose words it speaks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.core.threads import one_thread
+from decodery.models.hooks import Tap
+from decodery.models.loaders import hub
+from decodery.models.loaders.fields import Kind, Listed, Number, Record, Text, Whole
+from decodery.models.protocol import OpenModel, Reader, is_open
+from decodery.models.torch.weights import Dense, Linear
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered, sampled
+
+from . import checkpoint
+from .parts import Parts
+
+if TYPE_CHECKING:
+    from decodery.models.torch.transformer import Transformer
+
+HEAD = "head.safetensors"
+KIND = "draft head"
+MADE = "train one with `decodery train head -m MODEL`"
+_MOST_HEADS, _MOST_RANKS = 64, 64
+OWN_EMBEDDING = "embedding"
+"""Some rows of the embedding that a published head brings, which should be the target's."""
+_EMBEDDING_LIMIT = 0.1
+"""How far it may be from the target's, of its length: targets keep theirs in fewer bits, or in other ones."""
+EMBEDDED: Tap = "embedded"
+"""Beside the states at taps, [n, 1 + hidden]: whether an embedding stands behind each, and which."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedHead:
+    """A head as a file holds it. kind: the drafter it is for, such as "eagle-3"; settings: the shape it was given.
+
+    facts: how it was made and what it is worth, as plain JSON. model: `fingerprint` of its target, "" where any fits.
+    """
+
+    kind: str
+    tensors: Mapping[str, torch.Tensor]
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        about = {"head": self.kind, "settings": dict(self.settings), "made": dict(self.facts)}
+        Artifact(KIND, self.tensors, about, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrainedHead:
+        """Read what `save` wrote, from the file or its folder, or a folder that others have published, or a Hub id.
+
+        Raises ModelNotFound, CorruptFile, UnsupportedModel for anything else.
+        """
+        from . import published
+
+        whole = Path(path).expanduser()
+        if not whole.exists() and hub.is_hub_id(str(path)):
+            whole = checkpoint.from_hub(str(path), HEAD)
+        if not (whole / HEAD).is_file() and (whole / checkpoint.CONFIG).is_file():
+            return published.published(whole)
+        return _load(whole / HEAD if whole.is_dir() else whole)
+
+
+@remembered
+def _load(path: Path) -> TrainedHead:
+    rates = Listed(Listed(Number(0.0, 1.0), _MOST_RANKS), _MOST_HEADS)
+    kinds: dict[str, Kind] = {
+        "head": Text(64),
+        "settings": Record({"heads": Whole(1, _MOST_HEADS)}),
+        "made": Record({"rates": rates}),
+    }
+    found = Artifact.read(path, KIND, MADE, kinds)
+    return TrainedHead(found.facts["head"], found.tensors, found.facts["settings"], found.facts["made"], found.model)
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """A step along known texts. spoken: [b, n, hidden], for `project`; features: [b, n, hidden], to go on from."""
+
+    spoken: torch.Tensor
+    features: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a pass that became text: the states of all its rows {tap: [., width]}, which of them; the tokens that
+    followed each, and where the first of the states stands in the text."""
+
+    hidden: Mapping[Tap, torch.Tensor]
+    rows: Ordered[int]
+    tokens: list[int]
+    start: int
+
+    def states(self, tap: Tap) -> torch.Tensor:
+        """[n, width]"""
+        # Most of the time what was drafted first was right, and nothing has to be gathered.
+        every, last = self.hidden[tap], self.rows[-1]
+        first = last + 1 - len(self.rows)
+        return every[first : last + 1] if self.rows[0] == first else every[list(self.rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a head expects after the last token it has read: logits [outputs]; best: the likeliest tokens and their
+    probabilities, where they are known without the logits."""
+
+    logits: torch.Tensor
+    best: tuple[list[int], list[float]] | None = None
+
+
+class BoundHead(ABC):
+    """A trained head of one kind beside its target.
+
+    model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
+    steps it is unrolled over in training; lead: how many places a token's state stands behind the one that is known
+    with it: 0, or 1 where the target is to read a token, too, before the head guesses on. sees_embeddings: whether its
+    states hold `EMBEDDED`, too, of a prompt that holds embeddings.
+    """
+
+    kind: ClassVar[str]
+    sees_embeddings: ClassVar[bool] = False
+    taught: ClassVar[int] = 4
+    lead: ClassVar[int] = 0
+
+    def __init__(self, trained: TrainedHead, model: Reader) -> None:
+        if not is_open(model):
+            raise UnsupportedModel(
+                f"a head for {self.kind} needs a target whose embeddings and vocabulary projection can be called "
+                "apart, which this model does not offer: use one that this package runs itself"
+            )
+        refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
+        self._refuse_own_embedding(trained, model)
+        self.model: OpenModel = model
+        self.trained = trained
+        self.taps = self.reads(trained)
+        self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+        self.parts = Parts(
+            {
+                name: each.to(model.device, self.dtype if each.is_floating_point() else None)
+                for name, each in trained.tensors.items()
+                if name != OWN_EMBEDDING
+            }
+        )
+        if (ids := trained.tensors.get("vocabulary")) is not None and not (
+            ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
+        ):
+            raise CorruptFile(f"this head for {self.kind} speaks words that the model lacks: {MADE}")
+        words = model.vocab_size if ids is None else len(ids)
+        for name, each in trained.tensors.items():
+            if name.startswith("lm_head") and name.endswith("weight") and len(each) != words:
+                raise SettingsError(
+                    f"this head for {self.kind} speaks {len(each)} words, and this model has {words}: use the model it "
+                    "was made for"
+                )
+
+    @classmethod
+    def _refuse_own_embedding(cls, trained: TrainedHead, model: OpenModel) -> None:
+        own = trained.tensors.get(OWN_EMBEDDING)
+        if own is None or own.shape[-1] != model.config.hidden_size:
+            return
+        places = sampled(own.device, model.vocab_size)
+        if len(places) == len(own):
+            wanted, found = model.embed_tokens(places).float(), own.float()
+            if float((found - wanted).norm()) <= _EMBEDDING_LIMIT * float(wanted.norm()):
+                return
+        raise UnsupportedModel(
+            f"this head for {cls.kind} reads tokens by an embedding of its own (embed_tokens.weight), and heads read "
+            "that of the target here: use the model it was made for, or a head that shares its embedding"
+        )
+
+    @classmethod
+    @abstractmethod
+    def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        """Where such a head reads the target's states."""
+
+    @classmethod
+    def watches(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        """Those of `reads` that it is shown while it drafts; what the target keeps of the others is at hand."""
+        return cls.reads(trained)
+
+    @classmethod
+    @abstractmethod
+    def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors, in floating point, and settings of a head to be trained for `model`: as much of it as is of use."""
+
+    @property
+    def reach(self) -> int:
+        """How many tokens it can draft in a row: as many as it has parts of their own for, the setting `heads`."""
+        return self.trained.settings.get("heads", 1 << 30)
+
+    @property
+    def learns(self) -> bool:
+        """Whether what it does now is learned from."""
+        return torch.is_grad_enabled() and any(each.requires_grad for each in self.parts.tensors.values())
+
+    def unrolled(self, along: float) -> int:
+        """How many steps it is unrolled over when `along` of its training, from 0 to 1, is done."""
+        return self.taught
+
+    @abstractmethod
+    def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
+        """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].
+
+        Token [b, i + j] stands j + 1 - lead places behind state [b, i]. Guess j is about what stands behind that token.
+        """
+
+    def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
+        """What is to be made small beside the distance of the guesses, a scalar. known: [b, n], states of a text."""
+        return torch.zeros((), dtype=torch.float32, device="cpu")
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[n] ids -> [n, hidden]: the target's embeddings."""
+        return self.model.embed_tokens(tokens).to(self.dtype)
+
+    def project(self, spoken: torch.Tensor, step: int = 0) -> torch.Tensor:
+        """[n, hidden] -> logits [n, outputs], by the target's own vocabulary projection.
+
+        Published heads may bring one, or one for every step, which is how many guesses were made on the way.
+        """
+        return self.projection(step)(spoken)
+
+    def projection(self, step: int = 0) -> Linear:
+        """The layer that `project` is."""
+        for name in (f"lm_head.{step}", "lm_head"):
+            if f"{name}.weight" in self.parts:
+                return self.parts.linear(name)
+        return self.shared
+
+    def fits(self, width: int) -> None:
+        """Raise SettingsError where the head was made for states of another width."""
+        if width != self.model.config.hidden_size:
+            raise SettingsError(
+                f"this head for {self.kind} is for a model of width {width}, and this one has "
+                f"{self.model.config.hidden_size}: use the model it was made for"
+            )
+
+    @cached_property
+    def vocabulary(self) -> torch.Tensor | None:
+        """[outputs] int64, the tokens it can draft; None: all of the target's."""
+        return self.parts["vocabulary"].long() if "vocabulary" in self.parts else None
+
+    @cached_property
+    def shared(self) -> Linear:
+        """The target's vocabulary projection onto the tokens that can be drafted."""
+        found = self.model.projection(self.vocabulary)
+        return Dense(found.weight.to(self.dtype)) if isinstance(found, Dense) else found
+
+    @one_thread()
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """[n, outputs] -> [n, vocab], -inf for tokens it cannot draft."""
+        if self.vocabulary is None:
+            return logits
+        every = logits.new_full((len(logits), self.model.vocab_size), -torch.inf)
+        return every.index_copy_(1, self.vocabulary, logits)
+
+
+class DraftHead(BoundHead):
+    """A head that reads a text and drafts on below it by itself.
+
+    What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
+    target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
+    """
+
+    @abstractmethod
+    def begin(self) -> Any:
+        """The memory of a text nothing is known of."""
+
+    def hear(self, memory: Any, seen: list[Seen]) -> Heard:
+        """`read` all of what was seen of the text, in order."""
+        taps, tokens = list(seen[0].hidden), [token for each in seen for token in each.tokens]
+        positions = np.concatenate([np.arange(each.start, each.start + len(each.tokens)) for each in seen])
+        with torch.no_grad(), one_thread():
+            states = {tap: torch.cat([each.states(tap) for each in seen]).to(self.dtype) for tap in taps}
+            return Heard(self.read(memory, states, torch.tensor(tokens, dtype=torch.int64, device="cpu"), positions))
+
+    @abstractmethod
+    def read(
+        self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
+
+        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
+        """
+
+    @abstractmethod
+    def grow(
+        self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        """Read nodes of one level: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
+
+        mask: [n, rows + n] bool, which rows each sees; nodes behind the first `rows` are forgotten. Returns the logits
+        [n, outputs] of what follows each.
+        """

@@ -1,0 +1,223 @@
+"""What heads are built of: named tensors, and a decoder layer with keys and values of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.attention import attend, rotate
+from decodery.models.torch.weights import QUANTIZED, Dense, Linear
+
+_STEPS = (".scale", ".step", ".least")
+"""How the names end of what the weights of an integer layer are multiplied by."""
+
+
+class Parts:
+    """The tensors of a head by name. Linear layers are in floating point while they learn, in int8 while they draft."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = dict(tensors)
+        self._linears: dict[str, Linear] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def linear(self, name: str) -> Linear:
+        """The layer of `name`.weight, `name`.bias and `name`.scale (int8) or `name`.step, `name`.least (int4)."""
+        if name not in self._linears:
+            weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
+            if weight.dtype == torch.int8:
+                self._linears[name] = Int8Linear(weight, self.tensors[f"{name}.scale"], bias)
+            elif weight.dtype == torch.uint8:
+                step, least = (self.tensors[f"{name}.{part}"].half() for part in ("step", "least"))
+                self._linears[name] = Int4Linear(weight, step, least, bias)
+            else:
+                self._linears[name] = Dense(weight, bias)
+        return self._linears[name]
+
+    def block(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [..., d] plus SiLU of what the layer `name` makes of them."""
+        return rows + silu(self.linear(name)(rows))
+
+    def norm(self, name: str, rows: torch.Tensor, eps: float) -> torch.Tensor:
+        """Rows [..., d] over their root mean square, times the tensor `name`.weight [d]."""
+        return rms_norm(rows, rows.shape[-1:], self.tensors[f"{name}.weight"], eps)
+
+    def quantized(self) -> dict[str, torch.Tensor]:
+        """The same tensors with int8 linear layers; vectors stay as they are."""
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in self.tensors.items():
+            if tensor.is_floating_point() and tensor.ndim == 2:
+                layer = Int8Linear.quantize(tensor)
+                found |= {name: layer.weight, f"{name.removesuffix('weight')}scale": layer.scale}
+            else:
+                found[name] = tensor.detach().float() if tensor.is_floating_point() else tensor
+        return found
+
+    def floating(self) -> dict[str, torch.Tensor]:
+        """The same tensors with linear layers in floating point, as they are while they learn."""
+        found = {name: tensor for name, tensor in self.tensors.items() if not name.endswith(_STEPS)}
+        for name in [name.removesuffix(".weight") for name in found if name.endswith(".weight")]:
+            if isinstance(layer := self.linear(name), QUANTIZED):
+                found[f"{name}.weight"] = layer.dense()
+        return found
+
+
+@dataclass(slots=True)
+class Held:
+    """Keys and values of one text in one layer of a head: [2, kv_heads, capacity, head_dim].
+
+    length: slots of the text; rows: tentative ones of a tree behind them.
+    """
+
+    data: torch.Tensor
+    length: int = 0
+    rows: int = 0
+
+    @classmethod
+    def begin(cls, kv_heads: int, head_dim: int, like: torch.Tensor, capacity: int = 256) -> Held:
+        return cls(torch.empty(2, kv_heads, capacity, head_dim, dtype=like.dtype, device=like.device))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Held:
+        return replace(self, data=self.data.clone())
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, *, text: bool) -> None:
+        """[n, kv_heads, head_dim] each, behind what is there; `text` overwrites what is tentative."""
+        first = self.reserve(len(keys), text=text)
+        end = first + len(keys)
+        self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
+        self.wrote(len(keys), text=text)
+
+    def reserve(self, rows: int, *, text: bool) -> int:
+        """Room for so many rows behind what is there, `text` in the place of what is tentative: their first slot."""
+        first = self.length if text else self.length + self.rows
+        end = first + rows
+        if end > self.data.shape[2]:
+            wider = self.data.new_empty(2, self.data.shape[1], max(end, 2 * self.data.shape[2]), self.data.shape[3])
+            wider[:, :, :first] = self.data[:, :, :first]
+            self.data = wider
+        return first
+
+    def wrote(self, rows: int, *, text: bool) -> None:
+        """So many rows lie where there was room for them."""
+        if text:
+            self.length, self.rows = self.length + rows, 0
+        else:
+            self.rows += rows
+
+    def keep_last(self, slots: int) -> None:
+        """Forget the text but its last slots, and what is tentative."""
+        first = max(0, self.length - slots)
+        if first:
+            self.data[:, :, : self.length - first] = self.data[:, :, first : self.length].clone()
+        self.length, self.rows = self.length - first, 0
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A decoder layer. hidden: width; inner: units of its MLP; theta: base of the rotary positions.
+
+    stretch: what each of their frequencies is divided by, nothing where it is empty.
+    window: how many tokens of the text before the last one a row sees; None: all.
+    """
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    theta: float = 10_000.0
+    eps: float = 1e-5
+    window: int | None = None
+    stretch: tuple[float, ...] = ()
+
+
+class DecoderLayer:
+    """Attention and MLP of a head, made of `parts` whose names begin with `prefix`.
+
+    What attention reads is the caller's: heads differ in what they feed it and in the norms before it.
+    """
+
+    def __init__(self, parts: Parts, prefix: str, shape: LayerShape) -> None:
+        self.parts, self.prefix, self.shape = parts, prefix, shape
+        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64, device="cpu") / shape.head_dim
+        self._inverse = 1.0 / shape.theta**exponents
+        if shape.stretch:
+            self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64, device="cpu")
+
+    def begin(self, like: torch.Tensor) -> Held:
+        return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
+
+    def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return self.parts.norm(f"{self.prefix}{name}", rows, self.shape.eps)
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the angles at positions [n]: [n, head_dim / 2] float64 each."""
+        angles = positions.double()[:, None] * self._inverse.to(positions.device)
+        return angles.cos(), angles.sin()
+
+    def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [n, heads, head_dim], turned to their positions [n], which may lie on the host."""
+        shape = self.shape
+        sizes = shape.heads, shape.kv_heads, shape.kv_heads
+        fused = self.parts.linear(f"{self.prefix}qkv")(rows).view(len(rows), -1, shape.head_dim)
+        queries, keys, values = fused.split(sizes, dim=1)
+        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device)))
+        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+
+    def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
+        """[n, width] -> [n, hidden]. mask: [n, tentative rows + n], of a tree; None: the rows are text, in order."""
+        queries, keys, values = self.heads(rows, torch.from_numpy(positions))
+        before = held.length
+        held.write(keys, values, text=mask is None)
+        last = before if mask is None else before - 1
+        first = 0 if self.shape.window is None else max(0, last - self.shape.window)
+        end = held.length + held.rows
+        own = np.tri(len(rows), dtype=bool) if mask is None else mask
+        seen = None
+        if not own.all():
+            seen = torch.from_numpy(np.concatenate((np.ones((len(rows), before - first), dtype=bool), own), axis=1))
+        scale = self.shape.head_dim**-0.5
+        context = attend(queries, held.data[0, :, first:end], held.data[1, :, first:end], seen, scale)
+        return self.parts.linear(f"{self.prefix}output")(context)
+
+    def left(self, stream: torch.Tensor) -> torch.Tensor:
+        """The residual stream [n, hidden] behind attention -> behind the layer, through its MLP."""
+        rows = self.norm("mlp_norm", stream)
+        gate, up = self.parts.linear(f"{self.prefix}gate_up")(rows).chunk(2, dim=-1)
+        return stream + self.parts.linear(f"{self.prefix}down")(silu(gate) * up)
+
+
+def teacher_attention(
+    layer: DecoderLayer, queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+) -> torch.Tensor:
+    """What a step of an unrolled head reads, for texts side by side: [b, n, heads, head_dim] -> [b, n, width].
+
+    keys, values: of all steps so far [b, n, kv_heads, head_dim]. A query sees those of step 0 up to its own place, and
+    of later steps those of its own place alone, as a tree's rows see the text and the path above them.
+    """
+    shape = layer.shape
+    b, n, heads, dim = queries.shape
+    group = heads // shape.kv_heads
+    grouped = queries.view(b, n, shape.kv_heads, group, dim)
+    scores = torch.einsum("bqkgd,bskd->bkgqs", grouped, keys[0]) * dim**-0.5
+    places = torch.arange(n, device=queries.device)
+    hidden = places[None, :] > places[:, None]
+    if shape.window is not None:
+        hidden |= places[None, :] < places[:, None] - shape.window
+    scores = scores.masked_fill(hidden, -torch.inf)
+    own = [torch.einsum("bqkgd,bqkd->bkgq", grouped, each)[..., None] * dim**-0.5 for each in keys[1:]]
+    weights = torch.cat([scores, *own], dim=-1).softmax(dim=-1)
+    found = torch.einsum("bkgqs,bskd->bqkgd", weights[..., :n], values[0])
+    for step, each in enumerate(values[1:]):
+        found = found + torch.einsum("bkgq,bqkd->bqkgd", weights[..., n + step], each)
+    return found.reshape(b, n, heads * dim)

@@ -1,0 +1,119 @@
+"""What a draft head has read of one text, and of the drafts below its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.threads import one_thread
+from decodery.core.topk import likeliest
+from decodery.models.hooks import Tap
+from decodery.step.draft_tree import TokenTree
+from decodery.step.sequence import Sequence
+
+from ..drafters.advice import Opinion
+from ..drafters.base import Observation
+from ..drafters.rows import TreeRows
+from .head import EMBEDDED, DraftHead, Heard, Seen
+
+
+@dataclass(slots=True)
+class HeadReading:
+    """memory: the head's own. fresh: what was seen and not read yet, which waits until somebody asks.
+
+    root: what is expected to follow the text, None where nothing of it was read. rows: nodes of the tree.
+    """
+
+    head: DraftHead
+    memory: Any
+    fresh: list[Seen] = field(default_factory=list)
+    root: Heard | None = None
+    rows: TreeRows = field(default_factory=TreeRows)
+
+    @classmethod
+    def begin(cls, head: DraftHead) -> HeadReading:
+        return cls(head, head.begin())
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to guess from."""
+        return self.root is None and not self.fresh
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the text that are to be read before anything can be said."""
+        return sum(len(each.tokens) for each in self.fresh)
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return self.head.watches(self.head.trained)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> HeadReading:
+        return HeadReading(self.head, deepcopy(self.memory, memo), list(self.fresh), self.root)
+
+    def see(self, seq: Sequence, seen: Observation) -> None:
+        """Take the states of what became text; the text's next tokens are known."""
+        rows = [0, *seen.path]
+        tokens = seq.tokens[seen.start + 1 : seen.start + 1 + len(rows)]
+        if tokens:
+            hidden = {tap: seen.hidden[tap] for tap in self.taps}
+            if self.head.sees_embeddings and seq.embeddings is not None:
+                hidden[EMBEDDED] = seq.embeddings.behind(seen.start, len(seen.tree))
+            self.fresh.append(Seen(hidden, rows[: len(tokens)], tokens, seen.start))
+
+    def skip(self, most: int) -> None:
+        """Never read more than the last `most` tokens of those that wait; what stood before them stays unknown."""
+        over = self.unread - most
+        while over > 0:
+            first = self.fresh[0]
+            cut = min(over, len(first.tokens))
+            over -= cut
+            if cut == len(first.tokens):
+                self.fresh.pop(0)
+            else:
+                # Copies: what is not read need not be kept.
+                rows, left = list(first.rows[cut:]), range(len(first.tokens) - cut)
+                with one_thread():
+                    hidden = {tap: states[rows] for tap, states in first.hidden.items()}
+                self.fresh[0] = Seen(hidden, left, first.tokens[cut:], first.start + cut)
+
+    def after(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        """The logits [k, outputs] after `nodes` of a tree below the end of the text: each node is read once."""
+        self._catch_up()
+        assert self.root is not None
+        if list(nodes) == [0]:
+            return self.root.logits[None]
+        with torch.no_grad(), one_thread():
+            place, fresh = self.rows.place(tree, nodes)
+            first, mask = len(self.rows) - len(fresh), self.rows.mask(tree, place, fresh)
+            found = [self.root.logits.new_empty(0, len(self.root.logits))]
+            levels = np.flatnonzero(np.diff(tree.depths[fresh])) + 1
+            for begin, end in pairwise((0, *levels.tolist(), len(fresh))) if fresh else ():
+                nodes_here, known = fresh[begin:end], mask[begin:end, : first + end]
+                tokens, above = torch.from_numpy(tree.tokens[nodes_here]), place[tree.parents[nodes_here]]
+                found.append(self.head.grow(self.memory, tokens, above, tree.depths[nodes_here], known))
+            return self.rows.told(torch.cat(found), place, nodes, self.root.logits)
+
+    def likeliest(self, tree: TokenTree, nodes: Ordered[int], k: int) -> Opinion:
+        """The k likeliest tokens after each of `nodes`, and their probabilities at temperature 1."""
+        self._catch_up()
+        assert self.root is not None
+        if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) >= k:
+            best = self.root.best
+            return [best[0][:k]], [best[1][:k]]
+        places, chances = likeliest(self.after(tree, nodes), k)
+        known = self.head.vocabulary
+        return (places if known is None else known.numpy()[places]).tolist(), chances.tolist()
+
+    def _catch_up(self) -> None:
+        if not self.fresh:
+            return
+        self.root = self.head.hear(self.memory, self.fresh)
+        self.fresh = []
+        self.rows.clear()

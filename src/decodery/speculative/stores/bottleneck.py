@@ -1,0 +1,106 @@
+"""Discrete key-value bottleneck: states find frozen keys, and only the values behind the keys found are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decodery.core.errors import CorruptFile
+from decodery.models.protocol import Reader
+from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.drafter_memory import Guarded
+
+FILE = "keys.safetensors"
+MADE = "make some with `decodery train keys -m MODEL FILES --out DIR`, and name them, as in keys=DIR"
+_KIND = "set of keys"
+
+
+@dataclass(frozen=True, eq=False)
+class KeySet:
+    """What is frozen. C codebooks of K keys for states of one width, and how values become logits.
+
+    centre: [width] taken from a state; projections: [C, d, width]; keys: [C, K, d]; readout: [r, vocab]. model:
+    `fingerprint` of the model whose states and tokens these are.
+    """
+
+    centre: torch.Tensor
+    projections: torch.Tensor
+    keys: torch.Tensor
+    readout: torch.Tensor
+    model: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def codes(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, C] int64, the number of the nearest key of each codebook to states [n, width]."""
+        return nearest(self.projected(states), self.keys)
+
+    def projected(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, C, d] of states [n, width]."""
+        return torch.einsum("nw,cdw->ncd", states.to(self.centre) - self.centre, self.projections)
+
+    def save(self, path: Path) -> None:
+        tensors = {name: getattr(self, name) for name in ("centre", "projections", "keys", "readout")}
+        Artifact(_KIND, tensors, self.facts, self.model).save(path)
+
+    def check(self, model: Reader) -> None:
+        """Raise SettingsError where they were made for another model."""
+        refuse_other("this set of keys", self.model, model, MADE)
+
+    @classmethod
+    def load(cls, path: str | Path) -> KeySet:
+        """Read what `save` wrote, from the file or its folder. Raises ModelNotFound or CorruptFile."""
+        place = Path(path).expanduser()
+        return _load(place / FILE if place.is_dir() else place)
+
+
+@remembered
+def _load(path: Path) -> KeySet:
+    found = Artifact.read(path, _KIND, MADE)
+    tensors = {name: found.tensors.get(name) for name in ("centre", "projections", "keys", "readout")}
+    centre, projections, keys, readout = tensors.values()
+    if centre is None or projections is None or keys is None or readout is None:
+        raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {MADE}")
+    shapes = centre.ndim, projections.ndim, keys.ndim, readout.ndim
+    if shapes != (1, 3, 3, 2) or projections.shape != (len(keys), keys.shape[2], len(centre)) or 0 in keys.shape:
+        raise CorruptFile(f"{path} holds keys that do not fit each other: {MADE}")
+    return KeySet(centre, projections, keys, readout, found.model, found.facts)
+
+
+def nearest(projected: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[n, C] int64, of rows [n, C, d] the nearest among keys [C, K, d], the lowest number among equals."""
+    products = torch.einsum("ncd,ckd->nck", projected, keys)
+    return (2 * products - keys.square().sum(dim=2)).argmax(dim=2)
+
+
+class Values(Guarded):
+    """What is learned: the values behind the keys, of tokens so many places ahead. data: [ahead, C, K, r] float32.
+
+    A row's logits are the mean of the values it finds, times the readout. Values begin at zero.
+    """
+
+    def __init__(self, keys: KeySet, ahead: int, lr: float) -> None:
+        super().__init__()
+        self.keys, self.lr = keys, lr
+        books, count, _ = keys.keys.shape
+        self.data = torch.zeros(ahead, books, count, len(keys.readout), dtype=torch.float32, device="cpu")
+        self._books = torch.arange(books, device="cpu")
+
+    def found(self, place: int, codes: torch.Tensor) -> torch.Tensor:
+        """[r] the mean value behind codes [C], of the token `place` places ahead."""
+        return self.data[place, self._books, codes].mean(dim=0)
+
+    def logits(self, place: int, codes: torch.Tensor) -> torch.Tensor:
+        """[vocab] of the token `place` places ahead."""
+        return self.found(place, codes) @ self.keys.readout
+
+    def learn(self, place: int, codes: torch.Tensor, token: int) -> None:
+        """One step on the loss of `token` there: of the values, the C behind these codes [C] change and no others."""
+        readout = self.keys.readout
+        wrong = self.logits(place, codes).softmax(dim=0)
+        wrong[token] -= 1.0
+        # Of each value's gradient, a C-th of this, the C-th is left to the rate.
+        self.data[place, self._books, codes] -= self.lr * (readout @ wrong)

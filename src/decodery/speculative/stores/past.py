@@ -1,0 +1,49 @@
+"""What earlier texts said after the same few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decodery.step.drafter_memory import Guarded
+
+from .ngrams import Occurrences
+
+_END = -1
+"""Between two texts; no token is."""
+
+
+class PastTexts(Guarded):
+    """Earlier texts, and where their n-grams stood in them last.
+
+    orders: the lengths n, longest first. most: tokens that are kept at most; where they are too many, the older half
+    leaves.
+    """
+
+    def __init__(self, orders: Sequence[int], most: int = 1 << 15) -> None:
+        super().__init__()
+        self.orders, self.most = tuple(orders), most
+        self._tokens: list[int] = []
+        self._places = Occurrences(self.orders)
+
+    def add(self, text: Sequence[int]) -> None:
+        with self.lock:
+            self._tokens += [*text[-self.most // 2 :], _END]
+            if len(self._tokens) > self.most:
+                self._tokens = self._tokens[-self.most // 2 :]
+                self._places = Occurrences(self.orders)
+            self._places.extend(self._tokens)
+
+    def after(self, text: Sequence[int], length: int, most: int) -> tuple[list[int], int]:
+        """Up to `length` tokens that followed the end of `text` in an earlier one, and how much of the end stood there.
+
+        most: tokens of it that are compared. Nothing, and 0, where none of its n-grams did.
+        """
+        with self.lock:
+            tokens = self._tokens
+            if (found := self._places.find(text)) is None:
+                return [], 0
+            start, repeated = found[0], 0
+            while repeated < min(start, most, len(text)) and tokens[start - 1 - repeated] == text[-1 - repeated]:
+                repeated += 1
+            copied = tokens[start : start + length]
+            return (copied[: copied.index(_END)] if _END in copied else copied), repeated

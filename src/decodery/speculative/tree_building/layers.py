@@ -1,0 +1,68 @@
+"""Trees grown level by level with a drafter that can expand, wider than what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from ..drafters.base import Expander
+from .frequency import best
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A grown tree. scores: [n], log-probability of every node's path."""
+
+    tree: TokenTree
+    scores: np.ndarray
+
+    def kept(self, nodes: int) -> TokenTree:
+        """The `nodes` likeliest nodes; a path is never likelier than its beginning, so they are a tree."""
+        keep = np.zeros(len(self.tree), dtype=bool)
+        keep[best(self.scores, nodes + 1)] = True
+        return self.tree.prune(keep)
+
+
+def grow_layers(
+    expander: Expander,
+    seq: Sequence,
+    *,
+    width: int,
+    depth: int,
+    stop: Callable[[int, float], bool] = lambda level, chance: False,
+    kept: int | None = None,
+    shaped: bool = True,
+) -> Asking[Layers]:
+    """Expand the `width` likeliest nodes of every level into `width` children each, `depth` levels, one pass per level.
+
+    stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth. kept: what
+    `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
+    `Expander.expand`.
+    """
+    tree, scores = TokenTree.root(seq.pending), np.zeros(1)
+    frontier, levels = np.zeros(1, dtype=np.int64), 0
+    depth = min(depth, expander.reach(seq))
+    while levels < depth and len(frontier):
+        ids, values = yield from expander.likeliest(seq, tree, frontier.tolist(), width, shaped=shaped)
+        reached = scores[frontier, None] + values
+        new = np.isfinite(reached)
+        parents = np.broadcast_to(frontier[:, None], ids.shape)[new]
+        added = reached[new]
+        fresh = np.arange(len(tree), len(tree) + len(added))
+        tree = TokenTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
+        scores = np.concatenate((scores, added))
+        if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
+            break
+        levels += 1
+        fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.eos_ids))]
+        frontier = fresh[best(scores[fresh], width)]
+        if kept is not None and len(scores) > kept + 1:
+            # No child is likelier than its parent, and of equals the earlier ones are kept.
+            frontier = frontier[scores[frontier] > np.partition(scores, len(scores) - kept - 1)[len(scores) - kept - 1]]
+    return Layers(tree, scores)

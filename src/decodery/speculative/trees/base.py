@@ -1,0 +1,52 @@
+"""What a growth policy is: it decides which nodes of a draft tree are expanded, and what becomes of the guesses."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decodery.core.abstract import Contract
+from decodery.core.requirements import Gives, Needs
+from decodery.step.draft_tree import Origin, TokenTree
+from decodery.step.forward_request import Asking
+
+if TYPE_CHECKING:
+    from decodery.step.sequence import Sequence
+
+    from ..draft_length.base import Budget
+    from ..drafters.base import Expander
+
+__all__ = ["Growth"]
+
+
+@dataclass(frozen=True)
+class Growth(Contract):
+    """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
+
+    What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
+    depend on all that was drawn before, never on the token about to be drawn, and a drawn node stays in the tree.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @property
+    def gives(self) -> Gives:
+        """How siblings arise: one kind of `drafts`."""
+        return Gives(drafts=("deterministic",))
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of its trees, see `TokenTree`."""
+        (only,) = self.gives.drafts
+        return only
+
+    def largest(self) -> int | None:
+        """How many nodes a tree of its has at most, by its settings; None where they set no bound."""
+        return None
+
+    @abstractmethod
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""

@@ -1,0 +1,47 @@
+"""RSD-C: a constant number of children per level, drawn without replacement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from ..drafters.base import Expander
+from ..tree_building.growing import Growing
+from ..tree_building.template import constant
+from .base import Growth
+
+
+@register(
+    "rsd-c",
+    paper="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement (2024)",
+    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class RSDC(Growth):
+    """Draws a constant number of children per level without replacement, by Gumbel-top-k, a pass per level.
+
+    branching: children of every node by depth. Siblings stand by falling log-probability plus Gumbel noise, which is
+    the order they were drawn in. A smaller budget cuts places of the tree, never tokens: those deep and late in draw
+    order first. Greedy requests take the likeliest tokens.
+    """
+
+    branching: tuple[int, ...] = (2, 2, 2)
+
+    gives = Gives(drafts=("without-replacement",))
+
+    def __post_init__(self) -> None:
+        constant("rsd-c", self.branching)
+
+    def largest(self) -> int:
+        return len(constant("rsd-c", self.branching))
+
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        shape = constant("rsd-c", self.branching).within(budget.nodes, budget.depth)
+        return (yield from Growing(expander, seq, budget, self.origin).fill(shape))

@@ -1,0 +1,67 @@
+"""SpecInfer: independent draws per level, equal ones merged into one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.core.requirements import Gives
+from decodery.step.draft_tree import TokenTree
+from decodery.step.forward_request import Asking
+from decodery.step.sequence import Sequence
+
+from ..draft_length.base import Budget
+from ..drafters.base import Expander
+from ..tree_building.growing import Growing
+from .base import Growth
+
+
+@register(
+    "specinfer",
+    paper="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative Inference and "
+    "Verification (2024)",
+    guarantee="the law of the output is unchanged; siblings are independent draws",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class SpecInfer(Growth):
+    """Draws a given number of children per level, independent of each other, and merges equal ones into one node.
+
+    expansion: draws below every node by depth. A token drawn twice is one node, whose second draw the rule still hears
+    of. Within the budget, draws are given out level by level before they are made. Greedy requests take as many of the
+    likeliest tokens. Trees of several draft models: `fuse`.
+    """
+
+    expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
+
+    gives = Gives(drafts=("sampled",))
+
+    def __post_init__(self) -> None:
+        if not self.expansion or min(self.expansion) < 1:
+            raise SettingsError("specinfer needs at least one draw per node, as in expansion=1/1/3/1")
+
+    def largest(self) -> int:
+        return sum(prod(self.expansion[: level + 1]) for level in range(len(self.expansion)))
+
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        growing = Growing(expander, seq, budget, self.origin)
+        frontier = np.zeros(1, dtype=np.int64)
+        for draws in self.expansion:
+            frontier = growing.open(frontier)[: growing.room]
+            if not len(frontier):
+                break
+            # Every node of a level gets as many, so the first ones may not take what the last ones need.
+            each = min(draws, growing.room // len(frontier))
+            if growing.by_chance:
+                drawn = yield from growing.independent(frontier, each)
+                below = [growing.merge(node, row) for node, row in zip(frontier.tolist(), drawn, strict=True)]
+                frontier = np.array([node for draws in below for node in dict.fromkeys(draws)])
+            else:
+                ids = (yield from growing.children(frontier, each))[0]
+                row, column = np.nonzero(ids >= 0)
+                frontier = growing.add(frontier[row], ids[row, column])
+        return growing.finish()

@@ -1,0 +1,295 @@
+"""Asking: whoever needs rows scored says so and is sent the scores; who runs the passes is somebody else's business.
+
+A method that needs no pass is a plain function. One that does is a generator: it yields a list of asks and is sent as
+many answers, as often as it needs to. Whoever drives several of them runs one pass per model over the asks of all.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import GeneratorType
+from typing import Any, TypeVar, cast, overload
+
+import torch
+
+from decodery.core.abstract import Contract
+from decodery.models.batch import Batch, Cost, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.protocol import Capabilities, LanguageModel, Reader
+
+from .parallel_passes import side_by_side
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """The wish to see the rows of a segment scored by a model.
+
+    taps: where hidden states are read, see `models.hooks.site`. role: what another model than the text's own goes by in
+    the ledger, such as "draft", or a part of that model: route, which way the rows take through it. beside: what else
+    may be asked while this is scored, of other models and caches: it is over when the answer comes. Who runs the pass
+    runs it at the same time where there is more than one core or the model has a device of its own, before or after it
+    elsewhere: its result must not depend on that.
+    """
+
+    model: LanguageModel
+    segment: Segment
+    taps: tuple[Tap, ...] = ()
+    role: str = ""
+    route: Route = WHOLE
+    beside: Asking[None] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, width]} of all.
+
+    cost: what the rows cost, where the model says so.
+    """
+
+    logits: torch.Tensor
+    hidden: dict[Tap, torch.Tensor] = field(default_factory=dict)
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocking:
+    """A function that may take long, wanted in place of a pass. An engine runs it on a thread of its own.
+
+    shared: what must not be used on two threads at a time; functions that share it run one after the other. The
+    function must not touch the engine or its caches.
+    """
+
+    function: Callable[[], Any]
+    shared: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Returned:
+    """The answer to a `Blocking` function: what it returned."""
+
+    value: Any
+
+
+Asking = Generator[list[Ask], list[Scored], T]
+"""What asks, and in the end returns a T. Beside asks it may yield `Blocking` functions, see `off_loop`."""
+
+
+class Composed(Contract, Reader):
+    """What scores a text by asking others: models in several contexts, several models, layers of one model."""
+
+    fingerprint = ""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """None but `trees`, where all who are asked can do that."""
+
+    @abstractmethod
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+        """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
+
+
+class OfOneModel(Composed):
+    """What scores a text by one model in another way: its tokens, its sizes and its caches are that model's."""
+
+    model: Reader
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(trees=self.model.capabilities.trees)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def new_cache(self) -> KVCache:
+        return self.model.new_cache()
+
+
+def score(
+    model: Reader,
+    segment: Segment,
+    taps: Sequence[Tap] = (),
+    role: str = "",
+    route: Route = WHOLE,
+    beside: Asking[None] | None = None,
+) -> Asking[Scored]:
+    """One segment, scored by a model or by what a source composes, which has no routes and lets nothing run beside."""
+    if isinstance(model, Composed):
+        return (yield from model.compose(segment, taps, role))
+    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
+    return scored
+
+
+def score_all(
+    model: Reader, segments: Sequence[Segment], taps: Sequence[Tap] = (), role: str = ""
+) -> Asking[list[Scored]]:
+    """Several segments, scored together."""
+    if isinstance(model, Composed):
+        return (yield from together([model.compose(segment, taps, role) for segment in segments]))
+    own = cast(LanguageModel, model)
+    return (yield [Ask(own, segment, tuple(taps), role) for segment in segments])
+
+
+def off_loop(function: Callable[[], T], shared: object = None) -> Asking[T]:
+    """What a function returns that may block: whoever else waits for passes goes on meanwhile.
+
+    Args:
+        function: Called once, on another thread where an engine drives this. It must not touch the engine.
+        shared: An object that no two threads may use at a time, such as a scorer with a state.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        Exception: What the function raised.
+    """
+    (found,) = yield cast(list[Ask], [Blocking(function, shared)])
+    return cast(T, cast(Returned, found).value)
+
+
+def settled(found: T | Asking[T]) -> Asking[T]:
+    """What a method gives, whether it is a plain function's result or a generator that has to ask first."""
+    if isinstance(found, GeneratorType):
+        return (yield from found)
+    return cast(T, found)
+
+
+def together(askings: Sequence[Asking[T]]) -> Asking[list[T]]:
+    """Drive several at once, so that those that wait at the same time share passes; returns their results in order."""
+    results: dict[int, T] = {}
+    waiting: dict[int, list[Ask]] = {}
+    answers: dict[int, list[Scored] | None] = dict.fromkeys(range(len(askings)))
+    try:
+        while answers:
+            waiting = {}
+            for number, found in answers.items():
+                asking = askings[number]
+                try:
+                    waiting[number] = next(asking) if found is None else asking.send(found)
+                except StopIteration as stop:
+                    results[number] = stop.value
+            if not waiting:
+                break
+            flat = iter((yield [ask for asks in waiting.values() for ask in asks]))
+            answers = {number: [next(flat) for _ in asks] for number, asks in waiting.items()}
+    finally:
+        for asking in askings:
+            asking.close()
+    return [results[number] for number in range(len(askings))]
+
+
+def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
+    """One pass per model and route over all asks, and what may run beside them at the same time.
+
+    An ask that cannot be served gets the error, and never takes others with it.
+    """
+    beside = {n: ask.beside for n, ask in enumerate(asks) if isinstance(ask, Ask) and ask.beside is not None}
+    if not beside:
+        return _passes(asks)
+    elsewhere = all(asks[number].model.device.type != "cpu" for number in beside)
+    found, failed = side_by_side(lambda: _passes(asks), lambda: _run(beside), waits=elsewhere)
+    return [failed.get(number, each) for number, each in enumerate(found)]
+
+
+def _run(askings: dict[int, Asking[None]]) -> dict[int, Exception]:
+    """Drive several to their ends, round by round; returns the errors of those that failed."""
+    failed: dict[int, Exception] = {}
+    send: dict[int, Callable[[], list[Ask]]] = {number: partial(next, asking) for number, asking in askings.items()}
+    while send:
+        waiting: dict[int, list[Ask]] = {}
+        for number, resume in send.items():
+            try:
+                waiting[number] = resume()
+            except StopIteration:
+                pass
+            except Exception as error:
+                failed[number] = error
+        answers = iter(_passes([ask for asks in waiting.values() for ask in asks]))
+        send = {}
+        for number, asks in waiting.items():
+            own = [next(answers) for _ in asks]
+            wrong = next((each for each in own if isinstance(each, Exception)), None)
+            asking = askings[number]
+            send[number] = partial(asking.throw, wrong) if wrong else partial(asking.send, cast(list[Scored], own))
+    return failed
+
+
+def _passes(asks: Sequence[Ask]) -> list[Scored | Exception]:
+    """One pass per model and route."""
+    groups: dict[tuple[LanguageModel, Route], list[int]] = {}
+    answers: dict[int, Any] = {}
+    for number, ask in enumerate(asks):
+        if isinstance(ask, Blocking):
+            answers[number] = result_of(ask)
+        else:
+            groups.setdefault((ask.model, ask.route), []).append(number)
+    for (model, route), members in groups.items():
+        try:
+            answers.update(zip(members, _pass(model, route, [asks[number] for number in members]), strict=True))
+        except Exception as error:
+            if len(members) == 1:
+                answers[members[0]] = error
+                continue
+            # Whose fault it is shows when each is served alone; the rows of the pass that failed are not kept.
+            answers.update((number, _passes([asks[number]])[0]) for number in members)
+    return [answers[number] for number in range(len(asks))]
+
+
+@overload
+def drive(found: Generator[list[Ask], list[Scored], T]) -> T: ...
+
+
+@overload
+def drive(found: T) -> T: ...
+
+
+def drive(found: Any) -> Any:
+    """Run what may ask to its end, all by itself: for callers without an engine."""
+    asking: Asking[Any] = settled(found)
+    try:
+        asks = next(asking)
+        while True:
+            answers = answer(asks)
+            error = next((each for each in answers if isinstance(each, Exception)), None)
+            asks = asking.send(cast(list[Scored], answers)) if error is None else asking.throw(error)
+    except StopIteration as stop:
+        return stop.value
+
+
+def result_of(call: Blocking) -> Returned | Exception:
+    """What the function returns, or the exception that it raises."""
+    try:
+        return Returned(call.function())
+    except Exception as error:
+        return error
+
+
+def _pass(model: LanguageModel, route: Route, asks: Sequence[Ask]) -> list[Scored]:
+    taps = list(dict.fromkeys(tap for ask in asks for tap in ask.taps))
+    scores = model.forward(Batch([ask.segment for ask in asks]), taps=taps, route=route)
+    costs: list[Cost | None] = [*scores.costs] or [None] * len(asks)
+    return [
+        Scored(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps}, costs[number])
+        for number, ask in enumerate(asks)
+    ]

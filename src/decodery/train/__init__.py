@@ -1,5 +1,0 @@
-"""Making what methods need: datastores and trained parts."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

@@ -1,0 +1,276 @@
+"""SpecDec++'s head: from a draft model's states to the chance that the target accepts the tokens it has drafted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.noise import nth_seed
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.vocabularies import fitted
+from decodery.models.trained.artifact import read_tensors
+from decodery.speculative.draft_length.specdec_pp import HEAD, AcceptanceHead
+
+from .card import CARD, refuse_others
+from .corpus import Corpus, Text, check_texts
+from .loop import History, Plan, batches, train
+
+_SHARD = 32
+"""Texts whose states are kept in one file."""
+check_folder = partial(refuse_others, made=HEAD, what="is no acceptance head")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class AcceptanceRecipe:
+    """How a head is trained; the published numbers, with a schedule for thousands of tokens, not millions.
+
+    depth: residual blocks. rejected: what a rejection weighs against an acceptance in the loss; the published 6 is for
+    a draft that is mostly accepted, with 1 the head's chances are true ones. kept: share of positions where the text's
+    own token stays in place of the draft's. epochs: how often every judged token is learned from.
+    """
+
+    depth: int = 3
+    rejected: float = 6.0
+    kept: float = 0.15
+    epochs: float = 5.0
+    lr: float = 3e-4
+    batch: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or not self.rejected > 0 or not 0 <= self.kept < 1 or not self.epochs > 0:
+            raise SettingsError("a head needs depth >= 0, rejected > 0, kept from 0 to below 1 and epochs > 0")
+
+
+def train_acceptance(
+    target: LanguageModel,
+    draft: LanguageModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: AcceptanceRecipe | None = None,
+    facts: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train a head for `draft` drafting for `target` on texts the target has written; `out` is what `SpecDecPP` takes.
+
+    corpus: texts that the draft has not learned from, or its acceptance looks better than it is; every twentieth is
+    held out. facts: what else to write down beside the head.
+
+    An interrupted run goes on where it stopped. Returns "loss" and "constant": the weighted cross-entropy above that of
+    a perfect judge (nats per judged token), on texts held out, of the head and of the best judge that always says the
+    same; "acceptance": the mean chance of acceptance there; "tokens": how many tokens were judged in all.
+    """
+    recipe = recipe or AcceptanceRecipe()
+    check_folder(out)
+    draft = fitted(draft, target)
+    check_texts(len(corpus))
+    made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
+    examples = list(_examples(target, draft, corpus, out / "states", recipe, made, progress))
+    _, held_out = corpus.split()
+    held = set(held_out)
+    learned = [examples[number] for number in range(len(corpus)) if number not in held]
+    states, labels = (torch.cat(each) for each in zip(*learned, strict=True))
+    held_states, held_labels = (torch.cat(each) for each in zip(*(examples[n] for n in held_out), strict=True))
+    if not len(labels) or not len(held_labels):
+        raise SettingsError("the texts hold no token that the draft model could have drafted: write longer ones")
+    head = AcceptanceHead.random(states.shape[1], draft.vocab_size, depth=recipe.depth, seed=recipe.seed)
+    head.model = draft.fingerprint
+    # It begins as the best judge that always says the same, so that it can only get better.
+    head.output[0].zero_()
+    head.output[1].copy_(_best(labels.mean(), recipe.rejected))
+    parameters = head.parameters()
+    for tensor in parameters.values():
+        tensor.requires_grad_(True)
+    steps = max(1, round(recipe.epochs * len(labels) / recipe.batch))
+    order = batches(len(labels), min(recipe.batch, len(labels)), recipe.seed)
+
+    def loss(step: int) -> torch.Tensor:
+        rows = order(step)
+        return weighted_loss(head.scores(states[rows]), labels[rows], recipe.rejected)
+
+    least = weighted_loss(_best(held_labels, recipe.rejected), held_labels, recipe.rejected)
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            scores = head.scores(held_states)
+            return {"loss": float(weighted_loss(scores, held_labels, recipe.rejected) - least)}
+
+    plan = Plan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20))
+    settings = {"recipe": repr(recipe), "made": made}
+    history = train(
+        *(parameters, loss, plan, out),
+        validate=validate,
+        metric="loss",
+        settings=settings,
+        progress=progress,
+        what="training",
+    )
+    assert history.best is not None
+    always = _best(held_labels.mean(), recipe.rejected).expand(len(held_labels), 2)
+    scores = {
+        "loss": history.best,
+        "constant": float(weighted_loss(always, held_labels, recipe.rejected) - least),
+        "acceptance": float(held_labels.mean()),
+        "tokens": float(len(labels) + len(held_labels)),
+    }
+    head.facts.update({name: round(value, 5) for name, value in scores.items()}, **asdict(recipe), **(facts or {}))
+    head.save(out / HEAD)
+    # Last: without the head beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(corpus, recipe, history, scores, facts or {}))
+    return scores
+
+
+def _card(
+    corpus: Corpus, recipe: AcceptanceRecipe, history: History, scores: Mapping[str, float], facts: Mapping[str, Any]
+) -> str:
+    made = "".join(f"\n- {name}: `{value}`" for name, value in facts.items())
+    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
+    return f"""# An acceptance head
+
+It tells how likely a token of a draft model is accepted, from the draft model's state after reading it, and ends drafts
+before they are thrown away (SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, 2024):
+
+    decodery generate "..." --drafter draft-model:length=20 --budget specdec++:head=THIS_FOLDER
+
+It fits the draft model and the target it was trained for:
+{made}
+
+## How it was made
+
+{recipe.depth} residual blocks, trained on {scores["tokens"]:.0f} tokens drafted along {len(corpus)} texts that the
+target wrote at temperatures {temperatures}. A rejection weighs {recipe.rejected:g} times an acceptance,
+{recipe.kept:.0%} of the tokens read are the text's own. Best after {history.best_step} of {history.step} steps.
+
+## What it is worth
+
+On texts held out, where a draft is accepted with a mean chance of {scores["acceptance"]:.1%}: cross-entropy above a
+perfect judge's {scores["loss"]:.4f} nats per token, that of the best judge that always says the same
+{scores["constant"]:.4f}.
+"""
+
+
+def weighted_loss(scores: torch.Tensor, labels: torch.Tensor, rejected: float) -> torch.Tensor:
+    """Mean cross-entropy of soft labels [n] under scores [n, 2] of rejected and accepted, rejections weighted."""
+    odds = scores[:, 1] - scores[:, 0]
+    refused = 1 - labels
+    total = -(labels * logsigmoid(odds) + rejected * refused * logsigmoid(-odds)).sum()
+    return total / (labels.sum() + rejected * refused.sum())
+
+
+def _best(labels: torch.Tensor, rejected: float) -> torch.Tensor:
+    """[..., 2] the scores that lose least on soft labels [...]."""
+    sure = (labels / (labels + rejected * (1 - labels))).clamp(1e-6, 1 - 1e-6)
+    return torch.stack((torch.zeros_like(sure), sure.logit()), dim=-1)
+
+
+Examples = tuple[torch.Tensor, torch.Tensor]
+"""A draft model's states [n, hidden] float32 after tokens it drew, and the chances [n] that the target accepts them."""
+
+
+@torch.no_grad()
+def judged(
+    target: LanguageModel, draft: LanguageModel, text: Text, *, temperature: float, kept: float, seed: int
+) -> Examples:
+    """One text's examples.
+
+    At each position behind the prompt the draft draws a token from what it expects after the text so far; its label is
+    min(1, p / q). Then the draft reads the text with these in place of the text's own, but for a share `kept` of them,
+    and its states after its own tokens are taken: labels are those of a pure prefix, states those of a mixed one, as
+    published. temperature: the one the text was written at; at 0 both models take their likeliest token.
+    """
+    tokens = np.asarray(text.tokens, dtype=np.int64)
+    first, random = max(text.written, 1), torch.Generator().manual_seed(seed)
+    rows = list(range(first - 1, len(tokens) - 1))
+    own = torch.from_numpy(tokens[first:])
+    p, q = (_law(_read(model, tokens, rows).logits, temperature) for model in (target, draft))
+    drawn = torch.multinomial(q, 1, generator=random)[:, 0] if len(rows) else own
+    at = torch.arange(len(rows), device="cpu")
+    labels = (p[at, drawn] / q[at, drawn]).clamp_max(1.0)
+    mixed = torch.rand(len(rows), generator=random, dtype=torch.float32, device="cpu") >= kept
+    changed = tokens.copy()
+    changed[first:] = torch.where(mixed, drawn, own).numpy()
+    last = draft.config.num_layers
+    states = _read(draft, changed, [], (last,)).hidden[last].float().cpu()[first:]
+    return states[mixed], labels[mixed].float()
+
+
+def _read(model: LanguageModel, tokens: np.ndarray, rows: list[int], taps: tuple[int, ...] = ()) -> Scores:
+    return model.forward(Batch([Segment.chunk(tokens, model.new_cache(), logit_rows=rows)]), taps=taps)
+
+
+def _law(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits.cpu().float()
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
+    return (logits / temperature).softmax(dim=1)
+
+
+def _examples(
+    target: LanguageModel,
+    draft: LanguageModel,
+    corpus: Corpus,
+    folder: Path,
+    recipe: AcceptanceRecipe,
+    made: str,
+    progress: Progress,
+) -> Iterator[Examples]:
+    """Every text's examples, in order; what has been worked out before, `made` of the same, is read from `folder`."""
+    temperatures = corpus.facts.get("temperatures", [1.0])
+    for begin in range(0, len(corpus), _SHARD):
+        path, numbers = folder / f"{begin // _SHARD:05d}.safetensors", range(begin, min(begin + _SHARD, len(corpus)))
+        if not path.is_file():
+            found = []
+            for number in numbers:
+                temperature = float(temperatures[number % len(temperatures)])
+                seed = nth_seed(recipe.seed, number)
+                found.append(
+                    judged(target, draft, corpus[number], temperature=temperature, kept=recipe.kept, seed=seed)
+                )
+                progress("judging drafts", number + 1, len(corpus))
+            _keep(path, found, made)
+        progress("judging drafts", numbers[-1] + 1, len(corpus))
+        yield from _kept(path, made)
+
+
+def _fingerprint(model: LanguageModel) -> str:
+    """What tells a model from others: the tokens it finds likeliest after a few."""
+    rows = list(range(16))
+    likely = _read(model, np.arange(16) % model.vocab_size, rows).logits.topk(min(8, model.vocab_size)).indices
+    return hashlib.sha256(likely.cpu().numpy().tobytes()).hexdigest()
+
+
+def _keep(path: Path, found: list[Examples], made: str) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {
+        "states": torch.cat([states for states, _ in found]).half(),
+        "labels": torch.cat([labels for _, labels in found]),
+        "sizes": torch.tensor([len(labels) for _, labels in found], dtype=torch.int64, device="cpu"),
+    }
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"made": made})
+
+
+def _kept(path: Path, made: str) -> Iterator[Examples]:
+    try:
+        tensors, about = read_tensors(path)
+        if about.get("made") != made:
+            raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
+        states, labels, sizes = (tensors[name] for name in ("states", "labels", "sizes"))
+        each = sizes.tolist()
+        yield from zip(states.float().split(each), labels.split(each), strict=True)
+    except (CorruptFile, KeyError, RuntimeError, TypeError) as error:
+        raise CorruptFile(f"{path} is damaged: remove it and train again") from error

@@ -1,0 +1,163 @@
+"""What a model shows while it answers questions: hidden states, output signatures, and whether it was right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.hooks import Tap
+from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.trained.artifact import read_tensors
+from decodery.monitors.recorder import Recorder
+from decodery.step.sequence import Sequence
+
+from .checkable import Question
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+SHARD = 64
+"""Questions whose answers are kept in one file, and decoded together in parts."""
+_TOGETHER = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """One question as the model answered it. wrong: by exact match. tokens: of the answer, n of them.
+
+    signatures: [n, k + 5], as `Signature.numbers`. prompt: {site: [2 * width]}, the mean of the prompt's rows beside
+    the last of them; new: {site: [n, width]}, the rows that the tokens were chosen at.
+    """
+
+    question: Question
+    wrong: bool
+    tokens: list[int]
+    signatures: torch.Tensor
+    prompt: dict[str, torch.Tensor]
+    new: dict[str, torch.Tensor]
+
+
+class ActivationCollector:
+    """What a model shows while it answers, in shards of the folder `out`; those that are there already are read.
+
+    sites: named taps; k: log-probabilities kept of a row. Greedy answers of up to `max_new_tokens` tokens. chat:
+    questions are messages of a user's, by the model's chat template, whole answers are kept, and one that holds the
+    wanted one is right; else they are plain texts, and answers are the rest of the line. States are kept in half
+    precision.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        out: Path,
+        *,
+        sites: Ordered[str] = (),
+        k: int = 100,
+        max_new_tokens: int = 12,
+        chat: bool = False,
+    ) -> None:
+        self.lm, self.out, self.max_new_tokens, self.chat = lm, out, max_new_tokens, chat
+        self.recorder = Recorder(tuple(sites), k)
+
+    def collect(self, questions: Ordered[Question], progress: Progress = silent) -> list[Answered]:
+        """Answer them all, or read what is there. Raises SettingsError for a folder with answers to others."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        found: list[Answered] = []
+        for first in range(0, len(questions), SHARD):
+            asked = questions[first : first + SHARD]
+            path = self.out / f"answers-{first // SHARD:05d}.safetensors"
+            if not path.is_file():
+                self._write(path, list(self._answer(asked)), asked)
+            found += self._read(path, asked)
+            progress("answering questions", first + len(asked), len(questions))
+        return found
+
+    def _made(self, asked: Ordered[Question]) -> str:
+        """What tells a shard from those of other questions, models and settings."""
+        about = [
+            self.lm.model.fingerprint,
+            self.lm.dtype,
+            self.max_new_tokens,
+            list(self.recorder.sites),
+            self.recorder.k,
+            self.chat,
+        ]
+        about += [[each.prompt, each.answer, each.group] for each in asked]
+        return hashlib.sha256(json.dumps([str(each) for each in about]).encode()).hexdigest()
+
+    def _answer(self, asked: Ordered[Question]) -> Iterator[Answered]:
+        for first in range(0, len(asked), _TOGETHER):
+            engine, texts = self.lm.engine(), list[Sequence]()
+            for question in asked[first : first + _TOGETHER]:
+                request = self.lm.request_for(
+                    question.prompt,
+                    raw=not self.chat,
+                    max_new_tokens=self.max_new_tokens,
+                    stop=() if self.chat else "\n",
+                    drafter=None,
+                    monitor=self.recorder,
+                )
+                texts.append(engine.submit(request))
+            engine.run(texts)
+            for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
+                assert text.watch is not None and text.text is not None
+                pools, rows = text.watch.state(0)
+                right = question.held_by if self.chat else question.right
+                yield Answered(
+                    question,
+                    not right(text.text.text),
+                    text.generated,
+                    torch.stack([numbers for numbers, _ in rows]),
+                    {site: pool.numbers().float() for site, pool in pools.items()},
+                    {site: torch.stack([hidden[site] for _, hidden in rows]) for site in self.recorder.sites},
+                )
+
+    def _write(self, path: Path, answers: list[Answered], asked: Ordered[Question]) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {
+            "sizes": torch.tensor([len(each.tokens) for each in answers], dtype=torch.int64, device="cpu"),
+            "tokens": torch.tensor(
+                [token for each in answers for token in each.tokens], dtype=torch.int64, device="cpu"
+            ),
+            "wrong": torch.tensor([each.wrong for each in answers], dtype=torch.bool, device="cpu"),
+            "signatures": torch.cat([each.signatures for each in answers]),
+        }
+        for number, site in enumerate(self.recorder.sites):
+            tensors[f"prompt.{number}"] = torch.stack([each.prompt[site] for each in answers]).half()
+            tensors[f"new.{number}"] = torch.cat([each.new[site] for each in answers]).half()
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"made": self._made(asked)})
+
+    def _read(self, path: Path, asked: Ordered[Question]) -> list[Answered]:
+        try:
+            tensors, about = read_tensors(path)
+            if about.get("made") != self._made(asked):
+                raise SettingsError(f"{path} was made of other questions, models or settings: name another folder")
+            sizes = tensors["sizes"].tolist()
+            tokens, signatures = tensors["tokens"].split(sizes), tensors["signatures"].split(sizes)
+            named = list(enumerate(self.recorder.sites))
+            prompt: dict[Tap, torch.Tensor] = {site: tensors[f"prompt.{number}"].float() for number, site in named}
+            new = {site: tensors[f"new.{number}"].float().split(sizes) for number, site in named}
+            wrong = tensors["wrong"].tolist()
+        except (CorruptFile, KeyError, RuntimeError) as error:
+            raise CorruptFile(f"{path} is damaged: remove it and run the command again") from error
+        return [
+            Answered(
+                question,
+                wrong[at],
+                tokens[at].tolist(),
+                signatures[at],
+                {site: prompt[site][at] for _, site in named},
+                {site: new[site][at] for _, site in named},
+            )
+            for at, question in enumerate(asked)
+        ]

@@ -1,0 +1,232 @@
+"""Train an adapter, which a model can be used with text by text: S2FT's columns or LoRA's thin matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import linear
+
+from decodery.compression.base import LINEARS, transformable
+from decodery.compression.each_linear import Made, size_of
+from decodery.core.errors import SettingsError
+from decodery.models.config import ModelConfig
+from decodery.models.loaders.adapters import FILE, Adapter, Columns, Thin, tuned
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.weights import Dense
+
+from .card import CARD, refuse_others
+from .corpus import Corpus
+from .lesson import judged
+from .remade import CopyRecipe, Course, Form, Remade, Remaking, learn
+
+check_folder = partial(refuse_others, made=FILE, what="is no adapter")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+class Tuning(Form):
+    """A linear layer that stays, and what is added to it. part: None where nothing is.
+
+    course: whose `written` rows alone it is added to, None for all rows.
+    """
+
+    def __init__(self, whole: Dense, part: Columns | Thin | None, course: Course | None = None) -> None:
+        self.whole, self.part, self.course = whole, part, course
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        learning = {} if self.part is None else self.part.tensors()
+        return {name: each for name, each in learning.items() if each.is_floating_point()}
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        plain = linear(rows, self.whole.weight, self.whole.bias)
+        if isinstance(self.part, Columns):
+            # Only what enters these columns is kept for the way back.
+            return plain + rows[:, self.part.columns] @ self.part.delta.T
+        if self.part is None:
+            return plain
+        thin = rows @ self.part.second.T
+        if self.course is not None and self.course.written is not None:
+            thin = thin * self.course.written
+        return plain + thin @ self.part.first.T
+
+    def made(self, itemsize: int) -> Made:
+        weight = self.whole.weight if self.part is None else self.part.added(self.whole.weight)
+        made = Dense(weight, self.whole.bias)
+        return Made(made, size_of(made))
+
+
+@dataclass(frozen=True)
+class S2FTRemaking(Remaking):
+    """S2FT: Efficient, Scalable and Generalizable LLM Fine-tuning by Structured Sparsity (2024).
+
+    Of every layer some heads' columns of the output projection and some channels' columns of the MLP's down projection
+    learn, drawn at random by `seed`: shares heads and channels of them, at least one of each where a share is above 0.
+    Columns are kept with their numbers: nothing is permuted, so that it is all the same how many heads share a key.
+    """
+
+    config: ModelConfig
+    channels: float = 0.03
+    heads: float = 0.052
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.channels <= 1.0 and 0.0 <= self.heads <= 1.0) or self.channels + self.heads == 0.0:
+            raise SettingsError("s2ft tunes shares of heads and of channels, each from 0 to 1 and not both 0")
+
+    @property
+    def norms(self) -> bool:
+        return False
+
+    def form(self, name: str, whole: Dense, course: Course) -> Form:
+        _, layer, kind = name.split(".")
+        shares = {
+            "output": (self.heads, self.config.num_heads),
+            "down": (self.channels, self.config.intermediate_size),
+        }
+        share, groups = shares.get(kind, (0.0, 1))
+        if not share:
+            return Tuning(whole, None)
+        count = max(1, round(share * groups))
+        drawn = np.random.default_rng([self.seed, int(layer), LINEARS.index(kind)]).permutation(groups)[:count]
+        width = whole.shape[1] // groups
+        columns = np.sort((drawn[:, None] * width + np.arange(width)).ravel())
+        delta = torch.zeros(whole.shape[0], len(columns), dtype=whole.weight.dtype, device=whole.weight.device)
+        return Tuning(whole, Columns(torch.from_numpy(columns).to(delta.device), delta))
+
+
+@dataclass(frozen=True)
+class LoRARemaking(Remaking):
+    """LoRA: Low-Rank Adaptation of Large Language Models (2021), of these linear layers.
+
+    alpha: what is added counts alpha / rank. Matrices that are kept as one are tuned as one. masked: prompts but for
+    their last tokens are read without it, as Efficient Reasoning on the Edge (2026) has it, so that its texts share
+    what the model itself has read; for the search edge.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    layers: tuple[str, ...] = LINEARS
+    seed: int = 0
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.alpha > 0 or not self.layers or not set(self.layers) <= set(LINEARS):
+            raise SettingsError(f"lora needs a rank of at least 1, alpha above 0 and some of {', '.join(LINEARS)}")
+
+    @property
+    def norms(self) -> bool:
+        return False
+
+    def form(self, name: str, whole: Dense, course: Course) -> Form:
+        _, layer, kind = name.split(".")
+        if kind not in self.layers:
+            return Tuning(whole, None)
+        (outputs, inputs), weight = whole.shape, whole.weight
+        draws = np.random.default_rng([self.seed, int(layer), LINEARS.index(kind)])
+        # The scale is in what is drawn: a step of the other then moves the product as far as in the paper.
+        drawn = draws.uniform(-1.0, 1.0, (self.rank, inputs)) * inputs**-0.5 * self.alpha / self.rank
+        second = torch.from_numpy(drawn).to(weight)
+        part = Thin(torch.zeros(outputs, self.rank, dtype=torch.float32, device="cpu").to(weight), second)
+        return Tuning(whole, part, course if self.masked else None)
+
+
+def train_adapter(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    remaking: S2FTRemaking | LoRARemaking,
+    *,
+    recipe: CopyRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> Adapter:
+    """Train an adapter for `target` on texts and leave it in the folder `out`, for the source `adapter`.
+
+    corpus: see `remade.learn`. What is returned says in its facts what `judged` says of texts held out, without it and
+    with it, in the precision of `target`. Interrupted, it goes on where it was when called again.
+
+    Raises UnsupportedModel for models that adapters do not go with, SettingsError for other texts than the model's, and
+    for masked training on texts without a prompt.
+    """
+    recipe = recipe or CopyRecipe(lr=2e-4)
+    check_folder(out)
+    masked = isinstance(remaking, LoRARemaking) and remaking.masked
+    if masked and not all(text.written for text in corpus):
+        raise SettingsError(
+            f"masked training reads prompts without the adapter, and texts of {corpus.folder} have no prompt: give a "
+            "folder of texts that a model has written, such as DIR/text/written of decodery train draft, or leave "
+            "masked out"
+        )
+    original = transformable(target.model)
+    remade = Remade(original, remaking)
+    learned = learn(remade, target, corpus, out, remaking, recipe, progress)
+    parts: dict[str, Columns | Thin] = {}
+    for index, layer in enumerate(remade.model.weights.layers):
+        for name in LINEARS:
+            form = getattr(layer, name)
+            if form.part is not None:
+                kept = {key: each.detach().cpu() for key, each in form.part.tensors().items()}
+                parts[f"layers.{index}.{name}"] = type(form.part)(**kept)
+    count = sum(each.numel() for each in remade.parameters.values())
+    facts = {
+        "model": target.name,
+        "made": repr(remaking) if isinstance(remaking, LoRARemaking) else _said(remaking),
+        "recipe": asdict(recipe),
+        "texts": len(corpus),
+        "parameters": count,
+        "best step": learned.history.best_step,
+        "command": command,
+    }
+    found = Adapter(parts, facts, original.fingerprint)
+    # One that is masked is no model of its own, and is judged as it learned.
+    after = remade.model if masked else tuned(original, found)
+    scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
+    found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)
+    found.save(out / FILE)
+    write_text(out / CARD, _card(target, found))
+    return found
+
+
+def usage(adapter: Adapter) -> str:
+    """The option that writes with an adapter."""
+    if "masked=True" in adapter.facts["made"]:
+        return "--search 'edge:adapter=THIS_FOLDER,scorer=...'"
+    return "--source adapter:file=THIS_FOLDER"
+
+
+def _said(remaking: S2FTRemaking) -> str:
+    return f"S2FT of {remaking.heads:g} of the heads and {remaking.channels:g} of the channels, seed {remaking.seed}"
+
+
+def _card(target: LoadedModel, adapter: Adapter) -> str:
+    facts = adapter.facts
+    before, after = facts["validation"]["without"], facts["validation"]["with"]
+    rows = [f"| {name} | {before[name]:.4f} | {after[name]:.4f} |" for name in after]
+    return f"""# An adapter for {target.name}
+
+    decodery generate "..." -m {target.name} {usage(adapter)}
+
+## How it was made
+
+    {facts["command"]}
+
+{facts["made"]}: {facts["parameters"]:,} numbers, trained on {facts["texts"]:,} texts (`{facts["recipe"]}`), best after
+{facts["best step"]} steps.
+
+## What it is worth
+
+On texts held out, per token:
+
+| | without | with |
+|---|---|---|
+{chr(10).join(rows)}
+
+cross_entropy: in nats, against what is to be learned; acceptance: the mean of sum min(p, q); agreement: how often the
+likeliest token is the right one.
+"""

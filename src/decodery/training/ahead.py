@@ -1,0 +1,348 @@
+"""Learn to say tokens ahead: rows behind places of texts that stand for the tokens there, as drafts will put them.
+
+A text is read once, by the model at the precision it is used at; behind each of many places stand rows of their own,
+which see the text up to there and each other, as a draft's rows without a token do.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.hooks import Tap
+from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+
+from .corpus import Corpus, Text
+from .loop import History, Plan, batches, train
+from .traced import TracedCache
+
+_HELD = 8
+"""Texts that validation reads."""
+EVERY = 9
+"""Every so many texts one is held out where rates are counted: an odd number meets all temperatures."""
+RANKS = 10
+"""Ranks whose rates are counted."""
+RATED = """\
+accepted: tokens that are right before the first wrong one, so what a pass emits beyond its own token if the likeliest
+ones are drafted. right_n: how often the likeliest token n places behind the next one is the text's. The file holds how
+often each of the ten likeliest is, which is what drafts are made by.
+"""
+"""What is said of the figures where rates are counted."""
+_COUNTED, _COUNTED_TEXTS = 48, 16
+"""Places of a text where they are counted, and texts."""
+_BELIEF = 32.0
+"""How many places outweigh what a rank is assumed to be worth."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How it is learned. places: how many places of a text are taught in a step; batch: texts per step."""
+
+    steps: int = 300
+    lr: float = 3e-2
+    places: int = 16
+    batch: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.places < 1 or self.batch < 1:
+            raise SettingsError("a step of training needs at least one place and one text")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Some places of one text, each with a segment of rows behind it; [p, n] is by place and row.
+
+    A place is the last token known: the model itself says the next one, the rows those behind it. likely, share: [p, n,
+    k] what the model expects where a row stands, knowing the tokens before. weight: [p, n] what that counts, 0 where it
+    is not taught. right: [p, n] the tokens of the text there, -1 behind its end.
+    """
+
+    segments: list[Segment]
+    likely: torch.Tensor
+    share: torch.Tensor
+    weight: torch.Tensor
+    right: torch.Tensor
+
+
+def sure_runs(text: Text, alpha: float) -> np.ndarray:
+    """[n] int64: from each token on, how many in a row the model gave at least the probability `alpha`.
+
+    0 for tokens of the prompt and the first one behind it, about which the model was not asked.
+    """
+    likely, logprobs, n = text.likely, text.logprobs, len(text.tokens)
+    if likely is None or logprobs is None:
+        raise SettingsError("the texts do not say what the model expected: write them anew, with top=20")
+    asked = np.isfinite(logprobs[: n - 1, 0])
+    own = np.where(likely[: n - 1] == text.tokens[1:, None], logprobs[: n - 1].astype(np.float32), -np.inf)
+    sure = np.zeros(n + 1, dtype=bool)
+    sure[1:n] = asked & (np.exp(own.max(axis=1)) >= alpha)
+    ends = np.minimum.accumulate(np.where(sure, n, np.arange(n + 1))[::-1])[::-1]
+    return (ends - np.arange(n + 1))[:n]
+
+
+class School:
+    """The model, which stays as it is, what learns, and what that is taught.
+
+    reader: the model at the precision it is used at; it reads the texts. model: the same one in floating point. ahead:
+    how many rows stand behind a place; places: how many places of a text are taught in a step. alpha: taught are the
+    tokens of runs in which the model gave each at least this probability; decay: what a row counts, as a part of what
+    the one before it does.
+    """
+
+    taps: tuple[Tap, ...] = ()
+    route: Route = WHOLE
+
+    def __init__(
+        self, reader: LanguageModel, model: LanguageModel, *, ahead: int, places: int, alpha: float, decay: float
+    ) -> None:
+        if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
+            raise SettingsError("this is trained over a model in floating point: load it with dtype='float32'")
+        self.reader, self.model = reader, model
+        self.ahead, self.places, self.alpha = ahead, places, alpha
+        self.weights = decay ** np.arange(ahead)
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """What learns, by name."""
+
+    @abstractmethod
+    def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
+        """The rows behind a place of a text, to be run through `route`.
+
+        past: [layers, 2, kv_heads, n, head_dim] keys and values up to the place, itself included. hidden: what was read
+        at `taps`, [n, hidden], up to there.
+        """
+
+    def lesson(
+        self, text: Text, alpha: float, random: np.random.Generator | None = None, places: int | None = None
+    ) -> Lesson | None:
+        """`places` places of a text, random ones or evenly spread; None where it teaches nothing.
+
+        Places are those whose next two tokens at least were sure.
+        """
+        most = places or self.places
+        runs = sure_runs(text, alpha)
+        known = np.flatnonzero(runs[1:] >= 2)
+        if not len(known):
+            return None
+        if len(known) > most:
+            even = np.linspace(0, len(known) - 1, most).round().astype(np.int64)
+            known = known[even if random is None else np.sort(random.choice(len(known), most, replace=False))]
+        tokens, count = text.tokens.astype(np.int64), self.ahead
+        past, hidden = self._read(tokens[: known[-1] + 1])
+        segments = [
+            self.behind(place, past[:, :, :, : place + 1], {tap: rows[: place + 1] for tap, rows in hidden.items()})
+            for place in known.tolist()
+        ]
+        ahead = known[:, None] + np.arange(1, count + 1)
+        there = ahead + 1 < len(tokens)
+        at = np.where(there, ahead, 0)
+        assert text.likely is not None and text.logprobs is not None
+        taught = there & (np.arange(2, count + 2) <= runs[known + 1][:, None])
+        share = np.where(taught[..., None], np.exp(text.logprobs[at].astype(np.float32)), 0.0)
+        return Lesson(
+            segments,
+            torch.from_numpy(text.likely[at].astype(np.int64)),
+            torch.from_numpy(share / share.sum(axis=-1, keepdims=True).clip(min=1e-9)),
+            torch.from_numpy((taught * self.weights).astype(np.float32)),
+            torch.from_numpy(np.where(there, tokens[np.where(there, ahead + 1, 0)], -1)),
+        )
+
+    @torch.no_grad()
+    def _read(self, tokens: np.ndarray) -> tuple[torch.Tensor, dict[Tap, torch.Tensor]]:
+        """Keys and values [layers, 2, kv_heads, n, head_dim] of a text, and its states at `taps`, [n, hidden]."""
+        cache = self.reader.new_cache()
+        scores = self.reader.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]), taps=self.taps)
+        cache.keep(range(len(tokens)))
+        hidden = {tap: rows.to(self.model.device, self.model.dtype) for tap, rows in scores.hidden.items()}
+        return cache.data[:, :, :, : len(tokens)].to(self.model.device), hidden
+
+    def logq(self, lessons: Sequence[Lesson]) -> torch.Tensor:
+        """Log-probabilities [places, n, vocab] where rows stand."""
+        batch = Batch([each for lesson in lessons for each in lesson.segments])
+        logits = self.model.forward(batch, route=self.route).logits
+        return logits.view(-1, self.ahead, logits.shape[-1]).log_softmax(dim=-1)
+
+    def loss(self, texts: Sequence[Text], random: np.random.Generator) -> torch.Tensor:
+        """Cross-entropy against what the model expected, in nats per token taught."""
+        lessons = [each for text in texts if (each := self.lesson(text, self.alpha, random)) is not None]
+        if not lessons:
+            return torch.stack([each.sum() * 0.0 for each in self.parameters.values()]).sum()
+        return distance(self.logq(lessons), lessons)
+
+    @torch.no_grad()
+    def figures(self, texts: Sequence[Text]) -> dict[str, float]:
+        """What validation looks at, over places evenly spread along texts that were not learned from.
+
+        right_n: how often the likeliest token at row n was the text's. accepted: how many in a row were right before
+        the first wrong one, on average, which is what a pass that checks them emits beyond its own token.
+        """
+        totals, nats, places = np.zeros(self.ahead + 1), 0.0, 0
+        for text in texts:
+            if (lesson := self.lesson(text, 0.0)) is None:
+                continue
+            logq = self.logq([lesson])
+            same = (logq.argmax(dim=-1).cpu() == lesson.right).numpy()
+            totals += [*same.sum(axis=0), np.logical_and.accumulate(same, axis=1).sum()]
+            nats += float(distance(logq, [lesson])) * len(same)
+            places += len(same)
+        *each, accepted = (totals / max(1, places)).tolist()
+        found = {f"right_{number}": share for number, share in enumerate(each, start=1)}
+        return {"accepted": accepted, **found, "cross_entropy": nats / max(1, places)}
+
+    @torch.no_grad()
+    def rates(self, texts: Sequence[Text], progress: Progress) -> torch.Tensor:
+        """[ahead, ranks] float32: how often each of the likeliest tokens at a row was the text's.
+
+        Nowhere 0 and falling along the ranks: rank r is assumed to be right once in 2 (r + 1)(r + 2) times, which
+        counts as much as 32 places do.
+        """
+        ranks = min(RANKS, self.model.vocab_size)
+        numbers = torch.arange(ranks, device="cpu")
+        hits = torch.zeros(self.ahead, ranks, dtype=torch.float32, device="cpu") + _BELIEF / 2 / (
+            (numbers + 1.0) * (numbers + 2.0)
+        )
+        seen = torch.full((self.ahead, 1), _BELIEF, dtype=torch.float32, device="cpu")
+        for number, text in enumerate(counted := texts[:_COUNTED_TEXTS]):
+            progress("counting guesses", number, len(counted))
+            if (lesson := self.lesson(text, 0.0, places=_COUNTED)) is not None:
+                likeliest = self.logq([lesson]).topk(ranks, dim=-1).indices.cpu()
+                hits += (likeliest == lesson.right[..., None]).sum(dim=0)
+                seen += (lesson.right >= 0).sum(dim=0)[:, None]
+        return (hits / seen).sort(dim=1, descending=True).values
+
+
+def distance(logq: torch.Tensor, lessons: Sequence[Lesson]) -> torch.Tensor:
+    """Cross-entropy of `logq` [places, n, vocab] against what the model expected, in nats per token taught."""
+    likely, share, weight = (
+        torch.cat([getattr(each, name) for each in lessons]).to(logq.device) for name in ("likely", "share", "weight")
+    )
+    each = -(share * logq.gather(2, likely)).sum(dim=-1)
+    return (each * weight).sum() / weight.sum().clamp(min=1e-9)
+
+
+def behind(states: torch.Tensor, place: int, past: torch.Tensor, **settings: Any) -> Segment:
+    """A segment of rows [n, hidden] at the positions behind a place, before which `past` was read."""
+    positions = np.arange(place + 1, place + len(states) + 1)
+    return Segment(positions, states=states, cache=TracedCache(past), **settings)
+
+
+def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int = 20) -> tuple[list[int], list[int]]:
+    """Numbers of the texts to learn from and of those held out. Raises SettingsError where there are too few."""
+    if corpus.facts.get("vocab_size") != target.model.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, others = corpus.split(every)
+    learned = [number for number in learned if (sure_runs(corpus[number], alpha) > 2).any()]
+    if not learned or not others:
+        raise SettingsError(f"{corpus.folder} holds too few texts to learn from and to hold some out: write more")
+    return learned, others
+
+
+def teach(
+    school: School,
+    corpus: Corpus,
+    learned: Sequence[int],
+    held: Sequence[int],
+    out: Path,
+    recipe: Recipe,
+    progress: Progress,
+    what: str,
+) -> History:
+    """Let what learns in `school` learn; it goes on from the checkpoint that is in `out`.
+
+    Kept is what has the least cross-entropy on texts held out: how often guesses are right needs many more places.
+    """
+    others = [corpus[number] for number in held[:_HELD]]
+    batch = batches(len(learned), recipe.batch, recipe.seed)
+
+    def loss(step: int) -> torch.Tensor:
+        random = np.random.default_rng([recipe.seed, step])
+        return school.loss([corpus[learned[number]] for number in batch(step)], random)
+
+    return train(
+        school.parameters,
+        loss,
+        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
+        out / "training",
+        validate=lambda: school.figures(others),
+        metric="cross_entropy",
+        settings={"recipe": asdict(recipe), "corpus": corpus.facts},
+        progress=progress,
+        what=what,
+    )
+
+
+def facts_of(target: LoadedModel, corpus: Corpus, recipe: Recipe, history: History, command: str) -> dict[str, Any]:
+    """What a file says of how it was made."""
+    figures = history.metrics[str(history.best_step)]
+    return {
+        "model": target.name,
+        "vocabulary": target.model.config.vocabulary,
+        "command": command,
+        "texts": len(corpus),
+        "steps": history.step,
+        "best_step": history.best_step,
+        "validation": {name: round(value, 4) for name, value in figures.items()},
+        "recipe": asdict(recipe),
+    }
+
+
+def card(
+    facts: Mapping[str, Any],
+    corpus: Corpus,
+    history: History,
+    *,
+    title: str,
+    intro: str,
+    use: str,
+    what: str,
+    where: str = "",
+    explained: str,
+) -> str:
+    """The text beside what was made. where: at what places it was learned, as a part of a sentence."""
+    before, after = history.metrics["0"], facts["validation"]
+    rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
+    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
+    return f"""# {title} for {facts["model"]}
+
+{intro}
+
+    decodery generate "..." -m {facts["model"]} --drafter {use}
+
+Drafts never change what it writes; better ones only make it faster. Nothing about the model itself was trained.
+
+## What they are
+
+{what}
+
+## How they were made
+{command}
+Learned from {facts["texts"]} texts that {facts["model"]} wrote at temperatures {temperatures}{where}, in
+{facts["steps"]} steps, of which step {facts["best_step"]} was best on the texts held out.
+
+## What they are worth
+
+On texts held out, at places evenly spread, before and after training:
+
+| | untrained | trained |
+|---|---:|---:|
+{rows}
+
+{explained}cross_entropy: against what the model expects there once it knows the tokens before, in nats.
+"""

@@ -1,0 +1,236 @@
+"""Directions of hidden states: what tells a label of sentences, and their principal components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.threads import one_thread
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.monitors.probe import Probe
+from decodery.monitors.threshold import Threshold
+
+from .checkable import capitals
+from .evaluation import Evaluation, doubts
+from .lines import read_json_lines
+from .ranking import auroc, parts
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+ASKED = "Say something."
+"""What the sentences are answers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A sentence and its label. group: what must not be both learned from and tested on."""
+
+    text: str
+    label: bool
+    group: str
+
+
+def built_in_statements(seed: int = 0) -> list[Statement]:
+    """Capitals, each once rightly and once with another country's."""
+    random, pairs = np.random.default_rng(seed), list(capitals().items())
+    found = []
+    for number, (country, capital) in enumerate(pairs):
+        other = pairs[(number + int(random.integers(1, len(pairs)))) % len(pairs)][1]
+        for city, right in ((capital, True), (other, False)):
+            found.append(Statement(f"The capital of {country} is {city}.", right, country))
+    return [found[at] for at in random.permutation(len(found))]
+
+
+def read_statements(path: Path) -> list[Statement]:
+    """Of a file of JSON lines {"text": text, "label": true or false, "group": text}; a group may be left out."""
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        text, label, group = known.get("text"), known.get("label"), known.get("group", f"line {number}")
+        if not isinstance(text, str) or not text or not isinstance(label, bool) or not isinstance(group, str):
+            raise CorruptFile(f'line {number} of {path} is not {{"text": text, "label": true or false, "group": text}}')
+        found.append(Statement(text, label, group))
+    return found
+
+
+@torch.no_grad()
+def said(lm: LM, texts: Ordered[str], sites: Ordered[str], progress: Progress = silent) -> dict[str, torch.Tensor]:
+    """{site: [texts, width]} float32: the mean of the rows of each text, as the answer to `ASKED`."""
+    prompt = _before(lm)
+    found: dict[str, list[torch.Tensor]] = {site: [] for site in sites}
+    for number, text in enumerate(texts):
+        tokens = [*prompt, *lm.tokenizer.encode(text, special=False)]
+        segment = Segment.chunk(tokens, lm.model.new_cache(), logit_rows=[])
+        hidden = lm.model.forward(Batch([segment]), taps=list(sites)).hidden
+        for site in sites:
+            found[site].append(hidden[site][len(prompt) :].float().cpu().mean(dim=0))
+        progress("reading statements", number + 1, len(texts))
+    return {site: torch.stack(rows) for site, rows in found.items()}
+
+
+def _before(lm: LM) -> list[int]:
+    """What stands before a statement."""
+    return lm.encode([{"role": "user", "content": ASKED}] if lm.chat else ASKED + "\n", raw=not lm.chat)
+
+
+def halves(statements: Ordered[Statement], seed: int = 0) -> np.ndarray:
+    """[n] bool: which are learned from, about half; all of one group are, or none."""
+    return parts([each.group for each in statements], seed) == "train"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A statement as the model read it. states: {site: [width]}, means of its rows; tokens: of it; doubt: the mean of
+    -log p over them, in nats.
+    """
+
+    statement: Statement
+    states: Mapping[str, torch.Tensor]
+    tokens: int
+    doubt: float
+
+
+def read_by(lm: LM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent) -> list[Said]:
+    """The statements as the model reads them, each as the answer to `ASKED`."""
+    states, prompt = said(lm, [each.text for each in statements], sites, progress), _before(lm)
+    texts = [lm.tokenizer.encode(each.text, special=False) for each in statements]
+    unsure = doubts(lm, [(prompt, text) for text in texts])
+    return [
+        Said(each, {site: rows[at] for site, rows in states.items()}, len(texts[at]), unsure[at])
+        for at, each in enumerate(statements)
+    ]
+
+
+def evaluated(read: Ordered[Said], train: Callable[[Ordered[Said]], Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
+    """An axis of statements, and its report; see `Evaluation.run`.
+
+    Args:
+        read: what is learned from and tested on.
+        train: makes the axis, see `axis_by`.
+        seed: of the split and of the control.
+
+    Returns:
+        The axis, and its report of statements.
+    """
+
+    def score(axis: Probe, items: Ordered[Said]) -> list[float]:
+        rows = torch.stack([each.states[axis.site] for each in items])
+        return (axis.logits(rows)[:, 0] * axis.facts["way"]).tolist()
+
+    trial = Evaluation[Said, Probe](
+        train,
+        score,
+        label=lambda each: each.statement.label,
+        group=lambda each: each.statement.group,
+        relabel=lambda one, other: replace(one, statement=replace(one.statement, label=other.statement.label)),
+        baselines={
+            "length": lambda each: each.tokens,
+            "mean log-probability": lambda each: each.doubt,
+        },
+    )
+    return trial.run(read, seed, "statements")
+
+
+def axis_by(read: Ordered[Said], kind: str, **settings: Any) -> Probe:
+    """`best_axis` of statements that were read."""
+    states = {site: torch.stack([each.states[site] for each in read]) for site in read[0].states}
+    return best_axis(states, [each.statement for each in read], kind, **settings)
+
+
+def best_axis(
+    states: Mapping[str, torch.Tensor],
+    statements: Ordered[Statement],
+    kind: str = "lr",
+    *,
+    model: str = "",
+    chat: bool | None = None,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+) -> Probe:
+    """The axis of the site at which the labels of the validation part are told best, either way round for a component.
+
+    It is learned from the part "train" of `ranking.parts`. `facts` hold all sites as "selection", and as "way" -1 where
+    the label stands at the low end. chat: whether the statements were read behind the chat template.
+    """
+    part = parts([each.group for each in statements], seed)
+    learned, chosen = part == "train", part == "validation"
+    labels = np.array([each.label for each in statements])
+    if min(len(set(labels[learned])), len(set(labels[chosen]))) < 2:
+        raise SettingsError("an axis needs statements of both labels, from several groups")
+    swept, best = dict[str, float](), dict[str, Probe]()
+    for site, rows in states.items():
+        found = axis_of(rows[torch.from_numpy(learned)], labels[learned].tolist(), kind, site, model, seed, facts)
+        swept[site] = auroc(found.logits(rows[torch.from_numpy(chosen)])[:, 0].tolist(), labels[chosen].tolist())
+        best[site] = found
+    site = max(swept, key=lambda each: max(swept[each], 1 - swept[each]))
+    about = {**best[site].facts, "statements": len(statements), "way": 1 if swept[site] >= 0.5 else -1}
+    about["selection"] = {name: round(max(value, 1 - value), 4) for name, value in swept.items()}
+    threshold = replace(best[site].threshold, chat=chat)
+    return Probe(best[site].tensors, site, "answer", threshold, about, model)
+
+
+@one_thread()
+def axis_of(
+    rows: torch.Tensor,
+    labels: Ordered[bool],
+    kind: str,
+    site: str,
+    model: str = "",
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+) -> Probe:
+    """A direction of rows [n, width], as a probe whose logit is the projection in standard deviations of these rows.
+
+    kind: "lr", logistic regression on the labels; "pc3", the third principal component. Its threshold is one nothing is
+    above. Raises SettingsError for another kind.
+    """
+    data = rows.double()
+    mean = data.mean(dim=0)
+    if kind == "lr":
+        direction = _logistic(data - mean, torch.tensor(list(labels), dtype=torch.double, device="cpu"))
+        share = None
+    elif kind.startswith("pc") and kind[2:].isdecimal() and 1 <= int(kind[2:]) <= min(rows.shape) - 1:
+        _, sizes, directions = torch.linalg.svd(data - mean, full_matrices=False)
+        number = int(kind[2:]) - 1
+        direction = directions[number]
+        # Which way round a component points is chance: its largest entry points up.
+        direction = direction * direction[direction.abs().argmax()].sign()
+        share = round(float(sizes[number] ** 2 / sizes.square().sum()), 6)
+    else:
+        raise SettingsError(f"an axis is lr, or pc1 to pc{min(rows.shape) - 1} of {len(rows)} sentences, not {kind}")
+    spread = ((data - mean) @ direction).std().clamp_min(1e-9)
+    tensors = {
+        "mean": mean.float(),
+        "scale": torch.ones(len(mean), dtype=torch.float32, device="cpu"),
+        "weight.0": (direction / spread).float()[None],
+        "bias.0": torch.zeros(1, dtype=torch.float32, device="cpu"),
+    }
+    about = {**(facts or {}), "axis": kind, "variance": share, "seed": seed}
+    return Probe(tensors, site, "answer", Threshold(1e9, 0.5, 0, ""), about, model)
+
+
+def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The direction [width] that tells labels [n] of rows [n, width], with a penalty that keeps it small."""
+    scale = data.std(dim=0).clamp_min(1e-6)
+    given = torch.cat((data / scale, torch.ones(len(data), 1, dtype=data.dtype, device="cpu")), dim=1)
+    weight = torch.zeros(given.shape[1], dtype=data.dtype, requires_grad=True, device="cpu")
+    optimizer = torch.optim.LBFGS([weight], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        fit = torch.nn.functional.binary_cross_entropy_with_logits(given @ weight, labels)
+        value = fit + 0.5 * weight[:-1].square().sum() / len(data)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return weight.detach()[:-1] / scale

@@ -1,0 +1,73 @@
+"""BitNet b1.58: layers of three values that learn, from a dense model to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from decodery.compression.bitnet import Measure, ternary, three
+from decodery.compression.each_linear import Made
+from decodery.core.errors import SettingsError
+from decodery.models.native.int8 import quantize_rows
+from decodery.models.torch.weights import Dense
+
+from .remade import Course, Form, Remaking
+
+
+@dataclass(frozen=True)
+class TernaryRemaking(Remaking):
+    """BitNet b1.58 Reloaded (2024): weights of -1, 0, 1 and activations of 8 bits, through both of which gradients go.
+
+    measure: of a matrix's scale, see `transform.BitNet`. ramp: over which share of the steps rounding comes in, from
+    none of it to all; 0 for all of it at once. The paper's norm inside of each layer is left out: without rounding, the
+    copy begins as the model itself.
+    """
+
+    measure: Measure = "median"
+    ramp: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.ramp <= 1.0:
+            raise SettingsError(f"rounding comes in over a share of the steps from 0 to 1, not {self.ramp}")
+
+    @property
+    def whole_numbers(self) -> bool:
+        return True
+
+    def form(self, name: str, whole: Dense, course: Course) -> Form:
+        return Ternary(whole, self, course)
+
+
+class Ternary(Form):
+    """One such layer. Its weights are those in floating point whose rounding is what the copy keeps."""
+
+    def __init__(self, whole: Dense, remaking: TernaryRemaking, course: Course) -> None:
+        self.whole, self._remaking, self._course = whole, remaking, course
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return {"weight": self.whole.weight}
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        done, ramp = self._course.done, self._remaking.ramp
+        share = min(1.0, done / ramp) if ramp else 1.0
+        trits, scale = three(self.whole.weight, self._remaking.measure)
+        weight = _towards(self.whole.weight, trits * scale, share)
+        return linear(_towards(rows, rounded(rows), share), weight, self.whole.bias)
+
+    def made(self, itemsize: int) -> Made:
+        return ternary(self.whole, self._remaking.measure)
+
+
+def rounded(rows: torch.Tensor) -> torch.Tensor:
+    """[N, in] activations as layers of whole numbers see them."""
+    whole, scale = quantize_rows(rows.detach().float())
+    return (whole * scale[..., None]).flatten(1)[:, : rows.shape[1]].to(rows.dtype)
+
+
+def _towards(values: torch.Tensor, coarse: torch.Tensor, share: float) -> torch.Tensor:
+    """Values on their way to what they are rounded to, with the gradient of neither."""
+    return values + share * (coarse - values).detach()

@@ -1,0 +1,258 @@
+"""Find how sure a model must be to leave early without its texts changing too much: learn-then-test.
+
+Confident Adaptive Language Modeling (2022); Learn then Test: Calibrating Predictive Algorithms to Achieve Risk Control
+(2021), with fixed sequence testing: thresholds are tried from the strictest on, in an order that is fixed beforehand,
+until one cannot be shown to keep the loss below its bound; the one before it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.base import Source
+from decodery.logits_sources.calm import CALM, Confidence
+from decodery.models.loaders.fields import read_json
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.trained.exits import EXITS, Exits
+
+from .card import CARD, refuse_others
+from .data import write_texts
+from .exits import Checks, fit_agreement
+
+TESTED = "tested.json"
+NEVER = 2.0
+"""A threshold that no confidence reaches."""
+_TOGETHER = 16
+check_folder = partial(refuse_others, made=EXITS, what="holds no calibration")
+"""Raises SettingsError where calibration would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class CalmRecipe:
+    """What is promised: a mean loss of at most `delta`, but for a chance of `epsilon` over the prompts of the test.
+
+    The loss of a text is 1 minus its ROUGE-L, over tokens, with the text of the whole model. confidence, every, tokens:
+    see the source `calm`; tokens is also how long the texts are.
+    """
+
+    confidence: Confidence = "state"
+    every: int = 5
+    tokens: int = 64
+    delta: float = 0.25
+    epsilon: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.source(NEVER, torch.zeros(1, dtype=torch.float32, device="cpu"))
+        if not 0 < self.delta < 1 or not 0 < self.epsilon < 1:
+            raise SettingsError("calm needs delta and epsilon between 0 and 1")
+
+    def candidates(self) -> list[float]:
+        """Thresholds in the order in which they are tested."""
+        if self.confidence == "state":
+            return [round(1 - 0.005 * step, 4) for step in range(1, 41)]
+        return [round(1 - 0.05 * step, 4) for step in range(1, 20)]
+
+    def source(self, threshold: float, classifier: torch.Tensor | None = None) -> CALM:
+        """What is tested. classifier: see `Exits`, for that confidence alone."""
+        if self.confidence != "classifier":
+            return CALM(threshold, self.confidence, self.every, self.tokens)
+        plain = CALM(threshold, "state", self.every, self.tokens)
+        tested = torch.zeros(0, 3, dtype=torch.float32, device="cpu")
+        exits = Exits(threshold, self.confidence, self.every, self.tokens, plain.tau, tested, classifier=classifier)
+        return replace(plain, confidence=self.confidence, calibration=exits)
+
+
+def hoeffding(losses: np.ndarray, delta: float) -> float:
+    """How likely losses [n] in [0, 1] with a mean this small are, at most, where their expectation is above `delta`."""
+    return math.exp(-2 * len(losses) * max(0.0, delta - float(losses.mean())) ** 2)
+
+
+def last_passed(
+    losses: Iterator[tuple[float, np.ndarray]], delta: float, epsilon: float
+) -> tuple[float, list[list[float]]]:
+    """The last threshold that passed before the first that did not, NEVER for none, and what was tested.
+
+    losses: thresholds in a fixed order with the losses [n] of each; no more are drawn than needed. Of every threshold
+    tested: itself, its mean loss, its p-value.
+    """
+    found, rows = NEVER, []
+    for threshold, each in losses:
+        p = hoeffding(each, delta)
+        rows.append([threshold, float(each.mean()), p])
+        if p > epsilon:
+            break
+        found = threshold
+    return found, rows
+
+
+def rouge_l(left: Sequence[int], right: Sequence[int]) -> float:
+    """F-measure of the longest common subsequence of two texts' tokens, 1 for two that are empty."""
+    if not left or not right:
+        return float(len(left) == len(right))
+    row, other = np.zeros(len(right) + 1, dtype=np.int64), np.asarray(right)
+    for token in left:
+        grown = np.maximum(row[1:], (row[:-1] + 1) * (other == token))
+        row[1:] = np.maximum.accumulate(grown)
+    return 2 * int(row[-1]) / (len(left) + len(right))
+
+
+def calibrate(
+    target: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: CalmRecipe | None = None,
+    learned: Sequence[Sequence[int]] = (),
+    command: str = "",
+    progress: Progress = silent,
+) -> Exits:
+    """Calibrate the source `calm` for `target` on prompts (token ids), and leave the threshold in the folder `out`.
+
+    learned: prompts of the texts that a classifier learns from, where that is the confidence; others than those of the
+    test, whose losses would be too small otherwise. Interrupted, it goes on behind the last threshold that was tested
+    when called again. Raises SettingsError for prompts so few that no threshold can pass or no classifier can be
+    trained, and for models that cannot be left early.
+    """
+    recipe = recipe or CalmRecipe()
+    check_folder(out)
+    if not target.model.capabilities.routes:
+        raise SettingsError(f"{target.name} cannot be left early: use a model that this package runs itself")
+    least = math.ceil(math.log(1 / recipe.epsilon) / (2 * recipe.delta**2))
+    if len(prompts) < least:
+        raise SettingsError(f"{len(prompts)} prompts can show nothing: give at least {least}, or a larger delta")
+    settings = {"recipe": asdict(recipe), "prompts": [list(prompt) for prompt in prompts]}
+    known = _known(out / TESTED, settings)
+    classifier, about = _classifier(target, learned, out, recipe, progress)
+
+    def write(source: Source | None) -> tuple[list[list[int]], float]:
+        return written(target, prompts, source, recipe.tokens, progress)
+
+    if "whole" not in known:
+        known["whole"] = write(None)[0]
+    whole: list[list[int]] = known["whole"]
+
+    def losses() -> Iterator[tuple[float, np.ndarray]]:
+        for threshold in recipe.candidates():
+            name = str(threshold)
+            if name not in known["losses"]:
+                texts, layers = write(recipe.source(threshold, classifier))
+                known["losses"][name] = [1 - rouge_l(text, full) for text, full in zip(texts, whole, strict=True)]
+                known["layers"][name] = layers
+                write_text(out / TESTED, json.dumps({**settings, **known}) + "\n")
+            yield threshold, np.array(known["losses"][name])
+
+    threshold, rows = last_passed(losses(), recipe.delta, recipe.epsilon)
+    chosen = recipe.source(threshold, classifier)
+    facts = {
+        "model": target.name,
+        "command": command,
+        "prompts": len(prompts),
+        "delta": recipe.delta,
+        "epsilon": recipe.epsilon,
+        "layers": {str(row[0]): round(known["layers"][str(row[0])], 3) for row in rows},
+        **({"classifier": about} if about else {}),
+    }
+    values = (threshold, chosen.confidence, chosen.every, chosen.tokens, chosen.tau)
+    found = Exits(
+        *values, torch.tensor(rows, dtype=torch.float64, device="cpu"), facts, target.model.fingerprint, classifier
+    )
+    found.save(out / EXITS)
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(found, target.model.config.num_layers))
+    return found
+
+
+def _classifier(
+    target: LoadedModel, learned: Sequence[Sequence[int]], out: Path, recipe: CalmRecipe, progress: Progress
+) -> tuple[torch.Tensor | None, dict[str, float]]:
+    """The classifier that is the confidence, learned from texts the model writes after these prompts, and its figures.
+
+    None for other confidences.
+    """
+    if recipe.confidence != "classifier":
+        return None, {}
+    checks = Checks(target, recipe.every)
+    corpus = write_texts(
+        target, learned, out / "text", max_new_tokens=recipe.tokens, temperatures=(0.0,), progress=progress
+    )
+    reading = checks.read(corpus, out / "states", progress)
+    found, figures = fit_agreement(reading, out / "classifier", progress=progress)
+    return found, {name: round(value, 4) for name, value in figures.items()}
+
+
+def written(
+    target: LoadedModel, prompts: Sequence[Sequence[int]], source: Source | None, tokens: int, progress: Progress
+) -> tuple[list[list[int]], float]:
+    """Greedy texts of all prompts, and how many layers their tokens went through on average, first tokens left out."""
+    texts, layers, rows = list[list[int]](), 0.0, 0.0
+    for first in range(0, len(prompts), _TOGETHER):
+        engine = Engine(target.model)
+        part = [
+            engine.submit(Request(prompt, max_new_tokens=tokens, source=source, eos_ids=target.tokenizer.eos_ids))
+            for prompt in prompts[first : first + _TOGETHER]
+        ]
+        engine.run(part)
+        texts += [seq.generated for seq in part]
+        layers += sum(seq.trace.ledger.counts.get("layers", 0.0) for seq in part)
+        rows += sum(seq.trace.ledger.counts.get("rows", 0.0) for seq in part)
+        what = "writing texts" if source is None else f"testing {getattr(source, 'threshold', None)}"
+        progress(what, min(first + _TOGETHER, len(prompts)), len(prompts))
+    return texts, layers / rows if rows else float(target.model.config.num_layers)
+
+
+def _known(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier run of the same settings has written and tested."""
+    if not path.is_file():
+        return {"losses": {}, "layers": {}}
+    found = read_json(path)
+    if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
+        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
+    return {name: found[name] for name in ("whole", "losses", "layers")}
+
+
+def _card(found: Exits, layers: int) -> str:
+    facts = found.facts
+    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    rows = "\n".join(
+        f"| {threshold:g} | {facts['layers'][str(threshold)]:.1f} of {layers} | {loss:.3f} | {p:.3f} |"
+        for threshold, loss, p in found.tested.tolist()
+    )
+    about = facts.get("classifier")
+    learned = (
+        "The classifier learned from other texts; of states held out it is right about "
+        f"{about['balanced accuracy']:.1%}, those that\nthe last layer agrees with and the others counted alike.\n\n"
+        if about
+        else ""
+    )
+    says = f"{found.threshold:g}" if found.threshold < NEVER else "none: the whole model writes every token"
+    return f"""# Early exits of {facts["model"]}
+
+    decodery generate "..." -m {facts["model"]} --source calm:calibration=THIS_FOLDER
+
+Texts change: with probability {1 - facts["epsilon"]:g} over the prompts of the test, their mean loss, 1 minus ROUGE-L
+with the texts of the whole model, is at most {facts["delta"]:g} on prompts like those.
+
+## What was found
+{command}
+Threshold: {says}; confidence: {found.confidence}, after every {found.every} layers. {facts["prompts"]} prompts, texts
+of up to {found.tokens} tokens.
+
+{learned}Tested in this order, to the first that failed:
+
+| threshold | layers per token | mean loss | p-value |
+|---:|---:|---:|---:|
+{rows}
+"""

@@ -1,0 +1,150 @@
+"""Questions whose answers can be checked: what tells a monitor which texts were wrong, with no judge."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from decodery.core.errors import CorruptFile, SettingsError
+
+from .lines import read_json_lines
+
+_SHOTS = "Question: What is 2 + 3?\nAnswer: 5\n\nQuestion: What is the capital of Mexico?\nAnswer: Mexico City\n\n"
+_CAPITALS = (
+    "Afghanistan/Kabul Albania/Tirana Algeria/Algiers Argentina/Buenos_Aires Armenia/Yerevan "
+    "Australia/Canberra Austria/Vienna Bangladesh/Dhaka Belgium/Brussels Bolivia/Sucre Brazil/Brasilia "
+    "Bulgaria/Sofia Cambodia/Phnom_Penh Canada/Ottawa Chad/N'Djamena Chile/Santiago China/Beijing "
+    "Colombia/Bogota Croatia/Zagreb Cuba/Havana Cyprus/Nicosia Denmark/Copenhagen Ecuador/Quito Egypt/Cairo "
+    "Estonia/Tallinn Ethiopia/Addis_Ababa Finland/Helsinki France/Paris Georgia/Tbilisi Germany/Berlin "
+    "Ghana/Accra Greece/Athens Guatemala/Guatemala_City Haiti/Port-au-Prince Honduras/Tegucigalpa "
+    "Hungary/Budapest Iceland/Reykjavik India/New_Delhi Indonesia/Jakarta Iran/Tehran Iraq/Baghdad "
+    "Ireland/Dublin Israel/Jerusalem Italy/Rome Jamaica/Kingston Japan/Tokyo Jordan/Amman Kazakhstan/Astana "
+    "Kenya/Nairobi Laos/Vientiane Latvia/Riga Lebanon/Beirut Libya/Tripoli Lithuania/Vilnius "
+    "Malaysia/Kuala_Lumpur Mali/Bamako Malta/Valletta Mongolia/Ulaanbaatar Morocco/Rabat Mozambique/Maputo "
+    "Nepal/Kathmandu Netherlands/Amsterdam Nicaragua/Managua Niger/Niamey Nigeria/Abuja Norway/Oslo "
+    "Oman/Muscat Pakistan/Islamabad Panama/Panama_City Paraguay/Asuncion Peru/Lima Philippines/Manila "
+    "Poland/Warsaw Portugal/Lisbon Qatar/Doha Romania/Bucharest Russia/Moscow Rwanda/Kigali Senegal/Dakar "
+    "Serbia/Belgrade Slovakia/Bratislava Slovenia/Ljubljana Somalia/Mogadishu Spain/Madrid Sudan/Khartoum "
+    "Sweden/Stockholm Switzerland/Bern Syria/Damascus Thailand/Bangkok Togo/Lome Tunisia/Tunis Turkey/Ankara "
+    "Uganda/Kampala Ukraine/Kyiv Uruguay/Montevideo Uzbekistan/Tashkent Venezuela/Caracas Vietnam/Hanoi "
+    "Yemen/Sanaa Zambia/Lusaka Zimbabwe/Harare"
+)
+_OPPOSITES = (
+    "hot/cold big/small tall/short fast/slow happy/sad open/closed light/dark young/old rich/poor hard/soft wet/dry "
+    "full/empty clean/dirty strong/weak high/low near/far early/late good/bad loud/quiet sweet/sour thick/thin "
+    "wide/narrow deep/shallow rough/smooth sharp/blunt true/false alive/dead awake/asleep "
+    "brave/cowardly cheap/expensive easy/difficult safe/dangerous same/different simple/complex public/private "
+    "polite/rude guilty/innocent ancient/modern artificial/natural permanent/temporary generous/stingy "
+    "increase/decrease arrive/depart buy/sell push/pull win/lose remember/forget laugh/cry accept/reject begin/end "
+    "build/destroy attack/defend borrow/lend create/destroy expand/contract float/sink ascend/descend "
+    "import/export include/exclude inhale/exhale love/hate praise/criticize raise/lower succeed/fail "
+    "teach/learn victory/defeat friend/enemy day/night summer/winter north/south east/west left/right up/down "
+    "inside/outside above/below before/after always/never everything/nothing king/queen man/woman boy/girl "
+    "maximum/minimum optimist/pessimist question/answer profit/loss entrance/exit birth/death peace/war "
+    "success/failure major/minor positive/negative visible/invisible vertical/horizontal concave/convex"
+)
+_CONTINENTS = {
+    "Africa": "Algeria Chad Egypt Ethiopia Ghana Kenya Mali Morocco Namibia Niger Nigeria Rwanda Senegal Somalia Sudan "
+    "Tanzania Tunisia Uganda Zambia Zimbabwe Angola Botswana Gabon Malawi Togo",
+    "Asia": "Afghanistan Bangladesh Cambodia China India Indonesia Iran Iraq Japan Jordan Kuwait Laos Malaysia "
+    "Mongolia Nepal Oman Pakistan Qatar Thailand Vietnam Yemen Bhutan Syria Lebanon Philippines",
+    "Europe": "Albania Austria Belgium Bulgaria Croatia Denmark Estonia Finland France Germany Greece Hungary Iceland "
+    "Ireland Italy Latvia Lithuania Malta Norway Poland Portugal Romania Serbia Slovakia Slovenia Spain Sweden "
+    "Switzerland Ukraine",
+    "South America": "Argentina Bolivia Brazil Chile Colombia Ecuador Guyana Paraguay Peru Suriname Uruguay Venezuela",
+    "North America": "Canada Cuba Guatemala Haiti Honduras Jamaica Mexico Nicaragua Panama Belize",
+}
+FAMILIES = ("sums", "capitals")
+"""Those that are asked where nothing is said; `MORE` are others."""
+MORE = ("opposites", "continents")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """prompt: plain text, behind which the answer is the rest of the line, or what a user says in a chat. group: what
+    must not be both learned from and tested on. family: the kind of question; stratum: how hard it looks from outside,
+    such as its number of digits.
+    """
+
+    prompt: str
+    answer: str
+    group: str
+    family: str = ""
+    stratum: str = ""
+
+    def right(self, text: str) -> bool:
+        """Exact match of the first line, without case, accents, punctuation at the ends and an article before it."""
+        return _plain(text.strip().partition("\n")[0]) == _plain(self.answer)
+
+    def held_by(self, text: str) -> bool:
+        """Whether a text holds the answer as whole words, without case and accents."""
+        return re.search(rf"(?<!\w){re.escape(_bare(self.answer))}(?!\w)", _bare(text)) is not None
+
+
+def _asked(text: str, chat: bool) -> str:
+    """A question as a user's message, or as a plain text behind examples that show what an answer is."""
+    return text if chat else f"{_SHOTS}Question: {text}\nAnswer:"
+
+
+def capitals() -> dict[str, str]:
+    """Of 116 countries."""
+    pairs = (pair.replace("_", " ").partition("/") for pair in _CAPITALS.split())
+    return {country: capital for country, _, capital in pairs}
+
+
+def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False) -> list[Question]:
+    """`count` questions in a random order: sums of numbers of one to three digits, and lists as far as they go.
+
+    chat: as a user asks them; else behind examples.
+    """
+    if count < 1 or not families or set(families) - {*FAMILIES, *MORE}:
+        raise SettingsError(f"built-in questions are of {', '.join((*FAMILIES, *MORE))}, and at least one is needed")
+    random, found = np.random.default_rng(seed), dict[str, Question]()
+    if "capitals" in families:
+        for country, capital in capitals().items():
+            asked = _asked(f"What is the capital of {country}?", chat)
+            found[country] = Question(asked, capital, country, "capitals", "capitals")
+    if "opposites" in families:
+        for word, opposite in (pair.split("/") for pair in _OPPOSITES.split()):
+            asked = _asked(f"What is the opposite of {word}?", chat)
+            found[f"opposite {word}"] = Question(asked, opposite, f"opposite {word}", "opposites", "opposites")
+    if "continents" in families:
+        for continent, country in ((each, one) for each, some in _CONTINENTS.items() for one in some.split()):
+            asked = _asked(f"On which continent is {country}?", chat)
+            # What is known of a country may help with its capital.
+            found[f"continent {country}"] = Question(asked, continent, country, "continents", "continents")
+    # At least every other one, where there are fewer than there are capitals.
+    wanted = len(found) + max(count - len(found), (count + 1) // 2)
+    while "sums" in families and len(found) < wanted:
+        digits = random.integers(1, 4, 2)
+        one, other = (int(random.integers(10 ** (n - 1) if n > 1 else 0, 10**n)) for n in digits)
+        group = f"{min(one, other)}+{max(one, other)}"
+        asked = _asked(f"What is {one} + {other}?", chat)
+        found.setdefault(group, Question(asked, str(one + other), group, "sums", f"sums {sum(digits)}"))
+    questions = list(found.values())
+    return [questions[at] for at in random.permutation(len(questions))[:count]]
+
+
+def read_checkable(path: Path) -> list[Question]:
+    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}; without a group each stands alone."""
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        texts = [known.get("prompt"), known.get("answer"), known.get("group", f"line {number}")]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "answer": text, "group": text}}')
+        found.append(Question(*texts))
+    return found
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"^(the|a|an) ", "", _bare(text).strip(" \t.,;:!?\"'"))
+
+
+def _bare(text: str) -> str:
+    """Without case and accents."""
+    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each)).casefold()

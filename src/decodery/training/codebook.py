@@ -1,0 +1,186 @@
+"""Train codebooks: codes in the place of hidden states, by what the model then predicts and how near they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy, layer_norm
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.config import ModelConfig
+from decodery.models.hooks import OF_LAYERS, Site, Visits, site
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+from decodery.monitors.codebook import Codebooks, mean_of, nearest
+
+from .cut import parameters
+from .puzzle_model import predicted
+
+
+class Coding(Visits):
+    """Visits that replace rows by the mean of their codes. lost: the squared distances that this came to, by site.
+
+    normed: codes come near the normed rows, as in the paper, where the model learns to live with their length; else
+    near the rows as they are, which a model that stays as it is needs. The gradient goes to the codes, and through
+    them to what they come near as if it had stayed. Without the norm nothing would hold the length of rows that are
+    learned: no loss depends on it, and codes that run behind it would never arrive.
+    """
+
+    def __init__(self, codes: Mapping[Site, torch.Tensor], k: int, normed: bool) -> None:
+        super().__init__({place.name + str(place.layer): place for place in codes}, {}, None)
+        self._codes, self._k, self._normed = codes, k, normed
+        self.lost: list[torch.Tensor] = []
+
+    def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+        if place not in self._codes:
+            return rows
+        codes = self._codes[place]
+        with torch.no_grad():
+            ids = nearest(rows, codes, self._k)
+        found = mean_of(codes, ids).flatten(1)
+        wanted = in_groups(rows, codes.shape[0], self._normed).flatten(1)
+        self.lost.append((found - wanted.detach()).square().mean())
+        return found + wanted - wanted.detach()
+
+
+def in_groups(rows: torch.Tensor, groups: int, normed: bool) -> torch.Tensor:
+    """[n, groups, dim] of rows [n, groups * dim], each group normed on wish."""
+    found = rows.unflatten(-1, (groups, -1))
+    return layer_norm(found, found.shape[-1:]) if normed else found
+
+
+def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
+    """Groups and width of each at a site. Raises SettingsError for one that has no codes."""
+    place = site(tap, config.num_layers)
+    if place.name not in OF_LAYERS:
+        raise SettingsError(f"codebooks are for {', '.join(f'{name}.L' for name in OF_LAYERS)}, not {tap}")
+    return (config.num_heads, config.head_dim) if place.name == "head_out" else (1, config.hidden_size)
+
+
+def train_codebook(
+    model: LanguageModel,
+    draw: Callable[[torch.Generator], torch.Tensor],
+    sites: Ordered[str],
+    *,
+    codes: int = 1000,
+    k: int = 8,
+    steps: int = 200,
+    lr: float = 5e-4,
+    whole: bool = False,
+    held: torch.Tensor | None = None,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> Codebooks:
+    """Codebooks of these sites, begun at rows of the first texts.
+
+    draw: tokens [texts, length] of the next step. The loss is the cross-entropy of what the model predicts through the
+    codes, plus their squared distance from what they replace. whole: train the model's own weights as well, in place,
+    as the paper does; else it stays as it is, and the codebooks are for it. held: [texts, length] tokens that `draw`
+    never gives, for the report in `facts`, see `compared`. Raises UnsupportedModel for a model whose passes have no
+    gradients.
+    """
+    if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
+        raise UnsupportedModel("codebooks are trained through a model in floating point: load it with dtype=float32")
+    places = {tap: site(tap, model.config.num_layers) for tap in sites}
+    draws = torch.Generator().manual_seed(seed)
+    books = _begun(model, draw(draws), sites, codes, draws, whole)
+    begun = {tap: each.detach().clone() for tap, each in books.items()}
+    learned: list[torch.Tensor] = list(books.values())
+    if whole:
+        learned += list(parameters(model).values())
+    optimizer = torch.optim.Adam(learned, lr=lr)
+    kept = [float("inf"), 0.0]
+    for step in range(steps):
+        tokens = draw(draws)
+        visits = Coding({places[tap]: books[tap] for tap in sites}, k, whole)
+        logits = predicted(model, tokens[:, :-1], visits)
+        loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        lost = torch.stack(visits.lost).sum()
+        optimizer.zero_grad()
+        (loss + lost).backward()
+        optimizer.step()
+        kept = [float(loss.detach()), float(lost.detach())]
+        progress("training codebooks", step + 1, steps)
+    tensors = {f"codes.{number}": books[tap].detach() for number, tap in enumerate(sites)}
+    about = {**(facts or {}), "steps": steps, "seed": seed, "loss": round(kept[0], 4), "lost": round(kept[1], 6)}
+    about["whole"] = whole
+    if held is not None and not whole:
+        # A model that learned along is no longer the one to compare with.
+        about["report"] = compared(model, held, books, begun, k)
+    return Codebooks(tensors, tuple(sites), k, about, model.fingerprint)
+
+
+@torch.no_grad()
+def compared(
+    model: Transformer, held: torch.Tensor, books: Mapping[str, torch.Tensor], begun: Mapping[str, torch.Tensor], k: int
+) -> dict[str, Any]:
+    """What codes cost a model that stays as it is, on texts that nothing was learned from, the same for all figures.
+
+    Args:
+        model: the model.
+        held: [texts, length] tokens.
+        books: the codes of each site.
+        begun: the same before training.
+        k: codes that a row has.
+
+    Returns:
+        Mean losses in nats per token: "without codes", "with codes", with codes "as begun", and with the mean code
+        alone in the place of every state, which says nothing of it; "more than without" and its 95 % "interval" by
+        bootstrap over texts, in pairs.
+    """
+
+    def losses(codes: Mapping[str, torch.Tensor], count: int) -> np.ndarray:
+        found = []
+        for text in held:
+            places = {site(tap, model.config.num_layers): each for tap, each in codes.items()}
+            logits = predicted(model, text[None, :-1], Coding(places, count, False) if places else None)
+            found.append(float(cross_entropy(logits[0].float(), text[1:])))
+        return np.array(found)
+
+    plain, coded = losses({}, k), losses(books, k)
+    means = {tap: each.mean(dim=1, keepdim=True) for tap, each in begun.items()}
+    random, apart = np.random.default_rng(0), coded - plain
+    drawn = apart[random.integers(0, len(apart), (1000, len(apart)))].mean(axis=1)
+    return {
+        "tested on": "texts that nothing was learned from",
+        "texts": len(held),
+        "without codes": round(float(plain.mean()), 4),
+        "with codes": round(float(coded.mean()), 4),
+        "more than without": round(float(apart.mean()), 4),
+        "interval": [round(float(edge), 4) for edge in np.percentile(drawn, (2.5, 97.5))],
+        "baselines": {
+            "codes as begun": round(float(losses(begun, k).mean()), 4),
+            "the mean alone": round(float(losses(means, 1).mean()), 4),
+        },
+    }
+
+
+@torch.no_grad()
+def _begun(
+    model: Transformer, tokens: torch.Tensor, sites: Ordered[str], codes: int, draws: torch.Generator, normed: bool
+) -> dict[str, torch.Tensor]:
+    """[groups, codes, dim] by site: rows that the model makes of some texts, drawn with replacement, a little apart."""
+    places = {tap: site(tap, model.config.num_layers) for tap in sites}
+    visits = Visits.reading(list(places.values()))
+    predicted(model, tokens, visits)
+    found = {}
+    for tap, place in places.items():
+        groups, _ = group_shape(tap, model.config)
+        rows = in_groups(visits.states[place].detach(), groups, normed).transpose(0, 1)
+        drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws, device="cpu")]
+        noise = torch.randn(drawn.shape, generator=draws, dtype=torch.float32, device="cpu") * rows.std() * 0.05
+        found[tap] = (drawn + noise).clone().requires_grad_()
+    return found
+
+
+def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Generator], torch.Tensor]:
+    """`draw` over pieces of text of one length."""
+    pieces = torch.tensor([list(each) for each in tokens], dtype=torch.int64, device="cpu")
+    return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws, device="cpu")]

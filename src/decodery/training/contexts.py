@@ -1,0 +1,116 @@
+"""What `auto` begins with: the tokens a model expects after the contexts that it meets most often."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.store import Progress, silent
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.expectations import CONTEXTS, Expectations, SuccessorRates
+from decodery.speculative.stores.ngrams import Occurrences
+from decodery.speculative.stores.warm import WarmContexts
+
+from .corpus import Corpus
+
+_COUNTED = 8
+"""Of the likeliest tokens after each place this many are counted."""
+_BITS = 20
+"""Enough for a token of any vocabulary; three of them share an integer."""
+
+
+def learn_contexts(
+    corpus: Corpus, *, width: int = 6, most: int = 1 << 16, vocabulary: str = "", progress: Progress = silent
+) -> WarmContexts:
+    """The contexts the target of `corpus` met most often, and what it expected after them.
+
+    Expected is what it gave most probability over all places where the context stood; contexts of more than one token
+    count only where they stood twice. most: contexts kept per length; width: tokens kept per context. The rates are
+    counted on the texts held out, every twentieth. corpus: see `data.write_texts`.
+
+    Raises SettingsError where it holds too few texts, or none the target scored.
+    """
+    learned, held = corpus.split()
+    if not held:
+        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
+    vocab_size = int(corpus.facts["vocab_size"])
+    if vocab_size > 1 << _BITS:
+        raise SettingsError(f"contexts are learned for vocabularies of up to {1 << _BITS} tokens, not {vocab_size}")
+    texts, likely, chances = _places(corpus, learned, progress)
+    contexts, rows = {}, {}
+    for order in CONTEXTS:
+        contexts[order], rows[order] = _ranked(texts, likely, chances, order, width, most)
+        progress("ranking", len(contexts), len(CONTEXTS))
+    rates, scores = _tried(corpus, held, contexts, rows, width)
+    facts = {"corpus": corpus.facts, "tokens": len(texts), **scores}
+    return WarmContexts(contexts, rows, rates, vocab_size, vocabulary, facts)
+
+
+def _places(corpus: Corpus, numbers: list[int], progress: Progress) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every place the target scored: its last tokens [n, longest], -1 before the text's begin, and what was likely.
+
+    Likely: ids and chances, both [n, `_COUNTED`].
+    """
+    longest = CONTEXTS[0]
+    parts = []
+    for done, number in enumerate(numbers, start=1):
+        text = corpus[number]
+        if text.likely is None or text.logprobs is None:
+            raise SettingsError(f"{corpus.folder} does not say what the target expected: write its texts anew")
+        tokens = np.concatenate((np.full(longest - 1, -1), text.tokens))
+        asked = np.isfinite(text.logprobs[:, 0])
+        before = np.lib.stride_tricks.sliding_window_view(tokens, longest)[asked]
+        chances = np.exp(text.logprobs[asked, :_COUNTED].astype(np.float32))
+        parts.append((before, text.likely[asked, :_COUNTED], chances))
+        progress("reading texts", done, len(numbers))
+    texts, likely, chances = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return texts, likely, chances
+
+
+def _ranked(
+    texts: np.ndarray, likely: np.ndarray, chances: np.ndarray, order: int, width: int, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The contexts of `order` tokens [m, order], most frequent first, and the tokens expected after them [m, width]."""
+    whole = texts[:, -order] >= 0
+    keys = np.zeros(int(whole.sum()), dtype=np.int64)
+    for column in texts[whole, -order:].T:
+        keys = keys << _BITS | column
+    known, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    often = np.flatnonzero(counts >= (1 if order == 1 else 2))
+    kept = often[np.argsort(-counts[often], kind="stable")[:most]]
+    place = np.full(len(known), -1)
+    place[kept] = np.arange(len(kept))
+    used = place[which] >= 0
+    pairs = place[which][used][:, None] << _BITS | likely[whole][used]
+    pairs, which = np.unique(pairs, return_inverse=True)
+    weights = np.bincount(which.reshape(-1), weights=chances[whole][used].reshape(-1))
+    owners, tokens = pairs >> _BITS, pairs & ((1 << _BITS) - 1)
+    best = np.lexsort((tokens, -weights, owners))
+    rank = np.arange(len(best)) - np.searchsorted(owners[best], owners[best])
+    rows = np.full((len(kept), width), -1, dtype=np.int32)
+    rows[owners[best][rank < width], rank[rank < width]] = tokens[best][rank < width]
+    shifts = _BITS * np.arange(order - 1, -1, -1)
+    return known[kept][:, None] >> shifts & ((1 << _BITS) - 1), rows
+
+
+def _tried(
+    corpus: Corpus, held: list[int], contexts: dict[int, np.ndarray], rows: dict[int, np.ndarray], width: int
+) -> tuple[np.ndarray, dict[str, float]]:
+    """How often each place of a ranking was right on the texts held out, and how often its first and any of them."""
+    store = Contexts(CONTEXTS, width)
+    for order in CONTEXTS:
+        store.fill(order, contexts[order], rows[order])
+    rates = SuccessorRates(len(CONTEXTS), width)
+    first = among = places = 0
+    for number in held:
+        text = corpus[number]
+        expected = Expectations(Occurrences(()), store, rates)
+        tokens = text.tokens.tolist()
+        for at in range(text.written + 1, len(tokens)):
+            context = tokens[max(0, at - CONTEXTS[0]) : at]
+            guesses = [token for _, token, _ in expected.candidates(context, -1)]
+            first += guesses[:1] == tokens[at : at + 1]
+            among += tokens[at] in guesses
+            places += 1
+            expected.learn(context, -1, tokens[at])
+    return np.array(rates.of), {"held_out": places, "first": first / max(1, places), "among": among / max(1, places)}

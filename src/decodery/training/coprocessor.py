@@ -1,0 +1,157 @@
+"""Train a coprocessor: what a model is to be given behind a prompt so that it foresees what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
+
+from .card import refuse_others
+from .one_by_one import Course, as_ids, kept, long_enough
+from .traced import TracedCache, differentiable
+
+check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class CoprocessorRecipe:
+    """How a coprocessor learns. latents: how many it makes. ahead: tokens behind a prompt that it is to make likelier.
+
+    rank: width of its adapters. static: to learn latents that are the same for all prompts, with no coprocessor: what
+    the same number of entries is worth without looking at the prompt.
+    """
+
+    steps: int = 300
+    lr: float = 2e-3
+    latents: int = 8
+    ahead: int = 16
+    rank: int = 16
+    static: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.latents, self.ahead, self.rank) < 1:
+            raise SettingsError("a coprocessor needs latents, ahead and rank of at least 1")
+
+
+class School:
+    """The model, which stays as it is, and what learns beside it."""
+
+    def __init__(self, model: Transformer, recipe: CoprocessorRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        draws = torch.Generator().manual_seed(recipe.seed)
+        picked = torch.randint(model.vocab_size, (recipe.latents,), generator=draws, device="cpu")
+        begin = model.embed_tokens(picked.to(model.device)).detach().float().cpu()
+        made = CoprocessorWeights.initial(model.config, begin, recipe.rank, recipe.static, recipe.seed)
+        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+
+    def prompt(self, tokens: Sequence[int], step: int | None = None) -> int:
+        """How many tokens stand before the latents: some from a half on; half of the text outside of training."""
+        least, most = len(tokens) // 2, len(tokens) - self.recipe.ahead - 1
+        if step is None:
+            return min(least, most)
+        return int(np.random.default_rng(nth_seed(self.recipe.seed, step)).integers(min(least, most), most + 1))
+
+    @torch.no_grad()
+    def past(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Keys and values [layers, 2, kv_heads, n, head_dim] of a prompt."""
+        cache = self.model.new_cache()
+        self.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
+        cache.keep(range(len(tokens)))
+        return cache.data[:, :, :, : len(tokens)]
+
+    def made(self, past: torch.Tensor) -> torch.Tensor:
+        """[latents, hidden] what is given to the model behind this past."""
+        if self.recipe.static:
+            return latents(self.tensors, None)
+        n, last = past.shape[3], self.model.config.num_layers
+        soft = Segment(
+            *(np.arange(n, n + self.recipe.latents), None, self.tensors["soft"]),
+            cache=TracedCache(past),
+            logit_rows=[],
+            interventions=adapted(self.tensors),
+        )
+        return latents(self.tensors, self.model.forward(Batch([soft]), taps=[last]).hidden[last])
+
+    def nll(self, tokens: Sequence[int], prompt: int, given: torch.Tensor | None, past: torch.Tensor) -> torch.Tensor:
+        """[ahead] nats of the tokens after a prompt. given: [m, hidden] embeddings before the first of them."""
+        ahead = self.recipe.ahead
+        ids = torch.tensor(tokens[prompt - 1 : prompt + ahead], dtype=torch.int64, device=self.model.device)
+        rows = self.model.embed_tokens(ids[:-1])
+        if given is None:
+            # The prompt's last token gives the first one after it.
+            start, past = prompt - 1, past[:, :, :, :-1]
+        else:
+            start, rows = prompt, torch.cat((given.to(rows), rows[1:]))
+        positions, logit_rows = start + np.arange(len(rows)), range(len(rows) - ahead, len(rows))
+        segment = Segment(positions, None, rows, cache=TracedCache(past), logit_rows=logit_rows)
+        return cross_entropy(self.model.forward(Batch([segment])).logits, ids[1:], reduction="none")
+
+    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
+        """What is minimised."""
+        prompt = self.prompt(tokens, step)
+        past = self.past(tokens[:prompt])
+        return self.nll(tokens, prompt, self.made(past), past).mean()
+
+    @torch.no_grad()
+    def foreseen(self, texts: Sequence[Sequence[int]], alone: bool = False) -> torch.Tensor:
+        """[ahead] mean nats by how far ahead a token is. alone: of the model without latents."""
+        found = []
+        for tokens in texts:
+            prompt = self.prompt(tokens)
+            past = self.past(tokens[:prompt])
+            found.append(self.nll(tokens, prompt, None if alone else self.made(past), past))
+        return torch.stack(found).mean(dim=0)
+
+
+def train_coprocessor(
+    target: LoadedModel,
+    texts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: CoprocessorRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> CoprocessorWeights:
+    """Train a coprocessor on `texts` (token ids) and leave it in the folder `out`, for the cache policy `coprocessor`.
+
+    Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
+    a text at once. One text in eight is held out, and the step with the least loss there is what remains. Interrupted,
+    it goes on from its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in
+    floating point, PromptError for too few or too short texts.
+    """
+    recipe = recipe or CoprocessorRecipe()
+    check_folder(out)
+    school = School(differentiable(target.model, "coprocessors"), recipe)
+    long_enough(texts, recipe.ahead + 2)
+    course = Course(texts, recipe)
+    history = course.learn(
+        school.tensors,
+        school.loss,
+        lambda: {"loss": float(school.foreseen(course.held).mean())},
+        out,
+        data=as_ids(texts),
+        what="training a coprocessor",
+        progress=progress,
+    )
+    alone, with_it = (
+        [round(value, 4) for value in school.foreseen(course.held, each).tolist()] for each in (True, False)
+    )
+    facts = course.facts(command, history, alone=alone, validation=with_it)
+    found = CoprocessorWeights(kept(school.tensors), facts, target.model.fingerprint)
+    found.save(out / COPROCESSOR)
+    return found

@@ -1,0 +1,293 @@
+"""Train the slots of `cppd`: a decoder that says a short text at once, of what a model's encoder has read.
+
+Context Perception Parallel Decoder for Scene Text Recognition (2023): beside the tokens themselves the slots learn two
+things about the text as a whole, how often each token occurs in it and which slots hold one, by branches of their own
+of which nothing but what they made of the source is kept. The encoder stays as it is. What is learned is what the model
+writes greedily, not what would have been right: drafts are to agree with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
+
+from decodery.core.errors import CorruptFile, PromptError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.logits_sources.reads import Reads
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.models.trained.slots import SLOTS, Slots, shapes
+
+from .card import CARD, refuse_others
+from .loop import History, Plan, batches, train
+from .two_stacks import read
+
+HELD_OUT = 9
+"""Every how manieth source is kept for validation."""
+_SHARD, _TOGETHER = 256, 32
+_NOTHING = -1
+_MOST_VALIDATED = 256
+
+Pair = tuple[list[int], list[int]]
+"""A source, and what the model writes of it, its end included where it came to one."""
+
+check_folder = partial(refuse_others, made=SLOTS, what="holds no slots")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class CPPDRecipe:
+    """How slots learn: their shape, and `steps` of `batch` texts each.
+
+    layers: of each branch. longest: tokens of a text that have a slot, at most; one more is for its end. symbols: of
+    how many tokens, the most frequent ones, it is counted how often they occur. aside: what the two things learned
+    beside the tokens count, 0 for nothing.
+    """
+
+    layers: int = 2
+    longest: int = 25
+    symbols: int = 256
+    aside: float = 1.0
+    steps: int = 3000
+    batch: int = 32
+    lr: float = 3e-3
+    seed: int = 0
+    every: int = 250
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.longest, self.symbols, self.batch) < 1 or self.aside < 0:
+            raise SettingsError("slots need layers, longest, symbols and batch of at least 1, and aside of at least 0")
+
+
+def train_cppd(
+    target: LoadedModel,
+    sources: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: CPPDRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> Slots:
+    """Train slots for `target`, in floating point, on what it writes of `sources`, and leave them in the folder `out`.
+
+    Interrupted, it goes on from what is in `out` when called again. Raises SettingsError for a model without an
+    encoder, PromptError for too few sources.
+    """
+    recipe, model = recipe or CPPDRecipe(), target.model
+    check_folder(out)
+    if not isinstance(model, EncoderDecoder):
+        raise SettingsError("slots learn from what an encoder has read: name a model such as T5, or one made by train "
+                            "seq2seq")  # fmt: skip
+    if len(sources) < HELD_OUT:
+        raise PromptError(f"there are {len(sources)} different sources to learn from: give at least {HELD_OUT}")
+    pairs = written(model, sources, target.tokenizer.eos_ids, recipe.longest + 1, out, progress)
+    held = [pair for number, pair in enumerate(pairs) if number % HELD_OUT == 0][:_MOST_VALIDATED]
+    learned = [pair for number, pair in enumerate(pairs) if number % HELD_OUT]
+    school = School(model, learned, target.tokenizer.eos_ids, recipe)
+    order = batches(len(learned), recipe.batch, recipe.seed)
+    history = train(
+        school.parameters,
+        lambda step: school.loss([learned[number] for number in order(step)]),
+        Plan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
+        out / "training",
+        validate=lambda: figures(model, school.slots, held),
+        metric="passes",
+        enough=lambda values: values["passes"] == 1.0,
+        settings={"recipe": asdict(recipe), "model": model.fingerprint, "texts": _digest(sources)},
+        progress=progress,
+        what="training slots",
+    )
+    facts = _facts(target, len(pairs), recipe, history, command)
+    slots = school.slots
+    kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
+    found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)
+    found.save(out / SLOTS)
+    write_text(out / CARD, "".join(_card(facts)))
+    return found
+
+
+def written(
+    model: EncoderDecoder,
+    sources: Sequence[Sequence[int]],
+    ends: Sequence[int],
+    most: int,
+    out: Path,
+    progress: Progress = silent,
+) -> list[Pair]:
+    """What the model writes greedily of sources, `most` tokens of it, kept in `out`; what is there already is read."""
+    engine, pairs, made = Engine(model), list[Pair](), f"{model.fingerprint} {most}"
+    for first in range(0, len(sources), _SHARD):
+        shard = [list(map(int, each)) for each in sources[first : first + _SHARD]]
+        path = out / "texts" / f"{first // _SHARD:05}.json"
+        told = {"model": made, "sources": _digest(shard)}
+        texts = _read(path, told)
+        if texts is None:
+            requests = [
+                Request(
+                    [model.config.start_id],
+                    source=Reads(tuple(each)),
+                    max_new_tokens=most,
+                    eos_ids=tuple(ends),
+                )
+                for each in shard
+            ]
+            texts = []
+            for begun in range(0, len(requests), _TOGETHER):
+                run = [engine.submit(request) for request in requests[begun : begun + _TOGETHER]]
+                engine.run(run)
+                texts += [seq.generated for seq in run]
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps({**told, "texts": texts}), encoding="utf-8")
+        pairs += zip(shard, texts, strict=True)
+        progress("writing texts", len(pairs), len(sources))
+    return pairs
+
+
+def _read(path: Path, told: dict[str, str]) -> list[list[int]] | None:
+    """The texts of a shard, None where it is still to be written."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        same, texts = {name: found[name] for name in told} == told, found["texts"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptFile(f"{path} is damaged: remove it, and it is written again") from error
+    if not same:
+        raise SettingsError(f"{path} holds texts of another model, or of other sources: name a new folder")
+    return [list(map(int, each)) for each in texts]
+
+
+def _digest(sources: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps([list(map(int, each)) for each in sources]).encode()).hexdigest()
+
+
+class School:
+    """Slots that learn, with what they learn beside the tokens.
+
+    counting: [c, hidden] symbols and what says how often each occurs; existing: a direction of its own for every slot.
+    """
+
+    def __init__(self, model: EncoderDecoder, pairs: Sequence[Pair], ends: Sequence[int], recipe: CPPDRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        seen = Counter(token for _, text in pairs for token in text)
+        tokens = torch.tensor(sorted(seen), dtype=torch.int64, device="cpu")
+        longest = min(max(len(text) for _, text in pairs), recipe.longest + 1)
+        hidden, places = model.config.hidden_size, max(len(source) for source, _ in pairs)
+        draws = torch.Generator().manual_seed(recipe.seed)
+
+        def begin(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            if len(shape) == 1:
+                return torch.full(
+                    shape, float("norm" in name and name.endswith("weight")), dtype=torch.float32, device="cpu"
+                )
+            return torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu") * (
+                1.0 if name == "slot" else 0.02
+            )
+
+        own = {name: begin(name, shape) for name, shape in shapes(hidden, recipe.layers, longest, places, len(tokens))}
+        self.slots = Slots(own, tokens, tuple(sorted(set(ends) & set(seen))))
+        counted = sorted(token for token, _ in seen.most_common(recipe.symbols))
+        self.counted = torch.searchsorted(tokens, torch.tensor(counted, dtype=torch.int64, device="cpu"))
+        self.aside = {
+            "symbol": torch.randn(len(counted), hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "counts.weight": 0.02
+            * torch.randn(longest + 1, hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "counts.bias": torch.zeros(longest + 1, dtype=torch.float32, device="cpu"),
+            "exists.weight": 0.02 * torch.randn(longest, hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "exists.bias": torch.zeros(longest, dtype=torch.float32, device="cpu"),
+        }
+        self.parameters = {name: tensor.requires_grad_() for name, tensor in {**own, **self._learned_aside}.items()}
+
+    @property
+    def _learned_aside(self) -> dict[str, torch.Tensor]:
+        return {f"aside.{name}": tensor for name, tensor in self.aside.items()} if self.recipe.aside else {}
+
+    def loss(self, pairs: Sequence[Pair]) -> torch.Tensor:
+        """Cross-entropy of the tokens in their slots, and with weight `aside` of counts and of which slots are held."""
+        states, missing = states_of(self.model, [source for source, _ in pairs])
+        wanted = self._wanted([text for _, text in pairs])
+        aside = self.aside
+        said = self.slots.say(states, missing, aside["symbol"] if self.recipe.aside else None)
+        loss = cross_entropy(said.logits.flatten(0, 1), wanted.flatten(), ignore_index=_NOTHING)
+        if not self.recipe.aside:
+            return loss
+        times = (wanted[:, None, :] == self.counted[None, :, None]).sum(dim=-1)
+        counts = linear(said.symbols, aside["counts.weight"], aside["counts.bias"])
+        exists = (said.slots * aside["exists.weight"]).sum(dim=-1) + aside["exists.bias"]
+        beside = cross_entropy(counts.flatten(0, 1), times.flatten())
+        beside = beside + binary_cross_entropy_with_logits(exists, (wanted != _NOTHING).float())
+        return loss + self.recipe.aside * beside
+
+    def _wanted(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """[b, slots] which of its tokens each slot is to say, -1 behind a text's end."""
+        wanted = torch.full((len(texts), self.slots.count), _NOTHING, dtype=torch.int64, device="cpu")
+        for row, text in enumerate(texts):
+            held = torch.tensor(text[: self.slots.count], dtype=torch.int64, device="cpu")
+            wanted[row, : len(held)] = torch.searchsorted(self.slots.tokens, held)
+        return wanted
+
+
+@torch.no_grad()
+def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The encoder's states [b, n, hidden] of sources, and [b, 1, 1, n] -inf behind their ends."""
+    given = torch.full((len(sources), max(map(len, sources))), _NOTHING, dtype=torch.int64, device="cpu")
+    for row, source in enumerate(sources):
+        given[row, : len(source)] = torch.tensor(source, dtype=torch.int64, device="cpu")
+    states, missing = read(model, given)
+    return states.unflatten(0, (len(sources), -1)).float(), missing.float()
+
+
+@torch.no_grad()
+def figures(model: EncoderDecoder, slots: Slots, pairs: Sequence[Pair]) -> dict[str, float]:
+    """passes: of the decoder for a text, where the slots draft and it decodes greedily; exact: the share of texts that
+    the slots alone say as the model writes them; right: the share of their tokens."""
+    passes, exact, right, tokens = 0, 0, 0, 0
+    for first in range(0, len(pairs), _TOGETHER):
+        some = pairs[first : first + _TOGETHER]
+        logits = slots.say(*states_of(model, [source for source, _ in some])).logits
+        for row, (_, text) in zip(logits, some, strict=True):
+            said = slots.tokens[row.argmax(dim=-1)].tolist()[: slots.end(row)]
+            passes += len(emitted(said, text))
+            exact += said == text
+            right += sum(a == b for a, b in zip(said, text, strict=False))
+            tokens += len(text)
+    return {"passes": passes / len(pairs), "exact": exact / len(pairs), "right": right / tokens}
+
+
+def emitted(said: Sequence[int], text: Sequence[int]) -> list[int]:
+    """Of every pass of greedy decoding with this draft by place: how many tokens it adds to a text."""
+    found, place = list[int](), 0
+    while place < len(text):
+        agree = [a == b for a, b in zip(said[place:], text[place:], strict=False)]
+        run = agree.index(False) if False in agree else len(agree)
+        added = min(run + 1, len(text) - place)
+        found.append(added)
+        place += added
+    return found
+
+
+def _facts(target: LoadedModel, texts: int, recipe: CPPDRecipe, history: History, command: str) -> dict[str, Any]:
+    found = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
+    made = {"model": target.name, "command": command, "texts": texts, "best_step": history.best_step}
+    return {**made, "validation": found, "recipe": asdict(recipe)}
+
+
+def _card(facts: dict[str, Any]) -> Iterator[str]:
+    found = facts["validation"]
+    yield f"# Slots for {facts['model']}\n\nWhat drafts a short text at once, of what the encoder has read:\n\n"
+    yield '    decodery generate "..." -m MODEL --drafter cppd:slots=THIS_FOLDER\n\n'
+    yield f"    {facts['command'] or 'decodery train cppd'}\n\n"
+    yield f"Learned from {facts['texts']} texts that the model wrote, of which every ninth was held out. Of those a "
+    yield f"text takes {found['passes']:.2f} passes of the decoder on average; of {found['exact']:.1%} the slots alone "
+    yield "would have said all.\n"

@@ -1,0 +1,92 @@
+"""From text files to a datastore that drafters search."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from decodery.core.errors import PromptError, SettingsError
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.speculative.stores.datastore import FORMAT, SuffixArray
+
+SHARD = 1 << 22
+"""Tokens per shard: sorting one takes about 200 MB."""
+_BLOCK = 1 << 20
+
+
+def build_datastore(
+    files: Sequence[Path],
+    out: Path,
+    *,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    progress: Progress = silent,
+    shard_tokens: int = SHARD,
+) -> int:
+    """Write the suffix arrays of UTF-8 text files, each a document, into the folder `out`; returns how many tokens.
+
+    Memory is bounded by one shard. Everything goes into `out`.partial first, which takes the name `out` when it is
+    whole: a run that was interrupted leaves nothing that looks finished, and the next one begins anew.
+    progress: told how many bytes of how many are read.
+    """
+    if out.exists():
+        raise SettingsError(f"{out} exists already: name a new folder, or remove it first")
+    if shard_tokens < 1:
+        raise SettingsError(f"shard_tokens must be at least 1, not {shard_tokens}")
+    partial = out.with_name(out.name + ".partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    # Where no token ends a text, an id that is no token separates documents.
+    separator = tokenizer.eos_ids[0] if tokenizer.eos_ids else vocab_size
+    sizes: list[int] = []
+    waiting: list[np.ndarray] = []
+    held = 0
+    for ids in _token_blocks(files, tokenizer, separator, progress):
+        waiting.append(ids)
+        held += len(ids)
+        while held >= shard_tokens:
+            every = np.concatenate(waiting)
+            _write_shard(partial, len(sizes), every[:shard_tokens])
+            sizes.append(shard_tokens)
+            waiting, held = [every[shard_tokens:]], held - shard_tokens
+    if held:
+        _write_shard(partial, len(sizes), np.concatenate(waiting))
+        sizes.append(held)
+    total = sum(sizes)
+    if total == len(files):
+        shutil.rmtree(partial)
+        raise PromptError("the files hold no text: a datastore needs some")
+    facts = {"format": FORMAT, "vocab_size": vocab_size, "separator": separator, "shards": sizes}
+    (partial / "datastore.json").write_text(json.dumps(facts, indent=1), "utf-8")
+    os.replace(partial, out)
+    return total
+
+
+def _token_blocks(
+    files: Sequence[Path], tokenizer: Tokenizer, separator: int, progress: Progress
+) -> Iterator[np.ndarray]:
+    total, done = sum(path.stat().st_size for path in files), 0
+    for path in files:
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                # A block ends with its line, so that no word is cut in two; endless lines are.
+                while block := file.read(_BLOCK) + file.readline(_BLOCK):
+                    yield np.asarray(tokenizer.encode(block, special=False), dtype=np.int64)
+                    done += len(block.encode())
+                    progress("indexing", done, total)
+        except UnicodeDecodeError as error:
+            raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
+        yield np.array([separator], dtype=np.int64)
+
+
+def _write_shard(folder: Path, number: int, tokens: np.ndarray) -> None:
+    array = SuffixArray.build(tokens)
+    np.save(folder / f"{number:05d}.tokens.npy", array.tokens, allow_pickle=False)
+    np.save(folder / f"{number:05d}.order.npy", array.order.astype("<u4"), allow_pickle=False)

@@ -1,0 +1,323 @@
+"""Train a block drafter for a target: DEER's two stages, on text that the target has written.
+
+DEER: Draft with Diffusion, Verify with Autoregressive Models (2025) first distils the target into a diffusion model
+that continues texts cut at random places, then refines what stands next to the cut. Here the drafter is cut from the
+target as a draft model is, and blocks are put behind many places of a text at once: rows of the text see what is before
+them alone, so that all of its blocks may share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Segment
+from decodery.models.loaders.drafts import DESCRIPTION
+from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Kept, Weights
+
+from .card import refuse_others
+from .corpus import Corpus, Text
+from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
+from .draft import check_target, temper, write_draft
+from .lesson import Lesson, Part, distance, lesson, of_parts, predictions
+from .loop import History, Plan, batches, train
+
+check_folder = partial(refuse_others, made=DESCRIPTION, what="is no block drafter")
+"""Raises SettingsError where training would overwrite something else."""
+
+_JUDGED = 24
+"""Places of a text at which validation drafts."""
+
+
+@dataclass(frozen=True)
+class DeerRecipe:
+    """How a block drafter learns. block: tokens of a draft, and of the longest block that is learned.
+
+    places: of a text, behind which blocks stand, in a step of `batch` texts. continuing, refining: how often all texts
+    are learned from in the first and the second stage, at the rates lr and lr / 2. alpha: what a token of a block
+    counts in the second stage, as a multiple of what the one behind it does.
+    """
+
+    block: int = 8
+    places: int = 12
+    continuing: float = 3.0
+    refining: float = 1.0
+    alpha: float = 1.01
+    lr: float = 1e-3
+    batch: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.block < 2 or self.places < 1 or self.batch < 1:
+            raise SettingsError("blocks have at least two tokens, and a step at least one of them and one text")
+        if self.alpha < 1 or min(self.continuing, self.refining) < 0 or self.continuing + self.refining <= 0:
+            raise SettingsError("alpha is at least 1, and at least one of the two stages takes some time")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block behind a place of a text, the last token that is known. hidden: [length] which of its tokens are masked.
+
+    weight: [length] what each counts. The first one is said by the row of the place itself, and is always hidden; so is
+    the last one, in whose place stands the end of the block.
+    """
+
+    place: int
+    hidden: np.ndarray
+    weight: np.ndarray
+
+
+def continuation(place: int, length: int, random: np.random.Generator) -> Block:
+    """Of the first stage: any number of tokens is masked, each number as often, and they share a weight."""
+    hidden = np.ones(length, dtype=bool)
+    open_, count = length - 1, 1 + int(random.integers(length - 1))
+    hidden[:open_] = random.permutation(open_) < count
+    return Block(place, hidden, hidden / hidden.sum())
+
+
+def suffix(place: int, length: int, alpha: float) -> Block:
+    """Of the second stage: nothing is known, and tokens count the more the nearer they are to the text."""
+    return Block(place, np.ones(length, dtype=bool), alpha ** np.arange(length - 1, -1, -1.0))
+
+
+def blocks_behind(text: Text, blocks: Sequence[Block], mask: int) -> Part:
+    """A text with blocks behind places of it, each of which sees the text up to there and itself.
+
+    Every row of the text behind the prompt learns to predict what follows, too: it is what says the first token of a
+    block. Those of a block count one each on average.
+    """
+    part, n = Part.read(text), len(text.tokens) - 1
+    total = n + sum(len(block.hidden) for block in blocks)
+    seen = np.zeros((total, total), dtype=bool)
+    seen[:n, :n] = np.tri(n, dtype=bool)
+    ids, positions = [text.tokens[:n]], [part.segment.positions]
+    rows, after, weights, first = [], [], [], n
+    for block in blocks:
+        length = len(block.hidden)
+        places = np.arange(block.place + 1, block.place + length + 1)
+        # The last row stands for the end of the block, so that what its token is, is asked of the row before it.
+        tokens = np.where(block.hidden, mask, text.tokens[places])
+        tokens[-1] = mask + 1
+        seen[first : first + length, : block.place + 1] = True
+        seen[first : first + length, first : first + length] = True
+        ids.append(tokens)
+        positions.append(places)
+        rows.append(np.arange(first, first + length - 1))
+        after.append(places[:-1])
+        weights.append(block.weight[1:])
+        first += length
+    taught = np.concatenate(weights)
+    segment = Segment(np.concatenate(positions), np.concatenate(ids).astype(np.int64), mask=seen)
+    return Part(
+        text,
+        segment,
+        np.concatenate([part.rows, *rows]),
+        np.concatenate([part.after, *after]),
+        np.concatenate([part.weight, taught / max(taught.mean(), 1e-9)]).astype(np.float32),
+    )
+
+
+def places_of(text: Text, least: int) -> np.ndarray:
+    """Places behind which at least `least` tokens of what the target wrote follow."""
+    return np.arange(max(text.written - 1, 0), len(text.tokens) - least)
+
+
+def drawn(text: Text, recipe: DeerRecipe, stage: int, random: np.random.Generator) -> list[Block]:
+    """Blocks behind random places of a text, for a stage, 1 or 2; none where it is too short."""
+    found = places_of(text, 2)
+    found = random.choice(found, min(recipe.places, len(found)), replace=False) if len(found) else found
+    blocks = []
+    for place in np.sort(found).tolist():
+        room = min(recipe.block, len(text.tokens) - 1 - place)
+        if stage == 1:
+            blocks.append(continuation(place, room, random))
+        else:
+            blocks.append(suffix(place, 2 + int(random.integers(room - 1)), recipe.alpha))
+    return blocks
+
+
+def with_mask(draft: Transformer, block: int) -> Transformer:
+    """The same model with two tokens more, behind all others: one not written yet, and the end of a block.
+
+    Both begin as the mean of the embeddings.
+    """
+    old, vocab = draft.weights, draft.vocab_size
+    assert old.kept is not None
+    ids, rows = old.kept.ids, old.kept.rows
+    kept = Kept(
+        torch.cat([ids, torch.arange(vocab, vocab + 2, device=ids.device)]),
+        torch.cat([rows, torch.arange(len(ids), len(ids) + 2, device=rows.device)]),
+    )
+    table = torch.cat([old.embedding, old.embedding.mean(dim=0, keepdim=True).repeat(2, 1)])
+    config = replace(draft.config, vocab_size=vocab + 2, kept_tokens=len(kept.ids), mask_id=vocab, block_length=block)
+    return Transformer(config, Weights(table, old.layers, old.norm, Dense(table), kept))
+
+
+class _Course:
+    """What both stages share: the drafter, how it is taught and what it is judged by."""
+
+    def __init__(self, draft: Transformer, corpus: Corpus, recipe: DeerRecipe, progress: Progress) -> None:
+        self.draft, self.corpus, self.recipe, self.progress = draft, corpus, recipe, progress
+        assert draft.weights.kept is not None and draft.config.mask_id is not None
+        self.kept, self.mask = draft.weights.kept, draft.config.mask_id
+        # What the two tokens are that are no text, nobody learns to predict.
+        self.place = np.full(draft.vocab_size, -1)
+        self.place[self.kept.ids[:-2].cpu().numpy()] = np.arange(len(self.kept.ids) - 2)
+        numbers, held = corpus.split()
+        self.learned = [number for number in numbers if len(places_of(corpus[number], 2))]
+        whole = [corpus[number] for number in held if len(places_of(corpus[number], recipe.block))][:48]
+        if not self.learned or not whole:
+            raise SettingsError(
+                f"{corpus.folder} holds too few texts of more than {recipe.block} tokens to learn from and to hold "
+                "some out: write more, or longer ones"
+            )
+        self.held = [self._judged(text) for text in whole]
+        temper(draft, lesson(whole, self.kept, self.place))
+        self.parameters = parameters(draft)
+        self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
+
+    def run(self, stage: int, epochs: float, lr: float, out: Path, facts: dict[str, object]) -> History:
+        recipe = self.recipe
+        batch = batches(len(self.learned), recipe.batch, recipe.seed + stage)
+
+        def loss(step: int) -> torch.Tensor:
+            random = np.random.default_rng([recipe.seed, stage, step])
+            texts = [self.corpus[self.learned[number]] for number in batch(step)]
+            parts = [blocks_behind(text, drawn(text, recipe, stage, random), self.mask) for text in texts]
+            taught = of_parts(parts, self.kept, self.place)
+            with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
+                return distance(predictions(self.draft, taught), taught)
+
+        return train(
+            self.parameters,
+            loss,
+            Plan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=50),
+            out,
+            validate=self.figures,
+            metric="cross_entropy",
+            settings={**facts, "stage": stage, "recipe": asdict(recipe), "corpus": self.corpus.facts},
+            progress=self.progress,
+            what=("learning to continue texts", "refining what follows them")[stage - 1],
+        )
+
+    def figures(self) -> dict[str, float]:
+        """What validation looks at: blocks of which nothing is known, at places evenly spread along texts held out.
+
+        cross_entropy: of all that is taught there, in nats a token. right_n: how often the likeliest token at place n
+        of a block is the text's; accepted: how many in a row are, from the first on, on average.
+        """
+        totals, nats, weight, count = np.zeros(self.recipe.block + 1), 0.0, 0.0, 0
+        for taught, wanted, where in self.held:
+            with torch.no_grad():
+                (said,) = predictions(self.draft, taught)
+                nats += float(distance([said], taught) * taught.weight.sum())
+                weight += float(taught.weight.sum())
+                same = said.argmax(dim=1).cpu().numpy()[where] == wanted
+            totals += [*same.sum(axis=0), np.logical_and.accumulate(same, axis=1).sum()]
+            count += len(same)
+        *each, accepted = (totals / count).tolist()
+        found = {f"right_{number}": share for number, share in enumerate(each, start=1)}
+        return {"cross_entropy": nats / weight, "accepted": accepted, **found}
+
+    def _judged(self, text: Text) -> tuple[Lesson, np.ndarray, np.ndarray]:
+        """A text with whole blocks, and by place and token of a block the output wanted and the row that says it."""
+        found, block = places_of(text, self.recipe.block), self.recipe.block
+        found = found[np.linspace(0, len(found) - 1, min(_JUDGED, len(found))).round().astype(np.int64)]
+        part = blocks_behind(text, [suffix(place, block, 1.0) for place in found.tolist()], self.mask)
+        first = int((part.rows < len(text.tokens) - 1).sum())
+        behind = first + np.arange(len(found) * (block - 1)).reshape(len(found), block - 1)
+        where = np.concatenate([found[:, None] - part.rows[0], behind], axis=1)
+        return of_parts([part], self.kept, self.place), self.place[text.tokens[part.after[where] + 1]], where
+
+
+def train_deer(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    shape: Shape | None = None,
+    recipe: DeerRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train a block drafter for `target` on text it has written and leave it in the folder `out`, for `deer`.
+
+    corpus: see `data.write_texts`, of which every twentieth text is held out. Returns what `_Course.figures` says of
+    the finished drafter, before it is quantized. Interrupted, it goes on from its last checkpoint in `out` when called
+    again.
+    """
+    shape, recipe = shape or Shape(layers=3), recipe or DeerRecipe()
+    check_folder(out)
+    model = check_target(target)
+    if corpus.facts.get("vocab_size") != model.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, _ = corpus.split()
+    kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
+    draft = with_mask(cut_draft(model, shape, kept), recipe.block)
+    course = _Course(draft, corpus, recipe, progress)
+    facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
+    told, before = [], course.figures()
+    stages = ((1, "continuation", recipe.continuing, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
+    for stage, name, epochs, lr in stages:
+        if epochs:
+            course.run(stage, epochs, lr, out / "training" / name, facts)
+            told.append((f"after stage {stage}", course.figures()))
+    write_draft(quantized(draft), target, out, _card(target, corpus, shape, recipe, before, told, command))
+    return told[-1][1]
+
+
+def _card(
+    target: LoadedModel,
+    corpus: Corpus,
+    shape: Shape,
+    recipe: DeerRecipe,
+    before: dict[str, float],
+    told: Sequence[tuple[str, dict[str, float]]],
+    command: str,
+) -> str:
+    columns = [("untrained", before), *told]
+    rows = [f"| {name} | {' | '.join(f'{values[name]:.3f}' for _, values in columns)} |" for name in before]
+    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
+    made = f"\n    {command}\n" if command else ""
+    return f"""# A block drafter for {target.name}
+
+It guesses up to {recipe.block} tokens of what {target.name} writes next in one pass, for speculative decoding:
+
+    decodery generate "..." -m {target.name} --drafter deer:model=THIS_FOLDER
+
+Drafts never change what the target writes; a better drafter only makes it faster.
+
+## What it is
+
+A masked diffusion model of {shape.layers} layer(s) with {shape.inner} inner units, which sees the last {shape.window}
+tokens: rows of the text see what is before them, rows of the block everything. At most {shape.tokens} tokens have a
+row in the table that is embedding and head, and two more: one for what is not written yet, one for the end of a block.
+Linear layers are int8.
+
+## How it was made
+{made}
+Cut from {target.name} ({target.dtype}) and trained on {len(corpus)} texts that it wrote at temperatures {temperatures}
+(DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025): {recipe.continuing:g} times to continue them,
+{recipe.refining:g} times to refine what stands next to the text.
+
+## What it is worth
+
+On texts held out, at places evenly spread, in floating point:
+
+| | {" | ".join(name for name, _ in columns)} |
+|---|{"---:|" * len(columns)}
+{chr(10).join(rows)}
+
+right_n: how often the likeliest token at place n of a block is the text's. accepted: how many in a row are, from the
+first on, which is what a pass emits beyond its own token. cross_entropy: against what the target expects there once it
+knows the tokens before, in nats a token.
+"""

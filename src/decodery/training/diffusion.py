@@ -1,0 +1,305 @@
+"""Train a small masked diffusion model on lists, and keep it as LLaDA's checkpoints are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.config import ModelConfig
+from decodery.models.hooks import Visits
+from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.loaders.load import choose_dtype, load
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.side_by_side import SideBySide
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Weights
+
+from .card import CARD, refuse_others
+from .lists import END, LEAST, MASK, MOST, VOCABULARY, Example, canvas_length, examples, ids, known, prompt_length
+from .llada_folder import MODEL, named_tensors, write_llada
+from .loop import History, Plan, train
+
+
+@dataclass(frozen=True)
+class Size:
+    """experts: of which each row takes two, each with `inner` units; 0 is an MLP that all rows take."""
+
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    experts: int = 0
+
+
+SIZES = {
+    "xs": Size(64, 3, 4, 256),
+    "s": Size(160, 4, 5, 640),
+    "m": Size(256, 6, 8, 1024),
+    "xs-moe": Size(64, 3, 4, 64, 16),
+    "s-moe": Size(160, 4, 5, 160, 16),
+}
+"""By name."""
+CONTEXT = 256
+"""Tokens of a prompt and a canvas together, at most."""
+HELD = 1 << 32
+"""Seeds of examples held out begin here; training's steps never come so far."""
+
+check_folder = partial(refuse_others, made=MODEL, what="is no model")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """tasks: names, see `lists`; letters: of the longest list; size: see `SIZES`.
+
+    blank: how often a prompt is masked too, which guidance needs. places: canvases of a step have any one length up to
+    this, answers that do not fit being cut, so that the model fills canvases of all lengths; None is what answers need.
+    """
+
+    tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace-random")
+    letters: int = MOST
+    size: str = "xs"
+    steps: int = 3000
+    batch: int = 64
+    lr: float = 1e-3
+    blank: float = 0.1
+    places: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known(self.tasks, self.letters)
+        if self.places is not None and not LEAST < self.places <= CONTEXT - self.prompt:
+            raise SettingsError(
+                f"canvases behind prompts of {self.prompt} words have {LEAST + 1} to {CONTEXT - self.prompt} places, "
+                f"not {self.places}"
+            )
+        if self.size not in SIZES:
+            raise SettingsError(f"there is no size {self.size!r}: choose {', '.join(SIZES)}")
+        if self.batch < 1:
+            raise SettingsError(f"a step learns from at least one example, not {self.batch}")
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return prompt_length(self.tasks, self.letters)
+
+    @property
+    def canvas(self) -> int:
+        """Tokens of an answer, at most."""
+        return self.places or canvas_length(self.tasks, self.letters)
+
+
+def train_diffusion(
+    recipe: Recipe, out: Path, *, command: str = "", validate_every: int = 100, progress: Progress = silent
+) -> History:
+    """Train a model in the folder `out`, ready to be loaded; interrupted, it goes on from there when called again.
+
+    Of every example k of its answer's n tokens are masked, every k equally often, and the loss is the mean
+    cross-entropy over these: the same optimum as LLaDA's loss over all masking rates, with less variance.
+    """
+    check_folder(out)
+    model = untrained(recipe)
+    held = Masked.draw(recipe, 256, HELD)
+    # What a mixture of small MLPs costs is the sorting of rows, which such products only make dearer.
+    fast = not model.config.experts and choose_dtype("auto", "bfloat16", model.device) == "bfloat16"
+
+    def loss(step: int) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast):
+            return distance(model, Masked.draw(recipe, recipe.batch, step))
+
+    def judged() -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(distance(model, held))}
+
+    plan = Plan(recipe.steps, lr=recipe.lr, betas=(0.9, 0.98), validate_every=validate_every)
+    history = train(
+        parameters(model), loss, plan, out / "training",
+        validate=judged, metric="loss", settings=asdict(recipe), progress=progress, what="training",
+    )  # fmt: skip
+    write_llada(model, out)
+    write_text(out / CARD, _card(recipe, history, command))
+    return history
+
+
+def tune(
+    model: Transformer,
+    loss: Callable[[int], torch.Tensor],
+    held: Callable[[], torch.Tensor],
+    plan: Plan,
+    out: Path,
+    *,
+    settings: Mapping[str, Any],
+    told: str,
+    progress: Progress,
+    what: str,
+) -> History:
+    """Train a model of `train_diffusion` further and keep it in `out`; called again, it goes on there.
+
+    held: the loss of what training does not see, the least of which tells what model is kept. It has to be of the kind
+    that is trained on: by another one the model that training begins with may well stay the best. told: how it was
+    made, for its card.
+    """
+
+    def judged() -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(held())}
+
+    check_folder(out)
+    history = train(
+        parameters(model), loss, plan, out / "training",
+        validate=judged, metric="loss", settings=settings, progress=progress, what=what,
+    )  # fmt: skip
+    write_llada(model, out)
+    write_text(out / CARD, f"# A small masked diffusion model of lists\n\n{told}\n")
+    return history
+
+
+def held_back(model: Transformer, recipe: Recipe) -> torch.Tensor:
+    """`distance` on examples that no training sees."""
+    return distance(model, Masked.draw(recipe, 256, HELD))
+
+
+def trained(folder: Path) -> Transformer:
+    """A model of `train_diffusion`, to be trained further. Raises SettingsError for any other."""
+    model = load(str(folder), dtype="float32", device="cpu").model
+    if not isinstance(model, Transformer) or model.config.family not in ("llada", "llada_moe"):
+        raise SettingsError(f"{folder} holds no model of `decodery train diffusion`: make one first")
+    if model.vocab_size != len(VOCABULARY):
+        raise SettingsError(f"the model in {folder} knows other words: train it again with `decodery train diffusion`")
+    return model
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Examples with some of their answers masked. tokens, shown: [n, prompt + canvas], whole and as they are shown.
+
+    weights: [n, canvas], of each token in the loss; a row sums to 1 / n.
+    """
+
+    tokens: np.ndarray
+    shown: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def draw(cls, recipe: Recipe, count: int, number: int) -> Masked:
+        """A function of the recipe's seed and a number alone."""
+        draws = np.random.default_rng([recipe.seed, number])
+        drawn, canvas = examples(recipe.tasks, count, draws, recipe.letters), recipe.canvas
+        if recipe.places is not None:
+            canvas = int(draws.integers(LEAST + 1, recipe.places + 1))
+        tokens = np.array([ids(each.prompt + (each.answer + [END] * canvas)[:canvas]) for each in drawn])
+        # Every k in turn, so that no batch is all nearly open or all nearly written.
+        sizes = 1 + (int(draws.integers(canvas)) + draws.permutation(count)) % canvas
+        hidden = draws.random((count, canvas)).argsort(axis=1) < sizes[:, None]
+        shown = tokens.copy()
+        shown[:, recipe.prompt :][hidden] = VOCABULARY.index(MASK)
+        shown[np.flatnonzero(draws.random(count) < recipe.blank), : recipe.prompt] = VOCABULARY.index(MASK)
+        return cls(tokens, shown, hidden / (sizes[:, None] * count))
+
+
+def distance(model: Transformer, masked: Masked) -> torch.Tensor:
+    """Mean over examples of the mean cross-entropy of their masked tokens, in nats."""
+    before = masked.shown.shape[1] - masked.weights.shape[1]
+    chosen = np.pad(masked.weights, ((0, 0), (before, 0))).reshape(-1)
+    places = torch.from_numpy(np.flatnonzero(chosen))
+    wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
+    each = torch.nn.functional.cross_entropy(logits_at(model, masked.shown, places), wanted, reduction="none")
+    return (each * torch.from_numpy(chosen).float()[places]).sum()
+
+
+def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
+    """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
+    count, length = shown.shape
+    texts = SideBySide(model, count, length, torch.ones(length, length, dtype=torch.bool, device="cpu"))
+    rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
+    hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+    logits = model.outputs(hidden[places]).float()
+    return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)], dtype=torch.int64, device="cpu"), -torch.inf)
+
+
+def untrained(recipe: Recipe) -> Transformer:
+    """A model of the recipe's size, random as its seed says."""
+    size = SIZES[recipe.size]
+    width, count, inner, parts = size.width, size.layers, size.inner, max(size.experts, 1)
+    config = ModelConfig(
+        vocab_size=len(VOCABULARY), hidden_size=width, intermediate_size=inner, num_layers=count, num_heads=size.heads,
+        num_kv_heads=size.heads, head_dim=width // size.heads, max_positions=CONTEXT,
+        family="llada_moe" if size.experts else "llada", qk_norm=size.experts > 0, eos_ids=(VOCABULARY.index(END),),
+        causal=False, mask_id=VOCABULARY.index(MASK), experts=size.experts, experts_per_token=min(2, size.experts),
+        normed_experts=False,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(recipe.seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu") * gain / columns**0.5
+
+    def mixed() -> dict[str, Any]:
+        """What a layer of several MLPs has besides: the norms of LLaDA-MoE, and the choice among them."""
+        if not size.experts:
+            return {}
+        head = torch.ones(config.head_dim, dtype=torch.float32, device="cpu")
+        return {"q_norm": head, "k_norm": head.clone(), "router": matrix(size.experts, width)}
+
+    def layer() -> Layer:
+        return Layer(
+            attention_norm=torch.ones(width, dtype=torch.float32, device="cpu"),
+            qkv=Dense(matrix(3 * width, width)),
+            output=Dense(matrix(width, width, (2 * count) ** -0.5)),
+            mlp_norm=torch.ones(width, dtype=torch.float32, device="cpu"),
+            gate_up=Dense(matrix(parts * 2 * inner, width)),
+            down=Dense(matrix(parts * width, inner, (2 * count) ** -0.5)),
+            **mixed(),
+        )
+
+    embedding, layers = matrix(len(VOCABULARY), width, width**0.5), [layer() for _ in range(count)]
+    return Transformer(
+        config,
+        Weights(
+            embedding,
+            layers,
+            torch.ones(width, dtype=torch.float32, device="cpu"),
+            Dense(matrix(len(VOCABULARY), width)),
+        ),
+    )
+
+
+def parameters(model: Transformer) -> dict[str, torch.Tensor]:
+    """All weights by name, to be learned."""
+    return {name: tensor.requires_grad_() for name, tensor in named_tensors(model).items()}
+
+
+def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict[str, float]:
+    """By task, the share of answers that are right; outputs: words, without an end."""
+    found: dict[str, list[bool]] = {}
+    for words, example in zip(outputs, asked, strict=True):
+        found.setdefault(example.task, []).append(example.right(words))
+    return {task: sum(each) / len(each) for task, each in found.items()}
+
+
+def held_out(recipe: Recipe, count: int) -> list[Example]:
+    """Examples that training never sees, of all tasks in turn."""
+    return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, HELD + 1]), recipe.letters)
+
+
+def _card(recipe: Recipe, history: History, command: str) -> str:
+    size = SIZES[recipe.size]
+    units = f"{size.experts} MLPs of {size.inner}, two for each row" if size.experts else f"{size.inner} inner units"
+    example = " ".join(held_out(recipe, 1)[0].prompt)
+    return f"""# A small masked diffusion model of lists
+
+It answers {", ".join(recipe.tasks)}:
+
+    decodery generate --model THIS_FOLDER --raw --max-new-tokens {recipe.canvas} --diffuse static "{example}"
+
+A prompt has {recipe.prompt} words, with fillers `_` in front; an answer has {recipe.canvas} places. {size.layers}
+layers of width {size.width} with {size.heads} heads and {units}, whose rows see each other. Made with `{command}`; the
+loss on examples held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps.
+The layout is that of LLaDA's checkpoints.
+"""

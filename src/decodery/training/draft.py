@@ -1,0 +1,216 @@
+"""Train a small draft model for a target: FastDraft's recipe, scaled to minutes on a CPU.
+
+FastDraft: How to Train Your Draft (2024) shrinks the target's own kind of block, pre-trains it on plain text and aligns
+it with text that the target has written. Here tokens that the target seldom writes lose their row in embedding and
+head, and every matrix begins as a part of the target's, because minutes are too short to learn words from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders import fused
+from decodery.models.loaders.description import Description
+from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
+from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Kept
+
+from .card import CARD, refuse_others
+from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
+from .data import Corpus, Text
+from .lesson import Lesson, distance, judged, lesson, predictions
+from .loop import History, Plan, batches, train
+
+check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+def check_target(target: LoadedModel) -> Transformer:
+    """The model of `target`. Raises SettingsError where no draft can be cut from it."""
+    if not isinstance(target.model, Transformer):
+        raise SettingsError(
+            f"{target.name} runs through transformers, and a draft is cut only from models that this package runs "
+            "itself: draft with auto, or with a smaller model of the same tokenizer, as in draft-model:model=NAME"
+        )
+    if target.model.config.experts:
+        raise SettingsError(
+            f"{target.name} has layers of many experts, of which no draft can be cut: use another model"
+        )
+    if not target.model.config.usual:
+        raise SettingsError(
+            f"{target.name} has layers of another kind ({target.model.config.family}), of which no draft can be cut: "
+            "draft with auto, or with a smaller model of the same tokenizer, as in draft-model:model=NAME"
+        )
+    return target.model
+
+
+def train_draft(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    shape: Shape | None = None,
+    epochs: float = 4.0,
+    plan: Plan | None = None,
+    pretraining: Corpus | None = None,
+    batch: int = 4,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train a draft for `target` on text it has written and leave it in the folder `out`, ready to be loaded.
+
+    corpus: see `data.write_texts`, of which every twentieth text is held out; pretraining: plain text to begin with,
+    once over. plan: None for one of `epochs` over the corpus. Returns what `judged` says of the finished, quantized
+    draft on the texts held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    """
+    shape = shape or Shape()
+    check_folder(out)
+    model = check_target(target)
+    if corpus.facts.get("vocab_size") != model.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, held = corpus.split()
+    if not held:
+        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
+    kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
+    draft = cut_draft(model, shape, kept)
+    course = _Course(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
+    facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
+    if pretraining is not None:
+        numbers, _ = pretraining.split()
+        once = Plan(max(1, len(numbers) // batch), lr=2e-3)
+        course.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
+        facts["pretraining"] = pretraining.facts
+    plan = plan or Plan(max(1, round(epochs * len(learned) / batch)))
+    history = course.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
+    finished = quantized(draft)
+    assert finished.weights.kept is not None
+    scores = judged(finished, lesson(course.held, finished.weights.kept, course.place))
+    write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
+    return scores
+
+
+class _Course:
+    """What the stages of a training share: the draft, how it is taught and what it is judged by."""
+
+    def __init__(
+        self, draft: Transformer, kept: Kept, held: Sequence[Text], batch: int, seed: int, progress: Progress
+    ) -> None:
+        self.draft, self.kept, self.held = draft, kept, held
+        self.batch, self.seed, self.progress = batch, seed, progress
+        self.place = np.full(draft.vocab_size, -1)
+        self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
+        self.validation = lesson(held, kept, self.place)
+        temper(draft, self.validation)
+        self.parameters = parameters(draft)
+        # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
+        self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
+
+    def run(
+        self, what: str, corpus: Corpus, numbers: Sequence[int], plan: Plan, out: Path, facts: Mapping[str, object]
+    ) -> History:
+        batch = batches(len(numbers), self.batch, self.seed)
+
+        def loss(step: int) -> torch.Tensor:
+            taught = lesson([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
+            with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
+                return distance(predictions(self.draft, taught), taught)
+
+        settings = {**facts, "corpus": corpus.facts, "texts": len(numbers), "batch": self.batch, "seed": self.seed}
+        return train(
+            self.parameters,
+            loss,
+            plan,
+            out,
+            validate=lambda: judged(self.draft, self.validation),
+            metric="cross_entropy",
+            settings=settings,
+            progress=self.progress,
+            what=what,
+        )
+
+
+def temper(draft: Transformer, taught: Lesson) -> None:
+    """Begin no surer than pays: what few layers say in place of many, the head reads with false certainty."""
+    norm = draft.weights.norm.clone()
+    tried = []
+    for halvings in range(8):
+        draft.weights.norm.copy_(norm * 0.5**halvings)
+        tried.append(judged(draft, taught)["cross_entropy"])
+    draft.weights.norm.copy_(norm * 0.5 ** int(np.argmin(tried)))
+
+
+def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -> None:
+    """Keep a quantized draft in the folder `out`, with its target's tokenizer and chat template and a model card."""
+    fused.save(out / WEIGHTS, draft.weights)
+    with replacing(out / TOKENIZER) as temporary:
+        target.tokenizer.backend.save(str(temporary), pretty=False)
+    special, template = ({}, None) if target.chat is None else (target.chat.special, target.chat.source)
+    description = Description(draft.config, "int8", special, template, target.name)
+    write_text(out / DESCRIPTION, description.text())
+    # Last: without the description beside it, it would be taken for somebody else's.
+    write_text(out / CARD, card)
+
+
+def _card(
+    target: LoadedModel,
+    corpus: Corpus,
+    pretraining: Corpus | None,
+    shape: Shape,
+    draft: Transformer,
+    history: History,
+    scores: dict[str, float],
+) -> str:
+    facts = corpus.facts
+    tokens = sum(len(text.tokens) - text.written for text in corpus)
+    config, before = draft.config, history.metrics["0"]
+    names = [name for name in scores if name.startswith(("acceptance", "agreement"))]
+    rows = [f"| {name} | {_percent(name, before)} | {_percent(name, scores)} |" for name in names]
+    drafter = "nested" if shape.exits else "draft-model"
+    leaves = f" Norm and head were trained behind {', '.join(map(str, shape.exits))} layers." if shape.exits else ""
+    temperatures = ", ".join(map(str, facts.get("temperatures", [])))
+    plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
+    return f"""# A draft model for {target.name}
+
+It guesses what {target.name} writes next, for speculative decoding:
+
+    decodery generate "..." -m {target.name} --drafter {drafter}:model=THIS_FOLDER
+
+Drafts never change what the target writes; a better draft only makes it faster.
+
+## What it is
+
+{shape.layers} layer(s) of width {config.hidden_size} with {shape.inner} inner units and {config.num_heads} heads that
+see the last {shape.window} tokens. {config.kept_tokens} of {config.vocab_size} tokens have a row in the table that is
+embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.{leaves}
+
+## How it was made
+
+Cut from {target.name} ({target.dtype}) and trained on {tokens} tokens that it wrote in {len(corpus)} texts at
+temperatures {temperatures} (seed {facts.get("seed")}), to predict what it predicted there (FastDraft: How to Train Your
+Draft, 2024).{plain} Best after {history.best_step} of {history.step} steps.
+
+## What it is worth
+
+On texts held out, in int8, per token:
+
+| | untrained | trained |
+|---|---|---|
+{chr(10).join(rows)}
+
+acceptance: the mean of sum min(p, q) at temperature 1 over the target's likeliest tokens, a lower bound. agreement: how
+often both models find the same token likeliest; with a number, behind so many layers. Cross-entropy against the
+target: {scores["cross_entropy"]:.3f} nats.
+"""
+
+
+def _percent(name: str, values: dict[str, float]) -> str:
+    return f"{100 * values[name]:.1f} %"

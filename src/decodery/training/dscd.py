@@ -1,0 +1,142 @@
+"""Discrete-space consistency distillation: a student says of emptier canvases what its teacher says of fuller ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import cos, pi
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy, kl_div
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+
+from .diffusion import HELD, Masked, Recipe, distance, held_back, logits_at, trained, tune
+from .lists import MASK, MOST, VOCABULARY, examples, ids
+from .loop import History, Plan
+
+_MOST_LOSS = 5.0
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """tasks, letters: of the examples, as the teacher knows them. control: train as long on the examples alone, masked
+    as they were for the teacher, to tell what the distillation brings from what more training does.
+
+    temperature: of both laws; first, last: the share of the consistency loss, which stays at the first for a tenth of
+    the steps. everywhere: compare the laws wherever the student has a mask, as published; else only where the teacher
+    has one too, since a small teacher was never trained to say anything of tokens that it sees.
+    """
+
+    tasks: tuple[str, ...]
+    letters: int = MOST
+    steps: int = 1500
+    batch: int = 64
+    lr: float = 2e-4
+    temperature: float = 2.0
+    first: float = 0.9
+    last: float = 0.5
+    everywhere: bool = False
+    control: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not self.temperature > 0 or not 0 <= self.last <= self.first <= 1:
+            raise SettingsError("distillation needs an example a step, a temperature above 0 and shares from 1 to 0")
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
+
+    def share(self, step: int) -> float:
+        """Of the consistency loss in the whole."""
+        along = min(max((step / self.steps - 0.1) / 0.9, 0.0), 1.0)
+        return self.last + (self.first - self.last) * (1 + cos(pi * along)) / 2
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Examples masked twice. tokens: [n, length]; student, teacher: [n, length] bool, the latter inside the former."""
+
+    tokens: np.ndarray
+    student: np.ndarray
+    teacher: np.ndarray
+
+    @classmethod
+    def draw(cls, settings: Distillation, number: int) -> Nested:
+        """A function of the seed and a number alone."""
+        recipe, draws = settings.recipe, np.random.default_rng([settings.seed, number, 1])
+        drawn = examples(recipe.tasks, settings.batch, draws, recipe.letters)
+        tokens, canvas = np.array([ids(each.prompt + each.canvas) for each in drawn]), recipe.canvas
+        sizes = np.array([_sizes(canvas, draws) for _ in drawn])
+        ranks = draws.random((len(drawn), canvas)).argsort(axis=1).argsort(axis=1)
+        masks = []
+        for column in range(2):
+            mask = np.zeros(tokens.shape, dtype=bool)
+            mask[:, recipe.prompt :] = ranks < sizes[:, column, None]
+            masks.append(mask)
+        return cls(tokens, *masks)
+
+    def shown(self, mask: np.ndarray) -> np.ndarray:
+        return np.where(mask, VOCABULARY.index(MASK), self.tokens)
+
+
+def _sizes(places: int, draws: np.random.Generator) -> tuple[int, int]:
+    """How many places of an answer the student and the teacher find masked."""
+    if places <= 10:
+        return min(2, places), 1
+    share = draws.uniform(0.4, 0.9)
+    share = min(share, 0.5) if places < 20 else share
+    less = min(max(share * draws.uniform(0.3, 0.7), 0.1), 0.6)
+    student = max(int(places * share), 2, -(-places // 10))
+    return student, min(max(int(places * less), 1), student)
+
+
+def losses(
+    student: Transformer, teacher: Transformer, nested: Nested, settings: Distillation
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Consistency with the teacher, and cross-entropy of the data, each in nats a place and at most 5."""
+    places = torch.from_numpy(np.flatnonzero(nested.student))
+    ours = logits_at(student, nested.shown(nested.student), places)
+    data = cross_entropy(ours, torch.from_numpy(nested.tokens.reshape(-1))[places])
+    with torch.no_grad():
+        theirs = logits_at(teacher, nested.shown(nested.teacher), places)
+    kept = torch.ones(len(places), dtype=torch.bool, device="cpu")
+    if not settings.everywhere:
+        kept = torch.from_numpy(nested.teacher.reshape(-1))[places]
+    # Neither law has the mask token.
+    words = [token for token in range(ours.shape[1]) if token != VOCABULARY.index(MASK)]
+    warm = [(each[kept][:, words] / settings.temperature).log_softmax(dim=-1) for each in (ours, theirs)]
+    consistency = settings.temperature**2 * kl_div(warm[0], warm[1], reduction="batchmean", log_target=True)
+    return consistency.clamp(0, _MOST_LOSS), data.clamp(0, _MOST_LOSS)
+
+
+def distil(
+    folder: Path, settings: Distillation, out: Path, *, command: str = "", progress: Progress = silent
+) -> History:
+    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there."""
+    student, teacher = (trained(folder) for _ in range(2))
+
+    def loss(step: int) -> torch.Tensor:
+        if settings.control:
+            return distance(student, Masked.draw(settings.recipe, settings.batch, step))
+        return weighed(Nested.draw(settings, step), settings.share(step))
+
+    def weighed(nested: Nested, share: float) -> torch.Tensor:
+        consistency, data = losses(student, teacher, nested, settings)
+        return share * consistency + (1 - share) * data
+
+    def held() -> torch.Tensor:
+        if settings.control:
+            return held_back(student, settings.recipe)
+        return torch.stack([weighed(Nested.draw(settings, HELD + number), settings.last) for number in range(4)]).mean()
+
+    how = "trained on, as a control," if settings.control else "distilled"
+    return tune(
+        student, loss, held, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        settings={**asdict(settings), "teacher": teacher.fingerprint},
+        told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
+    )  # fmt: skip

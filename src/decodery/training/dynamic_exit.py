@@ -1,0 +1,110 @@
+"""Find which layers `del` should choose its exits from, on texts that the model has written.
+
+DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding (2025) chooses among its exits while it
+decodes, by what each would have drafted; here that is counted beforehand for every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import OpenModel
+from decodery.speculative.drafters.dynamic_exit import tokens_per_layer
+
+from .corpus import Text
+
+_ROWS = 512
+"""Places at which all layers' tokens are found at a time."""
+
+
+@dataclass(frozen=True)
+class ExitChoice:
+    """Settings of `del`, and what they promise.
+
+    layers: exits, ascending; length: the longest draft that promises most for any text. acceptance: by layer, how often
+    its token is the model's. gain: tokens per layer loaded, by that of plain decoding, if every text drafts at the best
+    of these exits; fixed: if all texts draft at the best single one, and as many tokens. 1 where nothing is won.
+    """
+
+    layers: tuple[int, ...]
+    length: int
+    acceptance: tuple[float, ...]
+    gain: float
+    fixed: float
+
+
+@torch.no_grad()
+def shadows(model: OpenModel, text: Text) -> tuple[np.ndarray, int]:
+    """[layers] at how many written places each layer's token is the one that the model says, and of how many."""
+    layers, first = model.config.num_layers, max(text.written - 1, 0)
+    taps = tuple(range(1, layers + 1))
+    segment = Segment.chunk(text.tokens.astype(np.int64), model.new_cache(), logit_rows=[])
+    hidden = model.forward(Batch([segment]), taps=taps).hidden
+    right = np.zeros(layers, dtype=np.int64)
+    each = max(1, _ROWS // layers)
+    for begin in range(first, len(text.tokens), each):
+        states = torch.stack([hidden[tap][begin : begin + each] for tap in taps])
+        said = model.project(model.final_norm(states.flatten(0, 1))).argmax(dim=-1).view(layers, -1)
+        right += (said == said[-1]).sum(dim=1).cpu().numpy()
+    return right, len(text.tokens) - first
+
+
+def choose(right: np.ndarray, asked: np.ndarray, *, exits: int = 3, longest: int = 18, head: float = 0.0) -> ExitChoice:
+    """Exits of which each text has a good one. right: [texts, layers], asked: [texts], see `shadows`.
+
+    exits: how many at most; one that is the best of no text is not taken. longest: tokens of a draft at most. head:
+    what the vocabulary projection costs in layers, 0 as published. Sets grow by the layer that promises most.
+    """
+    texts, layers = right.shape
+    if exits < 1 or longest < 1 or not head >= 0:
+        raise SettingsError("del needs at least one exit, a draft of at least one token and head >= 0")
+    numbers = np.arange(1, layers)
+    # One right of two before anything is known, as when it decodes.
+    rates = (right[:, :-1] + 1) / (asked[:, None] + 2)
+    worth = np.stack([tokens_per_layer(each, numbers, layers, longest, head) for each in rates])
+    best, chosen = worth.max(axis=2), list[int]()
+    while len(chosen) < min(exits, layers - 1):
+        known = best[:, chosen].max(axis=1) if chosen else np.zeros(texts)
+        gained = np.maximum(best, known[:, None]).mean(axis=0)
+        layer = int(gained.argmax())
+        if chosen and gained[layer] <= known.mean():
+            break
+        chosen.append(layer)
+    chosen.sort()
+    lengths = worth[:, chosen].argmax(axis=2)
+    every = worth.mean(axis=0)
+    plain = 1 / (layers + head)
+    return ExitChoice(
+        tuple(int(numbers[layer]) for layer in chosen),
+        max(1, int(lengths.max())),
+        tuple((right.sum(axis=0) / asked.sum()).round(4).tolist()),
+        float(best[:, chosen].max(axis=1).mean() / plain),
+        float(every.max() / plain),
+    )
+
+
+def find_exits(
+    model: OpenModel,
+    texts: Sequence[Text],
+    *,
+    exits: int = 3,
+    longest: int = 18,
+    head: float = 0.0,
+    progress: Progress = silent,
+) -> ExitChoice:
+    """`choose` on texts that the model has written, each of which is read once."""
+    if not texts:
+        raise SettingsError("there are no texts to find exits on: write some")
+    found = []
+    for number, text in enumerate(texts):
+        found.append(shadows(model, text))
+        progress("reading texts", number + 1, len(texts))
+    right, asked = zip(*found, strict=True)
+    return choose(np.stack(right), np.array(asked), exits=exits, longest=longest, head=head)

@@ -1,0 +1,150 @@
+"""One report for all trained monitors: the part that chose nothing, with intervals, baselines and a control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+
+from .ranking import auroc, interval, parts
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+Item = TypeVar("Item")
+Part = TypeVar("Part")
+
+CONTROL = "shuffled labels"
+
+
+@dataclass(frozen=True)
+class Evaluation(Generic[Item, Part]):
+    """How a monitor is trained, and what it is compared with.
+
+    Attributes:
+        train: the trained part of labelled items. What it learns from and chooses by are items of the parts "train",
+            "validation" and "calibration" of `ranking.parts`.
+        score: of each item, as the monitor has it for a whole text.
+        label: whether an item is what the monitor looks for.
+        group: what must not be both learned from and tested on.
+        relabel: the first item with the label of the second.
+        baselines: numbers of an item that need no monitor. The train part says which way round each is read.
+        limit: the trained part flags scores above it; None where it flags nothing.
+    """
+
+    train: Callable[[Ordered[Item]], Part]
+    score: Callable[[Part, Ordered[Item]], list[float]]
+    label: Callable[[Item], bool]
+    group: Callable[[Item], str]
+    relabel: Callable[[Item, Item], Item]
+    baselines: Mapping[str, Callable[[Item], float]]
+    limit: Callable[[Part], float | None] = lambda part: None
+
+    def run(self, items: Ordered[Item], seed: int, unit: str) -> tuple[Part, dict[str, Any]]:
+        """Train the part, and the control, and test both.
+
+        Args:
+            items: what is learned from and tested on.
+            seed: of the split and of the shuffle.
+            unit: what an item is, in the plural, such as "answers".
+
+        Returns:
+            The trained part, and its report; see `figures`. The control is the same training on labels that were
+            shuffled over all items, tested on such labels: its interval should hold 0.5.
+
+        Raises:
+            SettingsError: there are too few items to learn from.
+        """
+        trained = self.train(items)
+        found: dict[str, Any] = {"unit": unit} | self.tested(trained, items, seed)
+        order = np.random.default_rng(seed).permutation(len(items))
+        mixed = [self.relabel(one, items[at]) for one, at in zip(items, order.tolist(), strict=True)]
+        try:
+            control = self.train(mixed)
+        except SettingsError:
+            found[CONTROL] = None
+        else:
+            test = self._part(mixed, seed, "test")
+            found[CONTROL] = figures(self.score(control, test), *self._known(test))
+        return trained, found
+
+    def tested(self, trained: Part, items: Ordered[Item], seed: int) -> dict[str, Any]:
+        """What a trained part and the baselines say of the test part of items."""
+        test, learned = (self._part(items, seed, name) for name in ("test", "train"))
+        labels, groups = self._known(test)
+        found: dict[str, Any] = {"tested on": "the test part, which chose nothing"}
+        found |= figures(self.score(trained, test), labels, groups, self.limit(trained))
+        found["baselines"] = {}
+        for name, measure in self.baselines.items():
+            # nan where the train part has one kind alone.
+            falls = auroc([measure(each) for each in learned], self._known(learned)[0]) < 0.5
+            values = [-measure(each) if falls else measure(each) for each in test]
+            found["baselines"][name] = figures(values, labels, groups)
+        return found
+
+    def _part(self, items: Ordered[Item], seed: int, name: str) -> list[Item]:
+        own = parts([self.group(each) for each in items], seed)
+        return [each for each, part in zip(items, own, strict=True) if part == name]
+
+    def _known(self, items: Ordered[Item]) -> tuple[list[bool], list[str]]:
+        return [self.label(each) for each in items], [self.group(each) for each in items]
+
+
+def figures(
+    scores: Ordered[float], wrong: Ordered[bool], groups: Ordered[str], limit: float | None = None
+) -> dict[str, Any]:
+    """How well scores rank what is looked for.
+
+    Args:
+        scores: of the items.
+        wrong: whether each is what is looked for.
+        groups: what is drawn together for the interval.
+        limit: scores above it are flagged; None for no flags.
+
+    Returns:
+        `items`, the `base rate`, `auroc` and its 95 % `interval` over groups, and with a limit the shares `flagged of
+        harmless` and `flagged of wanted`; None for what cannot be said, as of items of one kind.
+    """
+    labels = np.asarray(wrong, dtype=bool)
+    found: dict[str, Any] = {"items": len(labels), "base rate": _said(labels.mean()) if len(labels) else None}
+    both = len(set(labels.tolist())) == 2
+    found["auroc"] = _said(auroc(scores, wrong)) if both else None
+    found["interval"] = [_said(edge) for edge in interval(scores, wrong, groups)] if both else None
+    if limit is not None:
+        flagged = np.asarray(scores, dtype=float) > limit
+        for name, kind in (("flagged of harmless", ~labels), ("flagged of wanted", labels)):
+            found[name] = _said(flagged[kind].mean()) if kind.any() else None
+    return found
+
+
+@torch.no_grad()
+def doubts(lm: LM, texts: Ordered[tuple[Ordered[int], Ordered[int]]]) -> list[float]:
+    """The mean of -log p over the tokens of each text, in nats.
+
+    Args:
+        lm: whose log-probabilities are read.
+        texts: what stands before each text, at least one token, and the text, at least one token.
+
+    Returns:
+        One number for each text.
+    """
+    found = []
+    for before, text in texts:
+        tokens, first = [*before, *text], len(before) - 1
+        rows = range(first, len(tokens) - 1)
+        segment = Segment.chunk(tokens, lm.model.new_cache(), logit_rows=list(rows))
+        likely = lm.model.forward(Batch([segment])).logits.double().log_softmax(dim=-1)
+        written = torch.tensor(list(text), dtype=torch.int64, device=likely.device)
+        found.append(-float(likely.gather(1, written[:, None]).mean()))
+    return found
+
+
+def _said(value: float) -> float | None:
+    return None if np.isnan(value) else round(float(value), 4)

@@ -1,0 +1,155 @@
+"""What early exits are trained on: the states of texts at the checks, and what the model's head makes of them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress
+from decodery.models.protocol import OpenModel, is_open
+from decodery.models.trained.exits import ExitHeads, agreeing, unit
+
+from .corpus import Corpus
+from .features import FeatureStore
+from .loop import Plan, batches, train
+
+HELD = 10
+"""One text in so many is held out."""
+_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The places of one text at which a token follows. states: [n, checks, hidden] float32, the residual stream there.
+
+    following: [n] int64, the text's next token; last: [n] int64, the one that the whole model finds likeliest.
+    """
+
+    states: torch.Tensor
+    following: torch.Tensor
+    last: torch.Tensor
+
+
+class Checks:
+    """The checks of a model that can be left early, and the texts it is seen to read at them.
+
+    Raises SettingsError for models that have no checks or cannot be left early.
+    """
+
+    def __init__(self, target: LoadedModel, every: int) -> None:
+        can, layers = target.model.capabilities, target.model.config.num_layers
+        if not is_open(target.model) or not (can.routes and can.changes):
+            raise SettingsError(f"{target.name} cannot be left early: use a model that this package runs itself")
+        if not 1 <= every < layers:
+            raise SettingsError(f"{target.name} has {layers} layers: look at it after fewer than that, not {every}")
+        self.target, self.every = target, every
+        self.model: OpenModel = target.model
+        self.layers = tuple(range(every, layers, every))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def read(self, corpus: Corpus, out: Path, progress: Progress) -> Reading:
+        """The texts of a corpus at these checks; what is read is kept in the folder `out`."""
+        if corpus.facts.get("vocab_size") != self.model.vocab_size:
+            raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {self.target.name}")
+        return Reading(self, FeatureStore(self.model, corpus, self.layers, out, 1, progress))
+
+    @torch.no_grad()
+    def said(self, states: torch.Tensor, heads: ExitHeads | None = None) -> torch.Tensor:
+        """[n, checks] int64: the likeliest token by the head, corrected where there are corrections, of states
+        [n, checks, hidden]."""
+        n, checks, width = states.shape
+        flat, numbers = states.reshape(-1, width), np.tile(np.arange(checks), n)
+        found = []
+        for first in range(0, len(flat), _ROWS):
+            normed = self.model.final_norm(flat[first : first + _ROWS].to(self.model.device, self.model.dtype))
+            if heads is not None:
+                normed = heads.corrected(normed, numbers[first : first + _ROWS])
+            found.append(self.model.project(normed).argmax(dim=-1).cpu())
+        return torch.cat(found).view(n, checks)
+
+
+class Reading:
+    """Texts as a model reads them, by number. learned, held: the numbers of those to learn from and of those held out.
+
+    Raises SettingsError where there is nothing to learn from or to hold out.
+    """
+
+    def __init__(self, checks: Checks, store: FeatureStore) -> None:
+        self.checks, self.store, self.corpus = checks, store, store.corpus
+        learned, held = self.corpus.split(HELD)
+        self.learned, self.held = ([n for n in part if self._rows(n)] for part in (learned, held))
+        if not self.learned or not self.held:
+            raise SettingsError(f"{self.corpus.folder} holds too few texts: at least {HELD} are needed")
+
+    def __getitem__(self, number: int) -> Places:
+        seen = self.store[number]
+        rows = self._rows(number)
+        following = torch.from_numpy(seen.text.tokens.astype(np.int64))[rows.start + 1 : rows.stop + 1]
+        states = torch.stack([seen.states[layer][rows.start : rows.stop] for layer in self.checks.layers], dim=1)
+        return Places(states.float(), following, seen.likely[rows.start : rows.stop, 0])
+
+    def _rows(self, number: int) -> range:
+        text = self.corpus[number]
+        return range(max(text.written - 1, 0), len(text.tokens) - 1)
+
+    def said(self, numbers: Sequence[int], heads: ExitHeads | None, progress: Progress) -> dict[int, torch.Tensor]:
+        """By number, what is found likeliest at the checks of these texts, see `Checks.said`."""
+        found: dict[int, torch.Tensor] = {}
+        for number in numbers:
+            found[number] = self.checks.said(self[number].states, heads)
+            progress("looking at the checks", len(found), len(numbers))
+        return found
+
+
+def fit_agreement(reading: Reading, out: Path, *, progress: Progress) -> tuple[torch.Tensor, dict[str, float]]:
+    """What tells, by states at the checks, whether the model's head finds the last layer's token likeliest there.
+
+    A logistic regression [hidden + 1] float32 (`models.trained.exits.agreeing`), both answers counting the same; and of
+    texts held out: how often the head agrees, and how often the regression is right about that, as the mean over both
+    answers. Interrupted, it goes on from its checkpoint in `out`.
+    """
+    said = reading.said([*reading.learned, *reading.held], None, progress)
+    agrees = {number: said[number] == reading[number].last[:, None] for number in said}
+    share = float(torch.cat([agrees[number].flatten() for number in reading.learned]).float().mean())
+    balance = torch.tensor([0.5 / max(1 - share, 1e-3), 0.5 / max(share, 1e-3)], dtype=torch.float32, device="cpu")
+    classifier = torch.zeros(
+        reading[reading.learned[0]].states.shape[-1] + 1, requires_grad=True, dtype=torch.float32, device="cpu"
+    )
+
+    def loss(numbers: Sequence[int]) -> torch.Tensor:
+        states = torch.cat([unit(reading[number].states).float().flatten(0, 1) for number in numbers])
+        right = torch.cat([agrees[number].flatten() for number in numbers])
+        found = states @ classifier[:-1] + classifier[-1]
+        return binary_cross_entropy_with_logits(found, right.float(), weight=balance[right.long()])
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            return {"cross_entropy": float(loss(reading.held))}
+
+    epochs, batch = 20, 8
+    chosen = batches(len(reading.learned), batch, 0)
+    train(
+        {"classifier": classifier},
+        lambda step: loss([reading.learned[number] for number in chosen(step)]),
+        Plan(steps := max(1, epochs * len(reading.learned) // batch), lr=3e-3, validate_every=max(1, steps // 10)),
+        out,
+        validate=validate,
+        metric="cross_entropy",
+        settings={"corpus": reading.corpus.facts, "every": reading.checks.every},
+        progress=progress,
+        what="training a classifier",
+    )
+    found = classifier.detach()
+    sure = torch.cat([agreeing(reading[number].states, found).flatten() for number in reading.held]) >= 0.5
+    right = torch.cat([agrees[number].flatten() for number in reading.held])
+    balanced = [float((sure[right == each] == each).float().mean()) for each in (False, True) if (right == each).any()]
+    return found, {"agreement": float(right.float().mean()), "balanced accuracy": sum(balanced) / len(balanced)}

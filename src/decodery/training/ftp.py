@@ -1,0 +1,370 @@
+"""Find how much each layer may be pruned, and train the routers that decide which tokens go around it.
+
+FTP: A Fine-grained Token-wise Pruner for Large Language Models via Token Routing (2024). The paper's code is not
+public: what routers are shown, how the losses are weighed and how decoding goes on are this implementation's reading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from decodery.core.errors import SettingsError
+from decodery.core.topk import topk
+from decodery.logits_sources.ftp import ROUTERS, Climb, Pruned
+from decodery.models.batch import Batch, Segment
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.fields import read_json
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
+from decodery.step.forward_request import drive, score
+
+from .card import CARD, refuse_others
+from .corpus import Corpus, Text
+from .loop import History, Plan, batches, train
+from .schedules import Evolution, evolve
+
+TRIED = "tried.json"
+_LIKELY = 64
+"""Of how many of the whole model's likeliest tokens the divergence is computed; all others count as one."""
+_EVERY = 10
+"""Schedules between two writings of what was tried."""
+check_folder = partial(refuse_others, made=ROUTERS, what="holds no routers")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class FTPRecipe:
+    """How routers are made. sparsity: mean share of layers that tokens leave out. width: of a router's hidden layer.
+
+    evolution: of the schedule, which is judged on `texts` texts with the static router. length: tokens read of a text.
+    steps: of training, of one text each; 0: the static router is kept. guide, rate, divergence: what weighs how badly
+    a router says what the static one decides (falling to 0 along the way), how far its share is from the layer's
+    target, and how far the model is from the whole one. sinks: see the source `ftp`.
+    """
+
+    sparsity: float = 0.2
+    width: int = 32
+    evolution: Evolution = field(default_factory=Evolution)
+    texts: int = 16
+    length: int = 256
+    steps: int = 400
+    lr: float = 1e-3
+    guide: float = 1.0
+    rate: float = 10.0
+    divergence: float = 1.0
+    sinks: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sparsity < 1 or min(self.width, self.texts) < 1 or self.length < 8 or self.steps < 0:
+            raise SettingsError(
+                "ftp needs a sparsity between 0 and 1, width and texts >= 1, length >= 8 and steps >= 0"
+            )
+        if min(self.guide, self.rate, self.divergence, self.sinks) < 0 or not self.lr > 0:
+            raise SettingsError("ftp needs guide, rate, divergence and sinks of at least 0, and lr above 0")
+
+
+def pruned(model: LanguageModel, routers: TokenRouters, sinks: int, tokens: np.ndarray) -> tuple[Climb, torch.Tensor]:
+    """Read tokens [n] as a prompt: what was decided on the way, and the states [n, hidden] behind the last layer."""
+    reader = Pruned(model, routers, sinks, tuple(tokens.tolist()))
+    climb = Climb(reader, reader.new_cache(), "layers")
+    return climb, drive(climb.run())
+
+
+def masked(
+    model: LanguageModel,
+    tokens: np.ndarray,
+    skips: Mapping[int, torch.Tensor],
+    keeps: Mapping[int, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """[n, hidden] states behind the last layer of tokens [n], all of them computed in every layer.
+
+    skips: {layer: [n] bool}, whose states stay as they were there and who is not seen. keeps: the same as numbers that
+    gradients go through, 1 for those that go through the layer and 0 for the others.
+    """
+    causal, states = np.tri(len(tokens), dtype=bool), None
+    for layer in range(model.config.num_layers):
+        mask = causal
+        if layer in skips:
+            mask = causal & (~skips[layer].numpy()[None, :] | np.eye(len(tokens), dtype=bool))
+        entering = {"tokens": tokens} if states is None else {"states": states}
+        segment = Segment(np.arange(len(tokens)), **entering, mask=mask, logit_rows=[])  # type: ignore[arg-type]
+        through = model.forward(Batch([segment]), taps=(layer + 1,), route=Route((layer,))).hidden[layer + 1]
+        if layer in skips:
+            assert states is not None
+            gate = (~skips[layer]).to(through) if keeps is None else keeps[layer].to(through)
+            through = through * gate[:, None] + states * (1 - gate[:, None])
+        states = through
+    assert states is not None
+    return states
+
+
+def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
+    """[n, vocab] logits of states behind the last layer."""
+    return model.forward(Batch([Segment(np.arange(len(states)), states=states)]), route=Route(())).logits
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the whole model makes of what was written behind a prompt: of m rows, from the prompt's last one on.
+
+    text: prompt and what was written; ids: [m, k] the likeliest tokens, logprobs: [m, k + 1] of these and of all others
+    together.
+    """
+
+    text: Text
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: LanguageModel, text: Text) -> Expected:
+        segment = Segment.chunk(text.tokens, model.new_cache(), logit_rows=_rows(text))
+        logits = model.forward(Batch([segment])).logits
+        ids = torch.from_numpy(topk(logits, min(_LIKELY, logits.shape[1] - 1))[0].astype(np.int64)).to(logits.device)
+        return cls(text, ids, _gathered(logits, ids))
+
+    def divergence(self, logits: torch.Tensor) -> torch.Tensor:
+        """Mean KL divergence of logits [m, vocab] from what is expected, in nats per token."""
+        return (self.logprobs.exp() * (self.logprobs - _gathered(logits, self.ids))).sum(dim=-1).mean()
+
+
+def _rows(text: Text) -> range:
+    """The rows behind which something was written."""
+    return range(text.written - 1, len(text.tokens))
+
+
+def _gathered(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """[n, k + 1] log-probabilities of ids [n, k] and of all other tokens together."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    others = logprobs.scatter(1, ids, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return torch.cat((logprobs.gather(1, ids), others), dim=-1).clamp(min=-50.0)
+
+
+def train_routers(
+    model: LanguageModel,
+    routers: TokenRouters,
+    texts: Sequence[Text],
+    held: Sequence[Text],
+    out: Path,
+    recipe: FTPRecipe,
+    progress: Progress = silent,
+) -> History:
+    """Train the weights of `routers` in place on texts whose prompts they prune; the model stays as it is.
+
+    held: texts that decide which step was best. out: the folder of the checkpoint, from which an interrupted run goes
+    on.
+    """
+    parameters = dict(routers.weights)
+    chosen, expected = batches(len(texts), 1, recipe.seed), [Expected.of(model, text) for text in held]
+
+    def loss(step: int) -> torch.Tensor:
+        (number,) = chosen(step)
+        return router_loss(model, routers, Expected.of(model, texts[number]), recipe, 1 - step / recipe.steps)
+
+    def validate() -> dict[str, float]:
+        found = [assess(model, routers, each, recipe) for each in expected]
+        gap = abs(float(np.mean([share for _, share in found])) - recipe.sparsity)
+        divergence = float(np.mean([value for value, _ in found]))
+        return {"divergence": divergence, "gap": gap, "loss": recipe.divergence * divergence + recipe.rate * gap}
+
+    for tensor in parameters.values():
+        tensor.requires_grad_(True)
+    try:
+        return train(
+            parameters,
+            loss,
+            Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 4)),
+            out,
+            validate=validate,
+            metric="loss",
+            settings={"recipe": asdict(recipe), "texts": len(texts), "schedule": list(routers.schedule)},
+            progress=progress,
+            what="training routers",
+        )
+    finally:
+        for tensor in parameters.values():
+            tensor.requires_grad_(False)
+
+
+def router_loss(
+    model: LanguageModel, routers: TokenRouters, expected: Expected, recipe: FTPRecipe, guiding: float
+) -> torch.Tensor:
+    """What routers are trained by, on one text. guiding: the share of the guide's weight that is left."""
+    tokens, written = expected.text.tokens, expected.text.written
+    with torch.no_grad():
+        climb, _ = pruned(model, routers, recipe.sinks, tokens[:written])
+    skips, keeps, guide, rate = {}, {}, [], []
+    for layer, around in climb.skips.items():
+        importance, sparsity = climb.shown[layer], routers.schedule[layer]
+        logits = routers.logits(layer, inputs(importance, sparsity))
+        soft = logits.softmax(dim=-1)[:, 0]
+        # Forward what was decided, backward as if the probability had been it.
+        keep = (~around).float() + (soft - soft.detach()) * climb.free
+        taught = least_important(importance, sparsity, climb.free)
+        guide.append(cross_entropy(logits[climb.free], taught[climb.free].long()))
+        rate.append(((1 - keep).mean() - sparsity).abs())
+        behind = len(tokens) - written
+        skips[layer] = torch.cat((around, torch.zeros(behind, dtype=torch.bool, device="cpu")))
+        keeps[layer] = torch.cat((keep, torch.ones(behind, dtype=torch.float32, device="cpu")))
+    states = masked(model, tokens, skips, keeps)[written - 1 :]
+    divergence = expected.divergence(said(model, states))
+    own = recipe.guide * guiding * torch.stack(guide).mean() + recipe.rate * torch.stack(rate).mean()
+    return own + recipe.divergence * divergence.to(own.device)
+
+
+@torch.no_grad()
+def assess(model: LanguageModel, routers: TokenRouters, expected: Expected, recipe: FTPRecipe) -> tuple[float, float]:
+    """How far what follows a pruned prompt is from what the whole model makes of it, in nats per token.
+
+    Beside it the share of layers that the prompt's tokens left out.
+    """
+    tokens, written = expected.text.tokens, expected.text.written
+    reader = Pruned(model, routers, recipe.sinks, tuple(tokens[:written].tolist()))
+    cache = reader.new_cache()
+    logits = drive(score(reader, Segment.chunk(tokens, cache, logit_rows=_rows(expected.text)))).logits
+    cache.keep(range(len(tokens)))
+    around = len(tokens) - cache.lengths
+    return float(expected.divergence(logits)), float(around.mean() / written)
+
+
+def find_schedule(
+    model: LanguageModel, texts: Sequence[Text], out: Path, recipe: FTPRecipe, progress: Progress = silent
+) -> tuple[tuple[float, ...], list[float]]:
+    """The schedule under which the static router changes least what follows prompts, and all losses tried.
+
+    Interrupted, it goes on from what is in the folder `out`.
+    """
+    layers, expected = model.config.num_layers, [Expected.of(model, text) for text in texts]
+    settings = {
+        "evolution": asdict(recipe.evolution),
+        "sparsity": recipe.sparsity,
+        "sinks": recipe.sinks,
+        "seed": recipe.seed,
+        "model": model.fingerprint,
+        "texts": [text.tokens.tolist() for text in texts],
+    }
+    known, tried = _known(out / TRIED, settings), list[float]()
+
+    def loss(schedule: tuple[float, ...]) -> float:
+        number, last = len(tried), len(tried) + 1 == recipe.evolution.tried
+        if number < len(known):
+            tried.append(known[number])
+        else:
+            found = [assess(model, TokenRouters(schedule), each, recipe)[0] for each in expected]
+            tried.append(float(np.mean(found)))
+            if last or len(tried) % _EVERY == 0:
+                write_text(out / TRIED, json.dumps({**settings, "losses": tried}) + "\n")
+        progress("trying schedules", len(tried), recipe.evolution.tried)
+        return tried[-1]
+
+    return evolve(loss, layers, recipe.sparsity, recipe.evolution, recipe.seed)
+
+
+def _known(path: Path, settings: Mapping[str, Any]) -> list[float]:
+    """The losses of the schedules tried by an earlier run of the same settings."""
+    if not path.is_file():
+        return []
+    found = read_json(path)
+    if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
+        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
+    return [float(value) for value in found["losses"]]
+
+
+def train_ftp(
+    target: LoadedModel,
+    learning: LanguageModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: FTPRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> TokenRouters:
+    """A schedule and routers for `target`, trained on its own texts and left in the folder `out`.
+
+    learning: the same model in floating point. corpus: see `data.write_texts`, of which every twentieth text is held
+    out. Raises SettingsError for texts of another model, and for models whose layers cannot be run apart.
+    """
+    recipe = recipe or FTPRecipe()
+    check_folder(out)
+    model = target.model
+    if not (model.capabilities.routes and model.capabilities.policies and learning.capabilities.gradients):
+        raise SettingsError(f"{target.name} cannot be pruned: use a model that this package runs itself")
+    if corpus.facts.get("vocab_size") != model.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, others = (_usable(corpus, numbers, recipe) for numbers in corpus.split())
+    schedule, losses = find_schedule(model, learned[: recipe.texts], out, recipe, progress)
+    routers = TokenRouters(schedule)
+    expected = [Expected.of(learning, text) for text in others]
+    contenders = {
+        "static, uniform": TokenRouters(uniform(len(schedule), recipe.sparsity)),
+        "static, scheduled": TokenRouters(schedule),
+    }
+    facts: dict[str, Any] = {
+        "model": target.name,
+        "command": command,
+        "recipe": asdict(recipe),
+        "losses": {"first": losses[0], "best": min(losses)},
+    }
+    if recipe.steps:
+        routers = contenders["dynamic"] = TokenRouters.initial(schedule, recipe.width, recipe.seed)
+        history = train_routers(learning, routers, learned, others, out / "training", recipe, progress)
+        facts["best_step"] = history.best_step
+    found = {name: [assess(learning, each, text, recipe) for text in expected] for name, each in contenders.items()}
+    facts["validation"] = {
+        name: dict(zip(("divergence", "sparsity"), np.mean(rows, axis=0).round(4).tolist(), strict=True))
+        for name, rows in found.items()
+    }
+    routers = replace(routers, facts=facts, model=model.fingerprint)
+    routers.save(out / ROUTERS)
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(routers))
+    return routers
+
+
+def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[Text]:
+    """The first tokens of those texts whose prompts have something to prune; at least a quarter of them is written."""
+    most = 3 * recipe.length // 4
+    found = [
+        Text(text.tokens[: recipe.length].astype(np.int64), min(text.written, most))
+        for text in (corpus[number] for number in numbers)
+        if text.written > recipe.sinks + 1 and len(text.tokens) > min(text.written, most)
+    ]
+    if not found:
+        raise SettingsError(f"no prompt of the texts is longer than {recipe.sinks + 1} tokens: give longer prompts")
+    return found
+
+
+def _card(routers: TokenRouters) -> str:
+    facts = routers.facts
+    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    rows = "\n".join(
+        f"| {name} | {each['sparsity']:.3f} | {each['divergence']:.4f} |" for name, each in facts["validation"].items()
+    )
+    return f"""# Token routers for {facts["model"]}
+
+    decodery generate "..." -m {facts["model"]} --source ftp:routers=THIS_FOLDER
+
+Texts change: tokens of the prompt leave {routers.sparsity:.0%} of all layers out. The model itself was not changed.
+
+## What was found
+{command}
+Shares of tokens that go around each layer, in percent: {", ".join(f"{100 * each:.0f}" for each in routers.schedule)}.
+On texts held out: the divergence of the model behind a pruned prompt from the whole one, in nats per token.
+
+| router | sparsity | divergence |
+|---|---:|---:|
+{rows}
+"""

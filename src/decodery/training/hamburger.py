@@ -1,0 +1,354 @@
+"""Train what lets a model write and read groups of tokens: a merger, a small decoder, a stop head, and the model too.
+
+HAMburger: Accelerating LLM Inference via Token Smashing (2025). Texts are cut into groups where the model that wrote
+them was sure of the next token; then all is learned at once. Here the texts are the model's own, and what is learned of
+a token is what the model found likely there; the small decoder begins as the model's last layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.hooks import Site, Visits
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import floating
+from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
+
+from .card import CARD, refuse_others
+from .corpus import Corpus, Text
+from .cut import changeable, parameters, quantized
+from .draft import write_draft
+from .loop import History, Plan, batches, train
+
+MODEL = "model"
+"""The folder of the tuned model, in the one that is made."""
+SURE, SURER, ENDS = 0.05, 0.3, 0.5
+LEAST = 1.05
+"""Entropy in nats below which a token joins a group, the share of its group's highest below which it does, too, and
+what the loss of the stop head weighs; how many tokens a group has on average, at least, to be worth learning."""
+check_folder = partial(refuse_others, made=MICRO, what="holds no micro steps")
+"""Raises SettingsError where training would overwrite something else."""
+_HELD = 64
+Grouped = tuple[Text, list[int]]
+"""A text, and the sizes of the groups of what was written."""
+
+
+@dataclass(frozen=True)
+class HamburgerRecipe:
+    """How groups are learned. most: tokens of a group. layers: of the small decoder. epochs: over all texts, `batch` of
+    them a step. base_lr: the rate of the model itself, whose copy learns with the rest; 0: it stays as it is.
+    """
+
+    most: int = 4
+    layers: int = 2
+    epochs: float = 3.0
+    batch: int = 8
+    lr: float = 1e-3
+    base_lr: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.most < 2 or min(self.layers, self.batch) < 1 or not self.epochs > 0:
+            raise SettingsError(
+                "hamburger needs groups of at least 2, layers and batch of at least 1, and epochs above 0"
+            )
+        if not self.lr > 0 or self.base_lr < 0:
+            raise SettingsError("hamburger needs an lr above 0 and a base-lr of at least 0")
+
+
+def entropies(text: Text) -> np.ndarray:
+    """[m] nats, how unsure the model was of each written token, by those that it found likeliest; 0 where unknown."""
+    assert text.logprobs is not None
+    logprobs = text.logprobs[text.written - 1 : -1].astype(np.float64)
+    kept = np.exp(logprobs)
+    rest = np.clip(1 - kept.sum(axis=1), 1e-12, 1.0)
+    known = np.isfinite(logprobs[:, 0])
+    of_kept = -np.where(kept > 0, kept * np.where(np.isfinite(logprobs), logprobs, 0.0), 0.0).sum(axis=1)
+    return np.where(known, of_kept - rest * np.log(rest), 0.0)
+
+
+def groups(entropy: np.ndarray, most: int) -> list[int]:
+    """Sizes of groups of tokens of these entropies [m]: a token joins the one before it where the model was sure."""
+    sizes, highest = list[int](), 0.0
+    for nats in entropy.tolist():
+        if sizes and sizes[-1] < most and (nats < SURE or nats < SURER * highest):
+            sizes[-1], highest = sizes[-1] + 1, max(highest, nats)
+        else:
+            sizes.append(1)
+            highest = nats
+    return sizes
+
+
+def _grouped(text: Text, most: int) -> Grouped:
+    return text, groups(entropies(text), most)
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Texts in groups. ids: [t] all their tokens. members: [g, most] which of them each group has; lengths: [g].
+
+    parts: of each text its rows: where its prompt lies among the tokens, which groups are its own, and their positions.
+    heads: [g] the row that says each group's first token. likely, share: [m, k] what is to be said of each grouped
+    token; right: [m] the tokens; ends: [m] 1 where a group ends; behind: [m] bool, what the small decoder says.
+    """
+
+    ids: torch.Tensor
+    members: torch.Tensor
+    lengths: torch.Tensor
+    parts: list[tuple[slice, slice, np.ndarray]]
+    heads: torch.Tensor
+    likely: torch.Tensor
+    share: torch.Tensor
+    right: torch.Tensor
+    ends: torch.Tensor
+    behind: torch.Tensor
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], sizes: Sequence[Sequence[int]], most: int) -> Lesson:
+        """sizes: of the groups of each text."""
+        ids, members, parts, heads, likely, share = [], [], [], [], [], []
+        first, rows = 0, 0
+        for text, own in zip(texts, sizes, strict=True):
+            starts = text.written + np.cumsum([0, *own])
+            slots = first + starts[:-1, None] + np.arange(most)
+            # What lies behind a group's end is not looked at.
+            members.append(slots.clip(max=first + len(text.tokens) - 1))
+            begun = sum(map(len, members[:-1]))
+            positions = np.concatenate([np.arange(text.written), starts[1:-1] - 1])
+            parts.append((slice(first, first + text.written), slice(begun, begun + len(own) - 1), positions))
+            heads.append(rows + text.written - 1 + np.arange(len(own)))
+            ids.append(text.tokens)
+            found = _wanted(text)
+            likely.append(found[0])
+            share.append(found[1])
+            first, rows = first + len(text.tokens), rows + len(positions)
+        lengths = np.concatenate([np.asarray(own) for own in sizes])
+        inside = np.arange(most) < lengths[:, None]
+        whole, every = np.concatenate(ids).astype(np.int64), np.concatenate(members)
+        ends = np.arange(1, most + 1) == lengths[:, None]
+        behind = np.broadcast_to(np.arange(most) > 0, inside.shape)
+        arrays = whole, every, lengths, np.concatenate(heads), np.concatenate(likely), np.concatenate(share)
+        ids_, members_, lengths_, heads_, likely_, share_ = (torch.from_numpy(each) for each in arrays)
+        right = torch.from_numpy(whole[every[inside]])
+        last = torch.from_numpy(ends[inside].astype(np.float32)), torch.from_numpy(behind[inside])
+        return cls(ids_, members_, lengths_, parts, heads_, likely_, share_, right, *last)
+
+
+def _wanted(text: Text) -> tuple[np.ndarray, np.ndarray]:
+    """[m, k] tokens and shares of what is to be said of each written token: what the model found likely, or itself."""
+    assert text.likely is not None and text.logprobs is not None
+    rows = slice(text.written - 1, -1)
+    likely, logprobs = text.likely[rows].astype(np.int64), text.logprobs[rows].astype(np.float32)
+    known = np.isfinite(logprobs[:, 0])
+    share = np.where(known[:, None], np.exp(logprobs), np.eye(1, likely.shape[1], dtype=np.float32))
+    likely[~known, 0] = text.tokens[text.written :][~known]
+    return likely, share / share.sum(axis=1, keepdims=True)
+
+
+def said(base: Transformer, parts: MicroSteps, lesson: Lesson) -> torch.Tensor:
+    """[m, hidden] what is said of each grouped token, as the head reads it, all texts in one pass of each module."""
+    embedded = base.embed_tokens(lesson.ids.to(base.device)).to(parts.dtype)
+    rows = embedded[lesson.members]
+    merged = parts.merged(rows, lesson.lengths)
+    segments = [
+        Segment(positions, states=torch.cat([embedded[prompt], merged[own]])) for prompt, own, positions in lesson.parts
+    ]
+    batch, sites = Batch(segments), [Site("residual", tap) for tap in parts.taps]
+    visits = Visits.reading(sites)
+    base.layers(base.embed(batch), batch, visits)
+    *inner, last = (visits.states[each][lesson.heads].to(parts.dtype) for each in sites)
+    last = base.final_norm(last)
+    longer = lesson.lengths > 1
+    whole = rows.new_zeros(rows.shape)
+    whole[:, 0] = last
+    taps = torch.stack([*inner, last], dim=1)[longer]
+    if len(taps):
+        whole[longer, 1:] = base.final_norm(parts.spoken(taps, rows[longer][:, :-1]))
+    return whole[torch.arange(rows.shape[1], device="cpu") < lesson.lengths[:, None]]
+
+
+def losses(base: Transformer, parts: MicroSteps, lesson: Lesson) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[m] nats of what is to be said of each token; [m] of where groups end; logits [m, vocab]."""
+    states = said(base, parts, lesson)
+    logits = base.project(states)
+    spoken = -(lesson.share * logits.log_softmax(dim=-1).gather(1, lesson.likely)).sum(dim=1)
+    stops = binary_cross_entropy_with_logits(parts.ends(states), lesson.ends.to(states.dtype), reduction="none")
+    return spoken, stops, logits
+
+
+def untrained(base: Transformer, recipe: HamburgerRecipe) -> MicroSteps:
+    """Groups are the means of their tokens' embeddings, the small decoder is the model's last layers."""
+    config, draws = base.config, torch.Generator().manual_seed(recipe.seed)
+    sizes = (config.num_heads, config.num_kv_heads, config.head_dim)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in shapes(config.hidden_size, recipe.layers, recipe.most, config.intermediate_size, sizes):
+        kind, *rest = name.split(".")
+        if kind == "micro":
+            part = getattr(base.weights.layers[config.num_layers - recipe.layers + int(rest[0])], rest[1])
+            tensors[name] = (part if isinstance(part, torch.Tensor) else floating(part).weight).float().clone()
+        elif len(shape) == 1 or kind == "merge":
+            tensors[name] = torch.zeros(shape, dtype=torch.float32, device="cpu")
+        else:
+            tensors[name] = torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5
+    heads = config.num_heads, config.num_kv_heads
+    return MicroSteps(tensors, quarters(config.num_layers), *heads, config.rope.theta)
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What learns, and on what. texts: with the sizes of their groups, those held out apart."""
+
+    base: Transformer
+    parts: MicroSteps
+    recipe: HamburgerRecipe
+    texts: list[Grouped]
+    held: list[Grouped] = field(default_factory=list)
+
+    def lesson(self, some: Sequence[Grouped]) -> Lesson:
+        return Lesson.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
+
+    def run(self, out: Path, settings: dict[str, Any], progress: Progress) -> History:
+        recipe = self.recipe
+        learned = {name: tensor.requires_grad_() for name, tensor in self.parts.tensors.items()}
+        tuned = {f"base.{name}": tensor for name, tensor in (parameters(self.base) if recipe.base_lr else {}).items()}
+        chosen = batches(len(self.texts), min(recipe.batch, len(self.texts)), recipe.seed)
+        steps = max(1, round(recipe.epochs * len(self.texts) / recipe.batch))
+
+        def loss(step: int) -> torch.Tensor:
+            spoken, stops, _ = losses(self.base, self.parts, self.lesson([self.texts[n] for n in chosen(step)]))
+            return spoken.mean() + ENDS * stops.mean()
+
+        try:
+            return train(
+                {**learned, **tuned},
+                loss,
+                Plan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
+                out,
+                validate=self.figures,
+                metric="loss",
+                shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
+                settings={"recipe": asdict(recipe), **settings},
+                progress=progress,
+                what="learning groups",
+            )
+        finally:
+            for tensor in (*learned.values(), *tuned.values()):
+                tensor.requires_grad_(False)
+
+    @torch.no_grad()
+    def figures(self) -> dict[str, float]:
+        """Of texts held out, cut into groups by the model's own entropies: loss; nats of what is to be said of a
+        group's first token and of those behind it, and how often the likeliest token is the text's; how often the stop
+        head is right; tokens of a group."""
+        totals = dict.fromkeys(("loss", "nats first", "nats behind", "right first", "right behind", "ends right"), 0.0)
+        counts, tokens = {"first": 0, "behind": 0}, 0
+        for number in range(0, len(self.held), self.recipe.batch):
+            lesson = self.lesson(self.held[number : number + self.recipe.batch])
+            spoken, stops, logits = losses(self.base, self.parts, lesson)
+            same = logits.argmax(dim=-1) == lesson.right
+            totals["loss"] += float((spoken + ENDS * stops).sum())
+            # Less than log 2 where the likelier answer is right.
+            totals["ends right"] += int((stops < np.log(2)).sum())
+            tokens += len(spoken)
+            for name, rows in (("first", ~lesson.behind), ("behind", lesson.behind)):
+                totals[f"nats {name}"] += float(spoken[rows].sum())
+                totals[f"right {name}"] += int(same[rows].sum())
+                counts[name] += int(rows.sum())
+        found = {name: total / max(1, counts.get(name.split()[-1], tokens)) for name, total in totals.items()}
+        return {**found, "tokens of a group": tokens / max(1, counts["first"])}
+
+
+def train_hamburger(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: HamburgerRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> MicroSteps:
+    """Train micro steps for `target` on its own texts, and leave them in the folder `out`.
+
+    corpus: see `data.write_texts`, with its likeliest tokens; every twentieth text is held out. Where the model learns,
+    too, its copy is left in the folder `model` there, in int8, and the parts are for that one. Interrupted, it goes on
+    from what is in `out` when called again. Raises SettingsError for texts of another model or without likeliest
+    tokens, UnsupportedModel for a model that groups cannot be learned with.
+    """
+    recipe, model = recipe or HamburgerRecipe(), target.model
+    check_folder(out)
+    if not isinstance(model, Transformer):
+        raise UnsupportedModel(f"{target.name} cannot learn groups: use a model that this package runs itself")
+    config = model.config
+    if not config.usual or config.experts or config.shortcuts or config.num_layers < recipe.layers:
+        raise UnsupportedModel(f"{target.name} has layers that no small decoder is made of: use another model")
+    if recipe.base_lr and not config.tie_embeddings:
+        raise UnsupportedModel(f"{target.name} has a head of its own, and cannot learn along: give it --base-lr 0")
+    if corpus.facts.get("vocab_size") != model.vocab_size or not corpus.facts.get("top"):
+        raise SettingsError(f"{corpus.folder} holds no text of {target.name} with what it found likely: write some")
+    learned, held = ([_grouped(corpus[number], recipe.most) for number in numbers] for numbers in corpus.split())
+    learned, held = ([each for each in some if each[1]] for some in (learned, held[:_HELD]))
+    sizes = [size for _, own in learned for size in own]
+    if not held or sum(sizes) < LEAST * len(sizes):
+        raise SettingsError(
+            f"{target.name} is hardly ever sure of its next token in {corpus.folder}, so that there are no groups to "
+            "learn: give it other prompts, or more texts"
+        )
+    base = changeable(model)
+    course = Course(base, untrained(base, recipe), recipe, learned, held)
+    history = course.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
+    values = {name: round(value, 4) for name, value in course.figures().items()}
+    facts = {
+        "model": target.name,
+        "command": command,
+        "texts": len(corpus),
+        "best_step": history.best_step,
+        "before": {name: round(value, 4) for name, value in history.metrics["0"].items()},
+        "validation": values,
+        "recipe": asdict(recipe),
+    }
+    named, fingerprint = target.name, model.fingerprint
+    if recipe.base_lr:
+        tuned = quantized(base)
+        named, fingerprint = str(out / MODEL), tuned.fingerprint
+        write_draft(tuned, target, out / MODEL, f"# {target.name}, tuned to read groups of tokens\n\n{_made(facts)}")
+    parts = course.parts
+    found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
+    found.save(out / MICRO)
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(facts, named))
+    return found
+
+
+def _made(facts: dict[str, Any]) -> str:
+    made = facts["command"] or "decodery train hamburger"
+    return f"    {made}\n\nIt learned from {facts['texts']} of its own texts.\n"
+
+
+def _card(facts: dict[str, Any], model: str) -> str:
+    before, after = facts["before"], facts["validation"]
+    rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
+    return f"""# Micro steps for {model}
+
+    decodery generate "..." -m {model} --source hamburger:micro=THIS_FOLDER
+
+Texts change: tokens behind the first of a group are a small decoder's, and nothing checks them.
+
+{_made(facts)}
+On texts held out, cut into groups where the model was sure, at the best of the steps ({facts["best_step"]}):
+
+| | before | after |
+|---|---:|---:|
+{rows}
+"""

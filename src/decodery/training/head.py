@@ -1,0 +1,235 @@
+"""Train a draft head on the target's own texts: one recipe for all kinds, which differ in how they are unrolled.
+
+A head is unrolled over texts that are known and learns what the target expects behind every token of them (EAGLE-3:
+Scaling up Inference Acceleration of Large Language Models via Training-Time Test, 2025, for all kinds). The target is
+read once; what it showed is kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import floating
+from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
+from decodery.speculative.heads.parts import Parts
+
+from .card import CARD, refuse_others
+from .corpus import Corpus, check_texts
+from .cut import keep_tokens
+from .embedded import Shown
+from .features import Features, FeatureStore
+from .head_lesson import DEPTHS, Taught, distance, judged, rank_rates, taught
+from .loop import History, Plan, batches, train
+
+TOP = 64
+"""Likeliest tokens of the target that are learned from at every place."""
+_HELD = 48
+check_folder = partial(refuse_others, made=HEAD, what="is no draft head")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """How a head is trained. outputs: tokens it can draft, those that the texts hold most often; 0: all.
+
+    length: tokens of a text that are learned from at a time; batch: texts per step; decay: what a step further ahead
+    weighs against the one before it.
+    """
+
+    outputs: int = 6144
+    epochs: float = 3.0
+    lr: float = 4e-4
+    batch: int = 8
+    length: int = 224
+    decay: float = 0.8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.outputs < 0 or not self.epochs > 0 or min(self.batch, self.length) < 1 or not 0 < self.decay <= 1:
+            raise SettingsError("a head needs outputs >= 0, epochs > 0, batch and length >= 1 and decay from 0 to 1")
+
+
+def train_head(
+    target: LoadedModel,
+    kind: type[BoundHead],
+    corpus: Corpus,
+    out: Path,
+    *,
+    shape: Mapping[str, Any] | None = None,
+    recipe: HeadRecipe | None = None,
+    command: str = "",
+    shown: Shown | None = None,
+    start: TrainedHead | None = None,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
+
+    shape: what the kind's `untrained` takes beside the model. shown: texts behind embeddings, from which it learns more
+    and more in the second half of its steps, in place of the others, and by which it is then judged. Every twentieth
+    text is held out. start: an earlier head of this kind that the training begins with. Returns what `judged` says of
+    the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when called again; the best head
+    up to that checkpoint is in `out`, too.
+    """
+    recipe = recipe or HeadRecipe()
+    check_folder(out)
+    model = target.model
+    if not isinstance(model, Transformer):
+        raise SettingsError(f"{target.name} does not run in this package's own transformer: no head is trained for it")
+    check_texts(len(corpus))
+    learned, held = corpus.split()
+    if start is None:
+        tensors, settings = kind.untrained(model, recipe.seed, **(shape or {}))
+        if 0 < recipe.outputs < model.vocab_size:
+            texts = (corpus[number] for number in learned)
+            tensors["vocabulary"] = keep_tokens(texts, recipe.outputs, model, model.config.eos_ids).ids.int()
+        trained = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
+    else:
+        trained = _begun(start, kind)
+    head, settings = kind(trained, model), dict(trained.settings)
+    store = FeatureStore(model, corpus, head.taps, out / "features", TOP, progress, device=model.device)
+    plain = _Store(store, learned, held[:_HELD])
+    seen = None
+    if shown is not None:
+        check_texts(len(shown.corpus))
+        learned_of, held_of = shown.corpus.split()
+        features = FeatureStore(
+            model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings, model.device
+        )
+        seen = _Store(features, learned_of, held_of[:_HELD])
+    steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
+    course = _Course(head, plain, seen, recipe, steps)
+    plan = Plan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
+    begun = {} if start is None else {"start": dict(start.facts)}
+    made = {"command": command, "target": target.name, **asdict(recipe)}
+
+    def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, float]) -> dict[str, Any]:
+        """Leave the head with these parameters in `out`; what its file says of it."""
+        tensors = Parts(head.parts.tensors | dict(best)).quantized()
+        finished = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
+        bound = kind(finished, model)
+        scores = scores or judged(bound, course.held, recipe.decay)
+        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, course.held)}
+        replace(finished, facts=facts).save(out / HEAD)
+        return facts
+
+    def saved(best: Mapping[str, torch.Tensor], history: History) -> None:
+        if history.step < steps:
+            keep(best, history, history.metrics[str(history.best_step)])
+
+    history = train(
+        *(course.parameters, course.loss, plan, out / "training"),
+        validate=course.validate,
+        metric="tokens",
+        higher=True,
+        settings={"recipe": asdict(recipe), "kind": kind.kind, "corpus": corpus.facts, "head": settings, **begun},
+        progress=progress,
+        saved=saved,
+    )
+    facts = keep(course.parameters, history, {})
+    scores = {name: facts[name] for name in history.metrics["0"]}
+    # Last: without the head beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))
+    return scores
+
+
+def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
+    """A head to go on from, in floating point."""
+    if start.kind != kind.kind:
+        raise SettingsError(f"the head to begin with is for {start.kind}, not for {kind.kind}: give one of that kind")
+    return replace(start, tensors=Parts(start.tensors).floating())
+
+
+@dataclass(frozen=True)
+class _Store:
+    """What the target showed of texts, and the numbers of those that are learned and of those held out."""
+
+    features: FeatureStore
+    learned: Sequence[int]
+    held: Sequence[int]
+
+
+class _Course:
+    """What the steps of a training share. shown: texts behind embeddings, None for none."""
+
+    def __init__(self, head: BoundHead, plain: _Store, shown: _Store | None, recipe: HeadRecipe, steps: int) -> None:
+        self.head, self.plain, self.shown, self.recipe, self.steps = head, plain, shown, recipe, steps
+        # The target's words are read in floating point, through which gradients pass.
+        head.shared = floating(head.shared)
+        self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
+        for tensor in self.parameters.values():
+            tensor.requires_grad_(True)
+        device, words = head.model.device, head.model.vocab_size
+        self._place = torch.full((words,), -1, dtype=torch.int64, device=device)
+        ids = torch.arange(words, device=device) if head.vocabulary is None else head.vocabulary
+        self._place[ids] = torch.arange(len(ids), device=device)
+        self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
+        self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
+        judged, size = shown or plain, recipe.batch
+        held = [judged.features[number] for number in judged.held]
+        self.held = [self._lesson(held[first : first + size]) for first in range(0, len(held), size)]
+
+    def loss(self, step: int) -> torch.Tensor:
+        texts = [self.plain.features[self.plain.learned[each]] for each in self._batch(step)]
+        if self.shown is not None:
+            share = max(0.0, 2 * step / self.steps - 1)
+            drawn = np.random.default_rng([self.recipe.seed, step]).random(len(texts)) < share
+            for place, number in enumerate(self._shown(step)):
+                if drawn[place]:
+                    texts[place] = self.shown.features[self.shown.learned[number]]
+        lesson = self._lesson(texts)
+        guesses = lesson.unrolled(self.head, self.head.unrolled(step / self.steps))
+        known = lesson.weight[:, : lesson.places] > 0
+        return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
+
+    def validate(self) -> dict[str, float]:
+        return judged(self.head, self.held, self.recipe.decay)
+
+    def _lesson(self, texts: Sequence[Features]) -> Taught:
+        steps = max(self.head.taught, DEPTHS)
+        dtype = next(iter(self.parameters.values())).dtype
+        return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)
+
+
+def _card(
+    kind: str, target: str, corpus: Corpus, facts: dict[str, object], scores: dict[str, float], before: dict[str, float]
+) -> str:
+    tokens = sum(len(text.tokens) - text.written for text in corpus)
+    rows = "\n".join(
+        f"| {step + 1} | {before[name]:.1%} | {scores[name]:.1%} |"
+        for step in range(DEPTHS)
+        if (name := f"agreement.{step + 1}") in scores
+    )
+    return f"""# A draft head for {target}
+
+It guesses what {target} writes next from the model's own hidden states, for speculative decoding:
+
+    decodery generate "..." -m {target} --drafter {kind}:head=THIS_FOLDER
+
+Drafts never change what the model writes; a better head only makes it faster.
+
+## How it was made
+
+    {facts["command"]}
+
+Trained on {tokens} tokens that {target} wrote in {len(corpus)} texts, in {facts["steps"]} steps; it can draft
+{facts["outputs"] or "all"} tokens. Linear layers are int8.
+
+## What it is worth
+
+How often its likeliest token is the target's, on texts held out, given the text's own tokens before it:
+
+| tokens ahead | untrained | trained |
+|---|---|---|
+{rows}
+"""

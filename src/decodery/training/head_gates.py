@@ -1,0 +1,208 @@
+"""Learn which key-value heads need old tokens, as DuoAttention does: LServe's gates.
+
+DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads (2024). Every head gives a mixture
+of what it reads of everything and what it reads of first and last tokens alone; the shares are all that learns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import PromptError, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.head_gates import GATES, HeadGates
+
+from .card import refuse_others
+from .one_by_one import Course
+from .traced import TracedCache, differentiable
+
+WORDS = (
+    "apple",
+    "river",
+    "stone",
+    "candle",
+    "window",
+    "garden",
+    "silver",
+    "tiger",
+    "pencil",
+    "bridge",
+    "cloud",
+    "violin",
+)
+check_folder = partial(refuse_others, made=GATES, what="holds no head gates")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class GateRecipe:
+    """How gates learn. sinks, recent: first and last tokens that a streaming head reads, the row itself among them.
+
+    price: what a mean gate of 1 counts beside the mean squared change of the last hidden states at the answers, as a
+    part of their mean square.
+    """
+
+    steps: int = 150
+    lr: float = 0.05
+    sinks: int = 4
+    recent: int = 64
+    price: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.recent < 1 or self.sinks < 0 or self.price < 0:
+            raise SettingsError("head gates need recent >= 1, sinks >= 0 and a price of at least 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """tokens: [n] ids; rows: [m], those that the answers follow; answers: [m] ids."""
+
+    tokens: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def answers(self) -> np.ndarray:
+        return self.tokens[self.rows + 1]
+
+
+def hide_keys(tokenizer: Tokenizer, texts: Sequence[Sequence[int]], keys: int = 4, seed: int = 0) -> list[Document]:
+    """Texts in which numbers are hidden, each asked for and answered at its end, in another order.
+
+    Raises PromptError for texts that are too short to hide something in.
+    """
+    if not 1 <= keys <= len(WORDS) or any(len(text) <= keys for text in texts):
+        raise PromptError(f"{keys} numbers cannot be hidden: give longer texts, and from 1 to {len(WORDS)} numbers")
+    draw = random.Random(seed)
+    return [_hidden(tokenizer, text, keys, draw) for text in texts]
+
+
+def _hidden(tokenizer: Tokenizer, text: Sequence[int], keys: int, draw: random.Random) -> Document:
+    encode = partial(tokenizer.encode, special=False)
+    numbers = {word: f" {draw.randrange(10000, 100000)}" for word in draw.sample(WORDS, keys)}
+    cuts = [0, *sorted(draw.sample(range(1, len(text)), keys)), len(text)]
+    tokens: list[int] = []
+    for first, last, (word, number) in zip(cuts, cuts[1:], numbers.items(), strict=False):
+        tokens += [*text[first:last], *encode(f"\nThe secret number of {word} is{number}.\n")]
+    tokens += text[cuts[-2] :]
+    rows: list[int] = []
+    for word in draw.sample(sorted(numbers), keys):
+        tokens += encode(f"\nThe secret number of {word} is")
+        answer = encode(numbers[word])
+        rows += range(len(tokens) - 1, len(tokens) - 1 + len(answer))
+        tokens += answer
+    return Document(np.array(tokens, dtype=np.int64), np.array(rows, dtype=np.int64))
+
+
+class Mixed(AttentionPolicy):
+    """gates: [layers, kv_heads], how much of what each head gives is read of everything; the rest is of a window."""
+
+    merges = True
+
+    def __init__(self, gates: torch.Tensor, sinks: int, recent: int) -> None:
+        self.gates, self.sinks, self.recent = gates, sinks, recent
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        weights, values = attention.weights, attention.values
+        assert weights is not None
+        at = torch.from_numpy(attention.segment.positions).to(weights.device)
+        near = (at < self.sinks) | (at > at[:, None] - self.recent)
+        streamed = weights * near
+        streamed = streamed / streamed.sum(dim=-1, keepdim=True)
+        share = self.gates[attention.layer].to(weights)[:, None, None, None]
+        weights, streamed = (each.unflatten(0, (len(values), -1)) for each in (weights, streamed))
+        mixed = share * weights + (1 - share) * streamed
+        return torch.einsum("kgns,ksd->nkgd", mixed, values).flatten(1, 2)
+
+
+class School:
+    """The model, the texts, and gates that learn: all of them 1 at first."""
+
+    def __init__(self, model: Transformer, recipe: GateRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        shape = model.config.num_layers, model.config.num_kv_heads
+        self.gates = torch.ones(shape, device=model.device, dtype=torch.float32).requires_grad_(True)
+        self._full: dict[Document, torch.Tensor] = {}
+
+    def states(self, document: Document, policy: AttentionPolicy | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Last hidden states [m, hidden] and logits [m, vocab] of the rows that the answers follow."""
+        tokens = document.tokens[:-1]
+        cache = TracedCache.empty(self.model, policy)
+        segment = Segment(np.arange(len(tokens)), tokens, cache=cache, logit_rows=document.rows.tolist())
+        scores = self.model.forward(Batch([segment]), taps=["final_norm"])
+        return scores.hidden["final_norm"], scores.logits
+
+    def mixed(self, gates: torch.Tensor) -> Mixed:
+        return Mixed(gates, self.recipe.sinks, self.recipe.recent)
+
+    def loss(self, document: Document) -> torch.Tensor:
+        """What the gates change at the answers, and what they cost."""
+        with torch.no_grad():
+            self.gates.clamp_(0, 1)
+            if document not in self._full:
+                self._full[document] = self.states(document, None)[0]
+        full = self._full[document]
+        found, _ = self.states(document, self.mixed(self.gates))
+        return (found - full).square().mean() / full.square().mean() + self.recipe.price * self.gates.abs().mean()
+
+    @torch.no_grad()
+    def answered(self, documents: Sequence[Document], gates: torch.Tensor) -> float:
+        """Cross-entropy of the answers in nats a token, under these gates [layers, kv_heads]."""
+        found = [
+            torch.nn.functional.cross_entropy(
+                self.states(each, self.mixed(gates))[1], torch.from_numpy(each.answers).to(self.model.device)
+            )
+            for each in documents
+        ]
+        return float(torch.stack(found).mean())
+
+
+def train_head_gates(
+    target: LoadedModel,
+    documents: Sequence[Document],
+    out: Path,
+    *,
+    recipe: GateRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> HeadGates:
+    """Learn from `documents` which heads their answers need, and leave the gates in the folder `out`, for `lserve`.
+
+    One document in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on
+    from its last checkpoint in `out` when called again. The model stays as it is. Raises SettingsError for a model that
+    is not in floating point, PromptError for too few documents.
+    """
+    recipe = recipe or GateRecipe()
+    check_folder(out)
+    school = School(differentiable(target.model, "head gates"), recipe)
+    course = Course(documents, recipe, "documents")
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(torch.stack([school.loss(each) for each in course.held]).mean())}
+
+    history = course.learn(
+        {"gates": school.gates},
+        lambda document, _: school.loss(document),
+        validate,
+        out,
+        data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
+        what="training head gates",
+        progress=progress,
+    )
+    facts = course.facts(command, history, loss=round(history.best or 0.0, 4))
+    found = HeadGates(school.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
+    found.save(out / GATES)
+    return found

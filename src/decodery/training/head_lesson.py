@@ -1,0 +1,145 @@
+"""What a draft head learns of texts that the target has read, and how right it is about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decodery.core.topk import topk
+from decodery.models.hooks import Tap
+from decodery.speculative.heads.head import EMBEDDED, BoundHead, Guess
+
+from .corpus import Text
+from .features import Features
+
+DEPTHS = 5
+"""How many tokens ahead a finished head is judged."""
+_RANKS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """Texts side by side. states: {tap: [b, n, width]}; tokens: [b, n + steps - 1], of which token i follows state i.
+
+    likely, share: [b, n + steps - 1, k], what the target expects behind each of these tokens, as outputs of the head,
+    and with which probability; 0 for tokens the head lacks. weight: [b, n + steps - 1], 0 where nothing is taught.
+    """
+
+    states: dict[Tap, torch.Tensor]
+    tokens: torch.Tensor
+    likely: torch.Tensor
+    share: torch.Tensor
+    weight: torch.Tensor
+
+    @property
+    def places(self) -> int:
+        return next(iter(self.states.values())).shape[1]
+
+    def unrolled(self, head: BoundHead, steps: int) -> list[Guess]:
+        return head.unroll(self.states, self.tokens[:, : self.places + steps - 1], steps)
+
+
+def taught(
+    texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
+) -> Taught:
+    """At most the last `length` places of each text; prompts are read, and what is written is learned.
+
+    place: [vocab] the output of a token, -1 for those without, on the device of the texts. lead: see `BoundHead`.
+    """
+    texts = [_end(each, length + 1) for each in texts]
+    n = max(len(each.text.tokens) for each in texts) - 1
+    b, top, device = len(texts), texts[0].likely.shape[1], texts[0].likely.device
+    tokens = torch.zeros(b, n + steps - 1, dtype=torch.int64, device="cpu")
+    likely = torch.zeros(b, n + steps - 1, top, dtype=torch.int64, device=device)
+    share = torch.zeros(likely.shape, dtype=torch.float32, device=device)
+    weight = torch.zeros(b, n + steps - 1, dtype=torch.float32, device=device)
+    states = {
+        tap: torch.zeros(b, n, rows.shape[1], dtype=dtype, device=device) for tap, rows in texts[0].states.items()
+    }
+    for row, each in enumerate(texts):
+        own = len(each.text.tokens) - 1
+        tokens[row, :own] = torch.from_numpy(each.text.tokens[1:].astype(np.int64))
+        for tap, found in each.states.items():
+            states[tap][row, :own] = found[lead : own + lead]
+        outputs = place[each.likely[1:]]
+        known = torch.where(outputs >= 0, each.logprobs[1:].exp(), 0.0)
+        mass = known.sum(dim=1)
+        likely[row, :own], share[row, :own] = outputs.clamp(min=0), known / mass.clamp(min=1e-9)[:, None]
+        # What the target expects behind the last token of its prompt is the first thing it wrote.
+        first = max(each.text.written - 2, 0)
+        weight[row, first:own] = mass[first:]
+        if each.behind is not None:
+            rows = states.setdefault(EMBEDDED, torch.zeros(b, n, each.behind.shape[1], dtype=dtype, device=device))
+            rows[row, :own] = each.behind[lead : own + lead].to(device)
+    return Taught(states, tokens.to(device), likely, share.to(dtype), weight.to(dtype))
+
+
+def _end(each: Features, most: int) -> Features:
+    """The last `most` tokens of a text and what belongs to them."""
+    first = max(0, len(each.text.tokens) - most)
+    text = Text(each.text.tokens[first:], max(each.text.written - first, 0))
+    states = {tap: rows[first:] for tap, rows in each.states.items()}
+    behind = None if each.behind is None else each.behind[first:]
+    return Features(text, states, each.likely[first:], each.logprobs[first:], behind)
+
+
+def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
+    """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
+    total, weights = torch.zeros((), dtype=torch.float32, device=lesson.weight.device), 0.0
+    for step, guess in enumerate(guesses):
+        rows, likely, share, weight = _step(lesson, step)
+        logits = head.project(guess.spoken[rows], step)
+        each = logits.logsumexp(dim=-1) - (share * logits.gather(1, likely)).sum(dim=-1)
+        total = total + decay**step * (each * weight).sum() / weight.sum().clamp(min=1e-9)
+        weights += decay**step
+    return total / weights
+
+
+def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where a step is taught, [b, n] bool, and what, of these places alone."""
+    span = slice(step, step + lesson.places)
+    rows = lesson.weight[:, span] > 0
+    return rows, lesson.likely[:, span][rows], lesson.share[:, span][rows], lesson.weight[:, span][rows]
+
+
+@torch.no_grad()
+def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
+    """What a head is worth on texts held out, unrolled over their own tokens.
+
+    agreement.D: how often its likeliest token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
+    accepted per greedy chain of as many drafts, were the depths independent.
+    """
+    depths = min(DEPTHS, head.reach)
+    right, places, distances = [0.0] * depths, [0] * depths, []
+    for lesson in lessons:
+        guesses = lesson.unrolled(head, depths)
+        distances.append(float(distance(head, guesses, lesson, decay)))
+        for step, guess in enumerate(guesses):
+            rows, likely, share, _ = _step(lesson, step)
+            best = likely.gather(1, share.argmax(dim=1, keepdim=True))[:, 0]
+            # The target's own choice is the first of its likely tokens; one that the head lacks is never right.
+            first = share[:, 0] > 0
+            right[step] += float(((head.project(guess.spoken[rows], step).argmax(dim=-1) == best) & first).sum())
+            places[step] += int(rows.sum())
+    agreement = [hits / max(count, 1) for hits, count in zip(right, places, strict=True)]
+    found = {f"agreement.{step + 1}": value for step, value in enumerate(agreement)}
+    found["tokens"] = float(np.cumprod(agreement).sum())
+    return found | {"cross_entropy": float(np.mean(distances))}
+
+
+@torch.no_grad()
+def rank_rates(head: BoundHead, lessons: Sequence[Taught]) -> list[list[float]]:
+    """How often its guess of each of the first ranks is the target's choice, by depth, judged as in `judged`."""
+    depths = min(DEPTHS, head.reach)
+    hits, places = np.zeros((depths, _RANKS)), np.zeros(depths)
+    for lesson in lessons:
+        for step, guess in enumerate(lesson.unrolled(head, depths)):
+            rows, likely, share, _ = _step(lesson, step)
+            found = torch.from_numpy(topk(head.project(guess.spoken[rows], step), _RANKS)[0]).to(likely.device)
+            right = ((found == likely[:, :1]) & (share[:, :1] > 0)).sum(dim=0)
+            hits[step, : len(right)] += right.cpu().numpy()
+            places[step] += len(found)
+    return (hits / np.maximum(places, 1)[:, None]).round(4).tolist()

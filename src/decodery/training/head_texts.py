@@ -1,0 +1,113 @@
+"""What attention heads write in whole texts, and how well codes of heads tell a behaviour on texts held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from decodery.models.loaders.store import Progress, silent
+from decodery.monitors.recorder import Recorder
+from decodery.monitors.sae import HeadCodes
+
+from .evaluation import Evaluation, doubts
+from .ranking import parts
+from .sae import Example, highest
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """An example as the model went on from it. rows: [tokens, layers * heads, head_dim] half precision, what every head
+    wrote where each token was chosen, the first at the prompt's end. doubt: the mean of -log p over the prompt.
+    """
+
+    example: Example
+    rows: torch.Tensor
+    doubt: float
+
+
+def written(
+    lm: LM, examples: Ordered[Example], *, chat: bool = False, max_new_tokens: int = 24, progress: Progress = silent
+) -> list[Read]:
+    """What heads write while the model goes on from examples, greedily, as their monitor sees it.
+
+    Args:
+        lm: the model.
+        examples: the prompts.
+        chat: whether these are what a user says, by the chat template; else plain texts.
+        max_new_tokens: length of a text.
+        progress: told how many are done.
+
+    Returns:
+        One reading for each example.
+    """
+    config = lm.model.config
+    taps, found = tuple(f"head_out.{layer}" for layer in range(config.num_layers)), []
+    for number, each in enumerate(examples):
+        engine = lm.engine()
+        request = lm.request_for(
+            each.prompt, raw=not chat, max_new_tokens=max_new_tokens, drafter=None, monitor=Recorder(taps, 1)
+        )
+        seq = engine.submit(request)
+        engine.run([seq])
+        assert seq.watch is not None
+        seen = [torch.stack([hidden[tap] for tap in taps]) for _, hidden in seq.watch.state(0)[1]]
+        rows = torch.stack(seen).view(len(seen), -1, config.head_dim).half()
+        prompt = lm.tokenizer.encode(each.prompt, special=False)
+        found.append(Read(each, rows, doubts(lm, [(prompt[:1], prompt[1:] or prompt)])[0]))
+        progress("reading examples", number + 1, len(examples))
+    return found
+
+
+def evaluated(
+    read: Ordered[Read], train: Callable[..., HeadCodes], top: int, seed: int
+) -> tuple[HeadCodes, dict[str, Any]]:
+    """Head codes of examples, and their report; see `Evaluation.run`.
+
+    Args:
+        read: what is learned from and tested on.
+        train: `train_sae` with its settings; it is given rows, labels and texts.
+        top: heads that are watched.
+        seed: of the split and of the control.
+
+    Returns:
+        The codes, and the report of texts. Under "heads" stands of each watched head, by layer and number, the share of
+        test examples with the behaviour, and of those without it, on which it wrote a code of the behaviour's.
+    """
+
+    def learn(items: Ordered[Read]) -> HeadCodes:
+        part = parts([each.example.group for each in items], seed)
+        known = [each for each, own in zip(items, part, strict=True) if own != "test"]
+        texts = [each.rows.float() for each in known]
+        return train(torch.stack([rows[0] for rows in texts]), [each.example.positive for each in known], texts=texts)
+
+    trial = Evaluation[Read, HeadCodes](
+        learn,
+        lambda codes, items: highest(codes, [each.rows.float() for each in items], top),
+        label=lambda each: each.example.positive,
+        group=lambda each: each.example.group,
+        relabel=lambda one, other: replace(one, example=replace(one.example, positive=other.example.positive)),
+        baselines={
+            "length of the prompt": lambda each: len(each.example.prompt),
+            "length of the text": lambda each: len(each.rows),
+            "mean log-probability of the prompt": lambda each: each.doubt,
+        },
+        limit=lambda codes: codes.threshold.value,
+    )
+    trained, report = trial.run(read, seed, "texts")
+    part = parts([each.example.group for each in read], seed)
+    test = [each for each, own in zip(read, part, strict=True) if own == "test"]
+    listed = []
+    for layer, head in (place for place, score in trained.ranked()[:top] if score > 0):
+        number = layer * trained.facts["heads"] + head
+        codes = trained.of(torch.stack([each.rows[0, number].float() for each in test]))
+        own = trained.tensors["own"][number, codes]
+        kinds = torch.tensor([each.example.positive for each in test], dtype=torch.bool, device="cpu")
+        listed.append([layer, head, *(round(float(own[kinds == kind].double().mean()), 4) for kind in (True, False))])
+    return trained, report | {"heads": listed}

@@ -1,0 +1,133 @@
+"""Train the maps of `hidden-transfer`, and count how often what the states they make come to is right.
+
+Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration (2024): the state of a token after
+some layer is made into one that stands for a token behind it, and the layers above, which stay as they are, go on with
+it. The maps learn what the model expects there once it knows the tokens between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Segment
+from decodery.models.hooks import Intervention, Tap
+from decodery.models.layer_plan import Route
+from decodery.models.loaders.drafts import TRANSFER
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.transfer import Transfer
+
+from .ahead import EVERY, RATED, Recipe, School, behind, card, facts_of, shares, teach
+from .card import CARD, refuse_others
+from .corpus import Corpus
+from .loop import History
+
+check_folder = partial(refuse_others, made=TRANSFER, what="holds no hidden transfer")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class TransferRecipe(Recipe):
+    """How maps learn. layers: after how many layers the state of the first, second, ... token behind is made,
+    ascending; decay: what each counts, as a part of the one before.
+    """
+
+    layers: tuple[int, ...] = (18, 21, 24)
+    decay: float = 1.0
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.layers or list(self.layers) != sorted(self.layers) or self.layers[0] < 0:
+            raise SettingsError("hidden transfer needs layers in ascending order, one for each token behind")
+        if not 0 < self.decay <= 1:
+            raise SettingsError("hidden transfer needs a decay above 0 and at most 1")
+
+
+class TransferSchool(School):
+    """A school in which maps learn, which begin as identities."""
+
+    def __init__(self, reader: LanguageModel, model: LanguageModel, recipe: TransferRecipe) -> None:
+        layers = recipe.layers
+        super().__init__(reader, model, ahead=len(layers), places=recipe.places, alpha=0.0, decay=recipe.decay)
+        config = self.model.config
+        if layers[-1] >= config.num_layers:
+            raise SettingsError(f"the model has {config.num_layers} layers: transfer after fewer than that")
+        self.layers, self.taps = layers, tuple(dict.fromkeys(layers))
+        self.route = Route(tuple(range(layers[0], config.num_layers)))
+        self.maps = torch.eye(config.hidden_size, device=self.model.device, dtype=torch.float32).repeat(
+            len(layers), 1, 1
+        )
+        self.maps.requires_grad_(True)
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {"maps": self.maps}
+
+    def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
+        owners = torch.stack([hidden[layer][place] for layer in self.layers])
+        made = torch.einsum("nij,nj->ni", self.maps.to(owners.dtype), owners)
+        # Rows that are made further up go along until then, unseen by those before them.
+        later = tuple(
+            Intervention(layer, partial(_put, made=made, at=at))
+            for layer in self.taps[1:]
+            if (at := [number for number, own in enumerate(self.layers) if own == layer])
+        )
+        return behind(made, place, past, interventions=later)
+
+
+def _put(rows: torch.Tensor, segment: Segment, made: torch.Tensor, at: list[int]) -> torch.Tensor:
+    changed = rows.clone()
+    changed[at] = made[at].to(rows.dtype)
+    return changed
+
+
+def train_transfer(
+    target: LoadedModel,
+    model: LanguageModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: TransferRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> tuple[Transfer, History]:
+    """Train maps for `target` on texts it has written and leave them in the folder `out`, for `hidden-transfer`.
+
+    model: the same one in floating point, through which gradients go. corpus: see `data.write_texts`, of which every
+    ninth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+
+    Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
+    """
+    recipe = recipe or TransferRecipe()
+    check_folder(out)
+    school = TransferSchool(target.model, model, recipe)
+    learned, held = shares(corpus, target, every=EVERY)
+    history = teach(school, corpus, learned, held, out, recipe, progress, "training maps")
+    rates = school.rates([corpus[number] for number in held], progress)
+    facts = facts_of(target, corpus, recipe, history, command)
+    found = Transfer(school.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
+    found.save(out / TRANSFER)
+    text = card(
+        facts,
+        corpus,
+        history,
+        title="Hidden transfer",
+        intro="States of tokens that are not written yet are made from those of written ones, and what they come to is "
+        "drafted:",
+        use="hidden-transfer:transfer=THIS_FOLDER",
+        what=f"{len(recipe.layers)} maps of the state after layers {', '.join(map(str, recipe.layers))}, one for each "
+        "token behind the next one (Parallel\nDecoding via Hidden Transfer for Lossless Large Language Model "
+        "Acceleration, 2024).",
+        explained=RATED,
+    )
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, text)
+    return found, history

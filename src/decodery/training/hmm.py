@@ -1,0 +1,289 @@
+"""Distil a hidden Markov model from texts that a model has written: Baum-Welch in its scaled form.
+
+Lossless Compression with Probabilistic Circuits (2021) compresses with circuits whose marginals are exact; of those a
+hidden Markov model is the one for texts of any length. It sees the tokens met most often, and all others as one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.trained.artifact import read_tensors
+from decodery.speculative.stores.hmm import FILE, HMM
+
+from .card import CARD, refuse_others
+from .corpus import Corpus
+from .loop import CHECKPOINT
+
+check_folder = partial(refuse_others, made=FILE, what="holds no hidden Markov model")
+"""Raises SettingsError where training would overwrite something else."""
+
+_TEXTS = 64
+"""Texts whose chances are held at a time."""
+_TABLES = ("start", "transition", "emission")
+
+
+@dataclass(frozen=True)
+class HMMRecipe:
+    """How a hidden Markov model is learned. states: of it; tokens: that have columns of their own, the commonest.
+
+    prior: how many times every state is taken to have been met before, saying tokens as all texts do. seed: decides
+    where it begins.
+    """
+
+    states: int = 256
+    tokens: int = 4096
+    iterations: int = 20
+    prior: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.states < 1 or self.tokens < 1 or self.iterations < 1:
+            raise SettingsError("a hidden Markov model needs at least one state, one token and one iteration")
+        if not self.prior > 0:
+            raise SettingsError(f"prior has to be above 0, not {self.prior}: states must be able to say every token")
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What is expected of the states of texts, see `counted`, shaped as in `HMM`. likelihood: in nats, of all texts."""
+
+    start: torch.Tensor
+    transition: torch.Tensor
+    emission: torch.Tensor
+    likelihood: float
+
+    def most_likely(self, before: HMM, prior: float, common: torch.Tensor) -> HMM:
+        """The model that makes these counts most likely. prior: see `HMMRecipe`; common: [K + 1] law of all texts.
+
+        With a prior of 0 what no state says is never said again.
+        """
+        even = torch.full_like(self.start, 1 / len(self.start))
+        start, transition, emission = (
+            _laws(counts + prior * law, old)
+            for counts, law, old in (
+                (self.start, even, before.start),
+                (self.transition, even, before.transition),
+                (self.emission, common, before.emission),
+            )
+        )
+        return replace(before, start=start, transition=transition, emission=emission)
+
+
+def _laws(counts: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Rows of counts as laws; what was never met stays as it was."""
+    sums = counts.sum(dim=-1, keepdim=True)
+    return torch.where(sums > 0, counts / sums.clamp(min=torch.finfo(counts.dtype).tiny), before)
+
+
+def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = False) -> Counts:
+    """Expected counts of states over texts [n] of columns, by the forward and backward recursions, scaled per token."""
+    start, transition = torch.zeros_like(hmm.start), torch.zeros_like(hmm.transition)
+    said, likelihood = torch.zeros_like(hmm.emission.T), 0.0
+    says = hmm.emission.T.contiguous()
+    for columns, known in _side_by_side(texts):
+        length, count = columns.shape
+        # Behind the end of a text every state is as good, and nothing is counted.
+        chances = torch.where(known[..., None], says[columns], 1.0)
+        sure, scales = torch.empty_like(chances), chances.new_empty(length, count)
+        belief = hmm.start.expand(count, -1)
+        for place in range(length):
+            seen = belief * chances[place]
+            scales[place] = seen.sum(dim=1)
+            sure[place] = seen / scales[place, :, None]
+            belief = sure[place] @ hmm.transition
+        likelihood += float(scales.double().log().sum())
+        if only_likelihood:
+            continue
+        behind = torch.ones_like(chances)
+        coming = torch.empty_like(chances)
+        for place in range(length - 1, 0, -1):
+            coming[place] = chances[place] * behind[place] / scales[place, :, None]
+            behind[place - 1] = coming[place] @ hmm.transition.T
+        states = (sure * behind)[known]
+        said.index_add_(0, columns[known], states)
+        start += (sure[0] * behind[0]).sum(dim=0)
+        follows = known[1:]
+        transition += hmm.transition * (sure[:-1][follows].T @ coming[1:][follows])
+    return Counts(start, transition, said.T, likelihood)
+
+
+def _side_by_side(texts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Texts of like lengths: columns [length, b] int64, zeros behind each end, and bool: what is text."""
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    for first in range(0, len(order), _TEXTS):
+        part = [texts[number] for number in order[first : first + _TEXTS]]
+        columns = np.zeros((len(part[-1]), len(part)), dtype=np.int64)
+        known = np.zeros(columns.shape, dtype=bool)
+        for number, text in enumerate(part):
+            columns[: len(text), number], known[: len(text), number] = text, True
+        yield torch.from_numpy(columns), torch.from_numpy(known)
+
+
+def begun(
+    texts: Sequence[np.ndarray], vocab_size: int, recipe: HMMRecipe, vocabulary: str = ""
+) -> tuple[HMM, torch.Tensor]:
+    """Where learning begins, in float64, and the law [K + 1] of all texts. texts: [n] token ids each.
+
+    A state says one of the commonest tokens half of the time, each state another one, and otherwise what chance made of
+    the law of all texts: so states differ from the first, and what follows a token is seen at once.
+    """
+    counts = np.bincount(np.concatenate(texts), minlength=vocab_size)
+    kept = np.argsort(-counts, kind="stable")[: min(recipe.tokens, int((counts > 0).sum()))]
+    # One more for each of the others: what was never met may come.
+    others = torch.from_numpy(counts + 1.0)
+    others[kept] = 0.0
+    chance = torch.Generator().manual_seed(recipe.seed)
+    common = torch.from_numpy(
+        np.append(counts[kept], counts.sum() - counts[kept].sum() + (len(kept) < vocab_size)) + 0.0
+    )
+    common /= common.sum()
+    states = recipe.states
+    emission = common * torch.rand(states, len(common), generator=chance, dtype=torch.float64, device="cpu")
+    emission /= emission.sum(dim=1, keepdim=True)
+    own = torch.arange(states, device="cpu") % len(kept)
+    emission = emission / 2 + torch.nn.functional.one_hot(own, len(common)) / 2
+    transition = 1.0 + torch.rand(states, states, generator=chance, dtype=torch.float64, device="cpu")
+    even = torch.full((states,), 1 / states, dtype=torch.float64, device="cpu")
+    follows, shares = transition / transition.sum(dim=1, keepdim=True), others / others.sum().clamp(min=1.0)
+    return HMM(even, follows, emission, torch.from_numpy(kept), shares, vocabulary), common
+
+
+def train_hmm(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: HMMRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> HMM:
+    """Learn a hidden Markov model of the texts that `target` has written, and leave it in the folder `out`.
+
+    corpus: see `data.write_texts`. Kept is the iteration that gives the texts held out, every twentieth, most; the
+    facts tell bits per token by iteration. Interrupted, it goes on behind its last iteration when called again, and
+    ends the same. Raises SettingsError for texts of another vocabulary, and for too few of them.
+    """
+    recipe = recipe or HMMRecipe()
+    check_folder(out)
+    vocab_size = target.model.vocab_size
+    if corpus.facts.get("vocab_size") != vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, held = corpus.split()
+    if not held:
+        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
+    texts = [corpus[number].tokens.astype(np.int64) for number in learned]
+    hmm, common = begun(texts, vocab_size, recipe, target.model.config.vocabulary)
+    columns = hmm.columns.numpy()
+    spelt, judged = [columns[text] for text in texts], [columns[corpus[number].tokens] for number in held]
+    # Of the tokens that share a column, what each has of it, which no iteration changes.
+    rare = [hmm.rest[corpus[number].tokens.astype(np.int64)] for number in held]
+    within = float(sum(shares[shares > 0].log().sum() for shares in rare))
+    run = _Run(out / "training" / CHECKPOINT, {"recipe": asdict(recipe), "corpus": corpus.facts}, hmm)
+    size = sum(map(len, spelt))
+    while len(run.objective) < recipe.iterations:
+        counts = counted(run.hmm, spelt)
+        run.objective.append((counts.likelihood + recipe.prior * _log_prior(run.hmm, common)) / size)
+        run.hmm = counts.most_likely(run.hmm, recipe.prior, common)
+        likelihood = counted(run.hmm, judged, only_likelihood=True).likelihood
+        run.judge((likelihood + within) / sum(map(len, judged)))
+        run.save()
+        progress("learning", len(run.objective), recipe.iterations)
+    facts = {
+        "target": target.name,
+        "command": command,
+        "recipe": asdict(recipe),
+        "texts": len(corpus),
+        "tokens": size,
+        "best": int(np.argmax(run.held)) + 1,
+        "objective": run.objective,
+        "held": run.held,
+        "met": float(np.mean(np.concatenate(judged) < len(hmm.tokens))),
+    }
+    best: dict[str, Any] = {name: table.float() for name, table in run.best.items()}
+    found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
+    found.save(out / FILE)
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(facts, found))
+    return found
+
+
+def _log_prior(hmm: HMM, common: torch.Tensor) -> float:
+    """What the prior adds to the likelihood, in nats: so the sum of both never falls."""
+    even = 1 / len(hmm.start)
+    said = torch.where(common > 0, common * hmm.emission.log(), 0.0)
+    return float(even * (hmm.start.log().sum() + hmm.transition.log().sum()) + said.sum())
+
+
+class _Run:
+    """How far learning has come. objective: nats per token before each iteration; held: per token held out, after."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], hmm: HMM) -> None:
+        self.path, self._made, self.hmm = path, json.dumps(settings, sort_keys=True), hmm
+        self.objective: list[float] = []
+        self.held: list[float] = []
+        self.best: dict[str, torch.Tensor] = {}
+        if path.is_file():
+            self._restore()
+
+    def judge(self, nats: float) -> None:
+        """Note what texts held out say of the model as it is."""
+        if nats > max(self.held, default=-float("inf")):
+            self.best = {name: getattr(self.hmm, name) for name in _TABLES}
+        self.held.append(nats)
+
+    def save(self) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {f"now.{name}": getattr(self.hmm, name).contiguous() for name in _TABLES}
+        tensors |= {f"best.{name}": table.contiguous() for name, table in self.best.items()}
+        about = {"settings": self._made, "run": json.dumps([self.objective, self.held])}
+        with replacing(self.path) as temporary:
+            # Copies: what is best may be what is now.
+            save_file({name: table.clone() for name, table in tensors.items()}, temporary, metadata=about)
+
+    def _restore(self) -> None:
+        try:
+            tensors, about = read_tensors(self.path)
+            if about.get("settings") != self._made:
+                raise SettingsError(
+                    f"{self.path} belongs to a training run with other settings or other texts: name another folder, "
+                    "or remove that file to begin anew"
+                )
+            self.objective, self.held = json.loads(about["run"])
+            now: dict[str, Any] = {name: tensors[f"now.{name}"] for name in _TABLES}
+            self.best = {name: tensors[f"best.{name}"] for name in _TABLES}
+            if any(now[name].shape != getattr(self.hmm, name).shape for name in _TABLES):
+                raise ValueError("shapes differ")
+            self.hmm = replace(self.hmm, **now)
+        except (CorruptFile, KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(f"the checkpoint {self.path} is damaged: remove it to begin anew") from error
+
+
+def _card(facts: dict[str, Any], found: HMM) -> str:
+    bits = [-each / np.log(2) for each in facts["held"]]
+    return f"""# A hidden Markov model of {facts["target"]}'s texts
+
+It tells at no cost of a pass what {facts["target"]} may write next, and is used as a drafter, which changes no text:
+
+    decodery generate "..." -m {facts["target"]} --drafter hmm:model=THIS_FOLDER
+
+{len(found.start)} states, {len(found.tokens):,} tokens of their own, {facts["met"]:.1%} of those held out. Made by
+
+    {facts["command"]}
+
+from {facts["tokens"]:,} tokens, prompts and what was written behind them, by expectation-maximization. A twentieth of
+{facts["texts"]:,} texts was held out, which takes {bits[facts["best"] - 1]:.2f} bits per token after iteration
+{facts["best"]} of {len(bits)}, the one that is kept, and took {bits[0]:.2f} after the first one.
+"""

@@ -1,0 +1,106 @@
+"""Training the head of Judge Decoding on examples, which `training/mining.py` makes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import PromptError
+from decodery.models.loaders.store import Progress, silent
+from decodery.speculative.acceptance.judge import Head
+
+from .loop import History, Plan, batches, train
+from .mining import HELD_OUT, Examples
+
+JUDGE = "judge.safetensors"
+
+
+def fit(
+    found: Examples,
+    layer: int,
+    out: Path,
+    *,
+    steps: int = 600,
+    lr: float = 1e-2,
+    facts: dict[str, Any] | None = None,
+    model: str = "",
+    progress: Progress = silent,
+) -> tuple[Head, History]:
+    """Weighted logistic regression on the examples of four questions in five; validated on the others.
+
+    model: `fingerprint` of the model whose states the examples hold.
+
+    Both labels weigh the same in all. The head's facts say how well it tells valid from invalid on the held-out
+    questions: auc (the probability that it ranks a pair rightly), and which threshold rejects 90% of the invalid ones.
+    """
+    held = found.question % HELD_OUT == HELD_OUT - 1
+    for part, name in ((~held, "train on"), (held, "validate with")):
+        if not 0 < found.valid[part].sum() < part.sum():
+            raise PromptError(f"the questions give no {name} examples of both kinds: give more or other questions")
+    states, labels = torch.from_numpy(found.states[~held]), torch.from_numpy(found.valid[~held]).float()
+    # Standardised for the optimizer; folded into the head afterwards.
+    mean, spread = states.mean(dim=0), states.std(dim=0).clamp_min(1e-3)
+    states = (states - mean) / spread
+    weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
+    others, truth = (torch.from_numpy(found.states[held]) - mean) / spread, found.valid[held]
+    parameters = {
+        "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
+        "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
+    }
+    for tensor in parameters.values():
+        tensor.requires_grad_()
+    batch = batches(len(states), min(256, len(states)), seed=0)
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        return rows @ parameters["weight"] + parameters["bias"]
+
+    def loss(step: int) -> torch.Tensor:
+        chosen = batch(step)
+        return (
+            torch.nn.functional.binary_cross_entropy_with_logits(
+                logits(states[chosen]), labels[chosen], weight=weights[chosen]
+            )
+            + 1e-3 * (parameters["weight"] ** 2).sum()
+        )
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        return {"auc": auc(logits(others).numpy(), truth)}
+
+    plan = Plan(steps, lr=lr, validate_every=max(1, steps // 20))
+    settings = {"examples": hashlib.sha256(found.states.tobytes() + found.valid.tobytes()).hexdigest()}
+    history = train(
+        parameters, loss, plan, out, validate=validate, metric="auc", higher=True, settings=settings, progress=progress
+    )
+    with torch.no_grad():
+        scores = logits(others).sigmoid().numpy()
+        weight = parameters["weight"] / spread
+        bias = float(parameters["bias"] - (weight * mean).sum())
+    figures = {
+        "examples": len(found.valid),
+        "valid": round(float(found.valid.mean()), 4),
+        "held_out": int(held.sum()),
+        "auc": round(auc(scores, truth), 4),
+        "threshold_90": round(float(np.quantile(scores[~truth], 0.9)), 4),
+        "kept_at_threshold_90": round(float((scores[truth] > np.quantile(scores[~truth], 0.9)).mean()), 4),
+    }
+    head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures}, model)
+    head.save(out / JUDGE)
+    return head, history
+
+
+def auc(scores: np.ndarray, truth: np.ndarray) -> float:
+    """The probability that a valid example scores higher than an invalid one; a tie counts half.
+
+    truth: which are valid, or how much of each is, from 0 to 1. Where all are of one kind, 0.5.
+    """
+    values, place = np.unique(scores, return_inverse=True)
+    share = np.asarray(truth, dtype=np.float64)
+    valid, invalid = (np.bincount(place, each, len(values)) for each in (share, 1 - share))
+    if not valid.any() or not invalid.any():
+        return 0.5
+    return float((valid * (np.cumsum(invalid) - invalid / 2)).sum() / (valid.sum() * invalid.sum()))

@@ -1,0 +1,61 @@
+"""Find which channels of keys say most about attention: Double Sparsity's calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.key_channels import CHANNELS, KeyChannels
+
+from .card import refuse_others
+
+check_folder = partial(refuse_others, made=CHANNELS, what="holds no key channels")
+"""Raises SettingsError where calibration would overwrite something else."""
+
+
+class Sizes(AttentionPolicy):
+    """Sums of what is asked and what is there, by channel: queries [layers, heads, d], keys [layers, kv_heads, d]."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        config = model.config
+        self.queries = torch.zeros(
+            config.num_layers, config.num_heads, config.head_dim, dtype=torch.float64, device="cpu"
+        )
+        self.keys = torch.zeros(
+            config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float64, device="cpu"
+        )
+
+    def select(self, attention: Attention) -> None:
+        self.queries[attention.layer] += attention.queries.abs().double().sum(dim=0).cpu()
+        self.keys[attention.layer] += attention.keys.abs().double().sum(dim=1).cpu()
+
+
+@torch.no_grad()
+def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]], progress: Progress = silent) -> KeyChannels:
+    """The channels of each key-value head in the order of mean |query| times mean |key|, summed over its group.
+
+    Both are taken after rotation, and the two channels that rotation mixes stand together, the better pair first: what
+    one of them says at one position the other says at the next.
+    """
+    sizes, count = Sizes(model), 0
+    for number, tokens in enumerate(texts):
+        cache = model.new_cache()
+        cache.policy = sizes
+        ids = np.asarray(tokens, dtype=np.int64)
+        model.forward(Batch([Segment.chunk(ids, cache, logit_rows=[])]))
+        count += len(ids)
+        progress("reading texts", number + 1, len(texts))
+    layers, kv_heads, dim = sizes.keys.shape
+    asked = sizes.queries.reshape(layers, kv_heads, -1, dim)
+    worth = (asked * sizes.keys[:, :, None]).sum(dim=2)
+    pairs = (worth[..., : dim // 2] + worth[..., dim // 2 :]).sort(dim=-1, descending=True, stable=True).indices
+    order = torch.stack((pairs, pairs + dim // 2), dim=-1).flatten(-2)
+    facts = {"texts": len(texts), "tokens": count}
+    return KeyChannels(order, facts, model.fingerprint)

@@ -1,0 +1,123 @@
+"""Freeze keys for a discrete key-value bottleneck: vector quantization of a model's states, without any labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import floating
+from decodery.speculative.stores.bottleneck import KeySet, nearest
+
+_BATCH = 256
+_DEAD = 1e-2
+"""Expected rows of a batch below which a key is dead, and begins anew at one of the batch's rows."""
+
+
+@dataclass(frozen=True)
+class KeyRecipe:
+    """How keys are found. codebooks of `keys` keys of `dim` numbers; rank: numbers of a value.
+
+    decay: of the moving averages. epochs: how often all states are gone through.
+    """
+
+    codebooks: int = 16
+    keys: int = 512
+    dim: int = 16
+    rank: int = 64
+    decay: float = 0.95
+    epochs: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.codebooks, self.keys, self.dim, self.rank, self.epochs) < 1 or not 0 <= self.decay < 1:
+            raise SettingsError("keys need codebooks, keys, dim, rank and epochs of at least 1, and a decay below 1")
+
+
+@torch.no_grad()
+def learn_keys(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    *,
+    recipe: KeyRecipe | None = None,
+    facts: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> KeySet:
+    """Keys for a model's last states, from texts of token ids. Raises SettingsError for fewer states than keys."""
+    recipe = recipe or KeyRecipe()
+    if not isinstance(model, Transformer):
+        raise UnsupportedModel("keys go with models that this package runs itself: load another model")
+    parts = []
+    for number, text in enumerate(texts):
+        segment = Segment(np.arange(len(text)), np.asarray(text, dtype=np.int64), logit_rows=[])
+        parts.append(model.forward(Batch([segment]), taps=(-1,)).hidden[-1].float().cpu())
+        progress("reading texts", number + 1, len(texts))
+    states = torch.cat(parts)
+    if len(states) < recipe.keys:
+        raise SettingsError(f"{len(states)} tokens are too few for {recipe.keys} keys: give longer texts")
+    keys, centre, projections = quantized(states, recipe)
+    about = {**asdict(recipe), "tokens": len(states), **(facts or {})}
+    return KeySet(centre, projections, keys, readout(model, recipe.rank), model.fingerprint, about)
+
+
+def quantized(states: torch.Tensor, recipe: KeyRecipe) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys [C, K, d], the centre [width] and projections [C, d, width] for states [n, width].
+
+    Projections are Xavier's, of states whose channels have been given the same spread: a few channels of a language
+    model are a hundred times as large as the others, and nothing else would be told apart. They never learn.
+    """
+    chance = torch.Generator().manual_seed(recipe.seed)
+    width = states.shape[1]
+    centre, spread = states.mean(dim=0), states.std(dim=0).clamp(min=1e-6)
+    shape = recipe.codebooks, recipe.dim, width
+    projections = (
+        torch.randn(shape, generator=chance, dtype=torch.float32, device="cpu")
+        * (2 / (recipe.dim + width)) ** 0.5
+        / spread
+    )
+    rows = torch.einsum("nw,cdw->ncd", states - centre, projections)
+    keys = rows[torch.randperm(len(rows), generator=chance, device="cpu")[: recipe.keys]].transpose(0, 1).clone()
+    counts, sums = torch.ones(keys.shape[:2], dtype=torch.float32, device="cpu"), keys.clone()
+    books = torch.arange(recipe.codebooks, device="cpu")
+    for _ in range(recipe.epochs):
+        for batch in rows[torch.randperm(len(rows), generator=chance, device="cpu")].split(_BATCH):
+            place = (nearest(batch, keys) + books * recipe.keys).flatten()
+            found = torch.zeros(keys[..., 0].numel(), dtype=torch.float32, device="cpu").index_add_(
+                0, place, torch.ones(len(place), dtype=torch.float32, device="cpu")
+            )
+            total = torch.zeros(len(found), recipe.dim, dtype=torch.float32, device="cpu").index_add_(
+                0, place, batch.flatten(0, 1)
+            )
+            counts = recipe.decay * counts + (1 - recipe.decay) * found.view_as(counts)
+            sums = recipe.decay * sums + (1 - recipe.decay) * total.view_as(sums)
+            dead = counts < _DEAD
+            if dead.any():
+                anew = batch[
+                    torch.randint(len(batch), (int(dead.sum()),), generator=chance, device="cpu"), dead.nonzero()[:, 0]
+                ]
+                counts[dead], sums[dead] = 1.0, anew
+            keys = sums / counts[..., None]
+    return keys, centre, projections
+
+
+def readout(model: Transformer, rank: int) -> torch.Tensor:
+    """[rank, vocab] what makes logits of values: the outputs' main directions, every token of length 1.
+
+    So a value that has learned one token says that token; by their own lengths, a longer one near it would be said.
+    """
+    if model.weights.kept is not None:
+        raise UnsupportedModel("keys go with models that have an output for every token: load another model")
+    table = floating(model.weights.head).weight.float().cpu()
+    table = table - table.mean(dim=0)
+    rank = min(rank, table.shape[1])
+    directions = torch.linalg.eigh((table.T @ table).double())[1][:, -rank:].flip(1).float()
+    found = (table @ directions).T
+    return found / found.norm(dim=0).clamp(min=1e-6)

@@ -1,0 +1,150 @@
+"""Train a filter for `learn2pd`: which proposals of a model are what it will write in the end, by its own decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.diffusion.base import Policy
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.filter import Filter
+from decodery.diffusion.learn2pd import block
+from decodery.diffusion.static import Static
+from decodery.diffusion.texts import fill_all
+from decodery.diffusion.view import Commit, View
+from decodery.engine.engine import Engine
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+
+from .judge import auc
+
+_HELD_OUT = 10
+"""One prompt in so many is kept for validation, and one for the test."""
+_TOGETHER = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Blocks as passes found them. confidence: [n, b]; final, open: [n, b] bool; prompt: [n] whose they are.
+
+    final: whether the proposal is what static decoding writes. passes: that this took, if only such were written, and
+    static: that static decoding took, of all prompts together.
+    """
+
+    confidence: torch.Tensor
+    final: torch.Tensor
+    open: torch.Tensor
+    prompt: torch.Tensor
+    passes: int
+    static: int
+
+    def of(self, part: int, parts: int = _HELD_OUT) -> Labelled:
+        """Those of the prompts whose number leaves `part` when divided; part -1: all but the first two parts."""
+        left = self.prompt % parts
+        rows = (left > 1) if part < 0 else left == part
+        return Labelled(
+            self.confidence[rows], self.final[rows], self.open[rows], self.prompt[rows], self.passes, self.static
+        )
+
+
+@dataclass(frozen=True)
+class Replay(Policy):
+    """Writes every proposal that is right, however unsure: the fewest passes that a filter could come to.
+
+    answers: [L] what is right. Where nothing of a block is, the block is written as it should be. What it saw is kept
+    in `seen`: confidences [b], which were right [b], which were open [b].
+    """
+
+    answers: Any = None
+    seen: Any = None
+    places: int = 32
+
+    def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
+        wanted = self.answers[view.positions]
+        right = view.tokens == wanted
+        final, is_open = np.zeros(self.places, dtype=bool), np.zeros(self.places, dtype=bool)
+        final[view.positions - view.region[0]], is_open[view.positions - view.region[0]] = right, True
+        self.seen.append((block(view, self.places), final, is_open))
+        if right.any():
+            return view.at(right), memory
+        return Commit(view.positions, wanted), memory
+
+
+def labelled(
+    engine: Engine,
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    length: int,
+    places: int,
+    *,
+    eos_ids: Sequence[int] = (),
+    progress: Progress = silent,
+) -> Labelled:
+    """What static decoding in blocks of `places` writes behind prompts, and which proposals on the way are that."""
+    method = Static(block=places)
+    rows, owners, passes, static = [], list[int](), 0, 0
+    for first in range(0, len(prompts), _TOGETHER):
+        some = prompts[first : first + _TOGETHER]
+        canvases = [Canvas.of(model, prompt, length, eos_ids=eos_ids) for prompt in some]
+        fill_all(engine, model, canvases, method, 0.0)
+        static += sum(canvas.passes for canvas in canvases)
+        for number, (prompt, done) in enumerate(zip(some, canvases, strict=True), first):
+            seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+            again = Canvas.of(model, prompt, length, eos_ids=eos_ids)
+            fill_all(engine, model, [again], Replay(answers=done.tokens, seen=seen, places=places, block=places), 0.0)
+            passes += again.passes
+            rows += seen
+            owners += [number] * len(seen)
+            progress("decoding twice", number + 1, len(prompts))
+    confidence, final, is_open = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
+    return Labelled(confidence, final, is_open, torch.tensor(owners, dtype=torch.int64, device="cpu"), passes, static)
+
+
+def fit_filter(
+    found: Labelled, *, model: str = "", epochs: int = 3000, lr: float = 3e-3, seed: int = 0, rho: float = 0.96
+) -> tuple[Filter, dict[str, float]]:
+    """The filter that does best on prompts held out, and how well it does on others.
+
+    auc: how often it ranks a final proposal above one that is not, and plain_auc the confidence itself; precision: of
+    what is above rho, the part that is final; recall: of what is final, the part above rho. Raises SettingsError for
+    too few prompts.
+    """
+    learned, held, judged = found.of(-1), found.of(0), found.of(1)
+    if not all(len(each.prompt) for each in (learned, held, judged)):
+        raise SettingsError(f"a filter is trained, chosen and judged on different prompts: give at least {_HELD_OUT}")
+    made = Filter.untrained(learned.confidence.shape[1], seed, model)
+    tensors = [each.requires_grad_() for each in (made.weight, made.bias, made.out, made.out_bias)]
+    optimizer = torch.optim.AdamW(tensors, lr=lr)
+    best, least = [each.detach().clone() for each in tensors], float("inf")
+    for epoch in range(epochs + 1):
+        if epoch % 50 == 0 or epoch == epochs:
+            with torch.no_grad():
+                value = float(_loss(made, held))
+            if value < least:
+                least, best = value, [each.detach().clone() for each in tensors]
+        optimizer.zero_grad()
+        _loss(made, learned).backward()
+        optimizer.step()
+    weight, bias, out, out_bias = best
+    chosen = Filter(weight, bias, out, out_bias, model)
+    with torch.no_grad():
+        odds = torch.sigmoid(chosen.logits(judged.confidence))[judged.open].numpy()
+    truth, plain = judged.final[judged.open].numpy(), judged.confidence[judged.open].numpy()
+    above = odds > rho
+    mixed = 0 < truth.sum() < len(truth)
+    return chosen, {
+        "auc": auc(odds, truth) if mixed else 1.0,
+        "plain_auc": auc(plain, truth) if mixed else 1.0,
+        "precision": float(truth[above].mean()) if above.any() else 1.0,
+        "recall": float(above[truth].mean()) if truth.any() else 0.0,
+    }
+
+
+def _loss(made: Filter, rows: Labelled) -> torch.Tensor:
+    logits = made.logits(rows.confidence)[rows.open]
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, rows.final[rows.open].float())

@@ -1,0 +1,231 @@
+"""One small training loop: AdamW, warm-up and cosine, checkpoints, and exact resumption after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, NumericalError, SettingsError
+from decodery.models.loaders.fields import parse_json
+from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.trained.artifact import read_tensors
+
+CHECKPOINT = "checkpoint.safetensors"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. lr: at its peak, after `warmup` of the steps; it ends at `final` of that, along a cosine.
+
+    clip: largest norm of the gradient, infinity for any. validate_every: steps between validations; save_seconds:
+    between checkpoints.
+    """
+
+    steps: int
+    lr: float = 1e-3
+    warmup: float = 0.03
+    final: float = 0.1
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    validate_every: int = 100
+    save_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.validate_every < 1:
+            raise SettingsError("a training run needs at least one step, and validate_every of at least 1")
+        if not self.lr > 0 or not 0 <= self.warmup <= 1 or not 0 <= self.final <= 1 or not self.clip > 0:
+            raise SettingsError("lr and clip must be positive, warmup and final between 0 and 1")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step `step`, counted from 0."""
+        rising = max(1, round(self.warmup * self.steps))
+        if step < rising:
+            return self.lr * (step + 1) / rising
+        along = (step - rising) / max(1, self.steps - rising)
+        return self.lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * along)))
+
+
+@dataclass
+class History:
+    """What a run has come to. step: steps done; best: the best value of the metric so far, at step `best_step`.
+
+    losses: {step: mean training loss since the last validation}; metrics: {step: {name: value}}.
+    """
+
+    step: int = 0
+    best: float | None = None
+    best_step: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def train(
+    parameters: Mapping[str, torch.Tensor],
+    loss: Callable[[int], torch.Tensor],
+    plan: Plan,
+    out: Path,
+    *,
+    validate: Callable[[], Mapping[str, float]],
+    metric: str,
+    higher: bool = False,
+    enough: Callable[[Mapping[str, float]], bool] = lambda values: False,
+    shares: Mapping[str, float] | None = None,
+    settings: Mapping[str, object] | None = None,
+    progress: Progress = silent,
+    what: str = "training",
+    saved: Callable[[Mapping[str, torch.Tensor], History], None] = lambda best, history: None,
+) -> History:
+    """Train `parameters` in place, and leave in them the values that were best on validation.
+
+    loss: the loss of step s, a scalar that depends on `parameters`, s and nothing else: with batches that are a
+    function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
+    validate: called every `plan.validate_every` steps, at the start and at the end; metric: the name among its values
+    that decides, the lowest being best unless `higher`; enough: of these values, whether to end before the last step,
+    with the parameters as they are then. shares: of the plan's rate, what parameters of these names learn at in place
+    of all of it. out: the folder of the checkpoint. settings: whatever else the run depends on; a checkpoint of other
+    settings is refused. progress: told how many steps of how many are done. saved: called after each checkpoint, with
+    the values that are best so far.
+
+    Raises NumericalError when the loss is no longer finite.
+    """
+    made = json.dumps({"plan": asdict(plan), "metric": metric, **(settings or {})}, sort_keys=True)
+    optimizer = _optimizer(parameters, plan, shares or {})
+    best = {name: value.detach().clone() for name, value in parameters.items()}
+    path, history = out / CHECKPOINT, History()
+    if path.is_file():
+        history = _restore(path, made, parameters, best, optimizer)
+    written, total, counted = monotonic(), 0.0, 0
+
+    def judge() -> bool:
+        values = {name: float(value) for name, value in validate().items()}
+        history.metrics[str(history.step)] = values
+        if history.best is None or (values[metric] > history.best if higher else values[metric] < history.best):
+            history.best, history.best_step = values[metric], history.step
+            for name, value in parameters.items():
+                best[name].copy_(value.detach())
+        return enough(values)
+
+    if not history.metrics:
+        judge()
+    # A run that was interrupted behind its last step had ended.
+    ended = enough(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
+    while history.step < plan.steps and not ended:
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate(history.step) * group["share"]
+        value = loss(history.step)
+        if not torch.isfinite(value):
+            raise NumericalError(f"the loss is {float(value.detach())} in step {history.step}: use a smaller lr")
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), plan.clip)
+        optimizer.step()
+        history.step += 1
+        total, counted = total + float(value.detach()), counted + 1
+        due = history.step % plan.validate_every == 0 or history.step == plan.steps
+        if due:
+            history.losses[str(history.step)] = total / counted
+            total, counted = 0.0, 0
+            ended = judge()
+        # Only where the mean loss starts anew, so that a resumed run reports the same one.
+        if due and (monotonic() - written > plan.save_seconds or history.step == plan.steps or ended):
+            _save(path, made, history, parameters, best, optimizer)
+            saved(best, history)
+            written = monotonic()
+        progress(what, history.step, plan.steps)
+    with torch.no_grad():
+        for name, tensor in parameters.items():
+            tensor.copy_(best[name])
+    return history
+
+
+def batches(count: int, size: int, seed: int) -> Callable[[int], list[int]]:
+    """Which of `count` items make up the batch of step s: all once in a random order, then all in another one, ..."""
+    if count < 1 or size < 1:
+        raise SettingsError(f"there is nothing to make batches of: {count} texts, {size} per batch")
+    orders: dict[int, np.ndarray] = {}
+
+    def order(epoch: int) -> np.ndarray:
+        if epoch not in orders:
+            for old in [each for each in orders if each < epoch - 1]:
+                del orders[old]
+            orders[epoch] = np.random.default_rng([seed, epoch]).permutation(count)
+        return orders[epoch]
+
+    def batch(step: int) -> list[int]:
+        return [int(order(at // count)[at % count]) for at in range(step * size, (step + 1) * size)]
+
+    return batch
+
+
+def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan, shares: Mapping[str, float]) -> torch.optim.AdamW:
+    groups: dict[tuple[float, float], list[torch.Tensor]] = {}
+    for name, tensor in parameters.items():
+        # Gains and biases are not pulled towards zero.
+        decay = plan.weight_decay if tensor.ndim > 1 else 0.0
+        groups.setdefault((decay, shares.get(name, 1.0)), []).append(tensor)
+    options = [{"params": tensors, "weight_decay": decay, "share": share} for (decay, share), tensors in groups.items()]
+    return torch.optim.AdamW(options, lr=plan.lr, betas=plan.betas)
+
+
+def content(data: object) -> str:
+    """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _save(
+    path: Path,
+    made: str,
+    history: History,
+    parameters: Mapping[str, torch.Tensor],
+    best: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """One file with all there is, so that its parts never come from two different steps."""
+    from safetensors.torch import save_file
+
+    tensors = {f"now.{name}": value.detach().contiguous() for name, value in parameters.items()}
+    tensors |= {f"best.{name}": value for name, value in best.items()}
+    for name, value in parameters.items():
+        state = optimizer.state[value]
+        tensors |= {f"{moment}.{name}": state[moment].contiguous() for moment in _MOMENTS}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"settings": made, "history": json.dumps(asdict(history))})
+
+
+def _restore(
+    path: Path,
+    made: str,
+    parameters: Mapping[str, torch.Tensor],
+    best: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> History:
+    damaged = f"the checkpoint {path} is damaged: remove it to begin the training anew"
+    try:
+        tensors, about = read_tensors(path)
+        if about.get("settings") != made:
+            raise SettingsError(
+                f"{path} belongs to a training run with other settings or other data: name another folder, or "
+                "remove that file to begin anew"
+            )
+        history = History(**parse_json(about["history"], "history"))
+        with torch.no_grad():
+            for name, tensor in parameters.items():
+                tensor.copy_(tensors[f"now.{name}"])
+                best[name].copy_(tensors[f"best.{name}"])
+                optimizer.state[tensor] = {
+                    moment: tensors[f"{moment}.{name}"].to(tensor.device if moment != "step" else "cpu", copy=True)
+                    for moment in _MOMENTS
+                }
+    except (CorruptFile, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CorruptFile(damaged) from error
+    return history

@@ -1,0 +1,111 @@
+"""Train LOS-Net: whether an answer is wrong, by the output signatures of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.threads import one_thread
+from decodery.models.loaders.store import Progress, silent
+from decodery.monitors.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
+from decodery.monitors.threshold import Threshold
+
+from .activations import Answered
+from .ranking import parts, require_kinds
+
+_BATCH, _PATIENCE, _STEPS = 64, 30, 400
+"""Training ends after so many epochs, and so many steps, without gain."""
+
+
+@one_thread()
+def train_los(
+    answers: Ordered[Answered],
+    *,
+    k: int = 100,
+    width: int = 64,
+    layers: int = 1,
+    dropout: float = 0.3,
+    epochs: int = 300,
+    lr: float = 1e-3,
+    every: int = EVERY,
+    rate: float = 0.1,
+    seed: int = 0,
+    data: str = "",
+    chat: bool | None = None,
+    tokens: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> LOSHead:
+    """The network with the least cross-entropy on the validation part.
+
+    k: log-probabilities of each row that it is given, as many as were collected at most; 0 for the taken token's alone.
+    Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. It ends after 30 epochs without
+    gain, but not before 400 steps without: few answers make short epochs. every: tokens between two evaluations of a
+    text; the threshold is of the highest of them. rate, chat, tokens: see `train_probe`, and for what is raised.
+    """
+    part = parts([each.question.group for each in answers], seed)
+    wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")
+    require_kinds(wrong.bool().numpy(), part)
+    numbers, lengths = padded(answers, k)
+    learned, held = (torch.from_numpy(np.flatnonzero(part == name)) for name in ("train", "validation"))
+    torch.manual_seed(seed)
+    net = LOSNet(k, width, layers, dropout)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
+    random = torch.Generator().manual_seed(seed)
+    per_epoch = -(-len(learned) // _BATCH)
+    patience = max(_PATIENCE, -(-_STEPS // per_epoch))
+    best, kept, since, epoch = float("inf"), net.state_dict(), 0, 0
+    cost = torch.nn.functional.binary_cross_entropy_with_logits
+    for epoch in range(epochs):
+        net.train()
+        for batch in learned[torch.randperm(len(learned), generator=random, device="cpu")].split(_BATCH):
+            optimizer.zero_grad()
+            cost(net(numbers[batch], lengths[batch]), wrong[batch]).backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            value = float(cost(net(numbers[held], lengths[held]), wrong[held]))
+        since += 1
+        if value < best:
+            best, since = value, 0
+            kept = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+        progress("training LOS-Net", epoch + 1, epochs)
+        if since >= patience:
+            break
+    about = {**(facts or {}), "k": k, "width": width, "layers": layers, "every": every, "seed": seed}
+    about |= {"answers": len(answers), "wrong": round(float(wrong.mean()), 4), "steps": (epoch + 1) * per_epoch}
+    unset = LOSHead(kept, Threshold(0.5, rate, 0, data), about)
+    harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
+    set_on = Threshold.calibrated(highest(unset, harmless), rate, data, chat=chat, tokens=tokens)
+    return LOSHead(kept, set_on, about)
+
+
+def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, t, k + 5] signatures with the k largest log-probabilities, 0 behind the ends, and [n] lengths."""
+    rows = [_cut(each.signatures, k)[:MOST_TOKENS] for each in answers]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor(
+        [len(each) for each in rows], dtype=torch.int64, device="cpu"
+    )
+
+
+def scores(head: LOSHead, answers: Ordered[Answered]) -> list[float]:
+    """The score of each whole answer, as its monitor comes by it."""
+    return [head.score(list(_cut(each.signatures, head.facts["k"])[:MOST_TOKENS])) for each in answers]
+
+
+def highest(head: LOSHead, answers: Ordered[Answered]) -> list[float]:
+    """The highest score of each answer while it is written, which decides whether its monitor flags it."""
+    return [head.highest(list(_cut(each.signatures, head.facts["k"])[:MOST_TOKENS])) for each in answers]
+
+
+def _cut(signatures: torch.Tensor, k: int) -> torch.Tensor:
+    """Signatures with fewer of the largest log-probabilities."""
+    had = signatures.shape[-1] - 5
+    if k > had:
+        raise SettingsError(f"{had} log-probabilities of a row were collected, not {k}: collect more, or ask for fewer")
+    return torch.cat((signatures[:, :k], signatures[:, had:]), dim=1)

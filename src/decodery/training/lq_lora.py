@@ -1,0 +1,58 @@
+"""LQ-LoRA: the low-rank part learns, beside what has few bits and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import linear
+
+from decodery.compression.each_linear import Made
+from decodery.compression.lq_lora import LQLoRA, in_bfloat16
+from decodery.core.errors import SettingsError
+from decodery.models.torch.weights import Dense
+
+from .remade import Course, Form, Remaking
+
+
+@dataclass(frozen=True)
+class LowRankRemaking(Remaking):
+    """LQ-LoRA: Low-rank Plus Quantized Matrix Decomposition (2023): thin matrices learn, all else is as it was split.
+
+    split: how matrices are split to begin with.
+    """
+
+    split: LQLoRA = field(default_factory=LQLoRA)
+
+    def __post_init__(self) -> None:
+        if not self.split.rank:
+            raise SettingsError("with a rank of 0 there is nothing to learn: use a rank of 1 or more")
+
+    @property
+    def norms(self) -> bool:
+        return False
+
+    def form(self, name: str, whole: Dense, course: Course) -> Form:
+        return LowRank(whole, self.split)
+
+
+class LowRank(Form):
+    """One such layer. found: its parts, of which the thin ones learn."""
+
+    def __init__(self, whole: Dense, split: LQLoRA) -> None:
+        found = split.decompose(whole.weight.detach())
+        # Checkpoints keep what learns as it lies in memory.
+        self.found = found._replace(second=found.second.contiguous())
+        self._bias, self._split = whole.bias, split
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return {"first": self.found.first, "second": self.found.second}
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return linear(rows, self.found.coarse, self._bias) + rows @ self.found.second.T @ self.found.first.T
+
+    def made(self, itemsize: int) -> Made:
+        kept = self.found._replace(first=in_bfloat16(self.found.first), second=in_bfloat16(self.found.second))
+        return self._split.made(kept, self._bias)

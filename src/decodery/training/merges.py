@@ -1,0 +1,129 @@
+"""Train what makes embeddings of merged tokens: the model should go on behind a shorter prompt as behind the whole one.
+
+Retrofitting Large Language Models with Dynamic Tokenization (2024), whose networks come from zero-shot tokenizer
+transfer; this one is a small residual beside the mean, and the model itself stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.merge_nets import MERGE_NET, MergeNet
+from decodery.models.trained.merges import Merged, merged
+from decodery.step.dynamic_tokens import made
+
+from .card import refuse_others
+from .one_by_one import Course, as_ids, kept, long_enough
+from .traced import TracedCache, differentiable
+
+check_folder = partial(refuse_others, made=MERGE_NET, what="holds no network of merged tokens")
+"""Raises SettingsError where training would overwrite something else."""
+_LEAST = 16
+
+
+@dataclass(frozen=True)
+class MergeRecipe:
+    """How it learns. width: of the network. most: of a text's prompt, its first half, up to so large a share of rows
+    is merged away, drawn anew in every step; texts that are held out are judged at two thirds of it."""
+
+    steps: int = 300
+    lr: float = 1e-3
+    width: int = 512
+    most: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or not 0 < self.most < 1:
+            raise SettingsError("merged tokens need a width of at least 1, and a share between 0 and 1")
+
+
+class School:
+    """The model, which stays as it is, and the network that learns."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, recipe: MergeRecipe) -> None:
+        self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
+        first = MergeNet.initial(model.config.hidden_size, recipe.width, recipe.seed)
+        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in first.tensors.items()}
+
+    def shortened(self, tokens: Sequence[int], step: int | None = None) -> Merged:
+        """The first half of a text. step: of training, None for one that is held out."""
+        share = self.recipe.most * 2 / 3
+        if step is not None:
+            share = self.recipe.most * float(np.random.default_rng(nth_seed(self.recipe.seed, step)).random())
+        return merged([tokens[: len(tokens) // 2]], self.tokenizer, shorter=share, within="sentence")[0]
+
+    def laws(self, rows: torch.Tensor, behind: int) -> torch.Tensor:
+        """[behind, vocab] log-probabilities of what stands at the end of these rows [n, hidden]."""
+        n = len(rows)
+        segment = Segment(
+            np.arange(n), states=rows, cache=TracedCache.empty(self.model), logit_rows=range(n - behind - 1, n - 1)
+        )
+        return self.model.forward(Batch([segment])).logits.float().log_softmax(dim=-1)
+
+    def loss(self, tokens: Sequence[int], step: int | None = None, net: MergeNet | None = None) -> torch.Tensor:
+        """KL(behind the whole prompt || behind the shorter one) in nats a token."""
+        text, behind = self.shortened(tokens, step), tokens[len(tokens) // 2 :]
+        with torch.no_grad():
+            whole = self.model.embed_tokens(torch.tensor(tokens, dtype=torch.int64, device=self.model.device))
+            wanted = self.laws(whole, len(behind))
+        rows = self.model.embed_tokens(torch.tensor([*text.ids, *behind], dtype=torch.int64, device=self.model.device))
+        places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
+        if places:
+            spans = [text.tokens[slice(*text.spans[place])] for place in places]
+            found = made(self.model, spans, net or MergeNet(self.tensors))
+            rows = rows.index_copy(0, torch.tensor(places, dtype=torch.int64, device=rows.device), found.to(rows))
+        return (wanted.exp() * (wanted - self.laws(rows, len(behind)))).sum(dim=-1).mean()
+
+    @torch.no_grad()
+    def apart(self, texts: Sequence[Sequence[int]], net: MergeNet | None = None) -> float:
+        """The mean loss of texts."""
+        return float(torch.stack([self.loss(tokens, net=net) for tokens in texts]).mean())
+
+
+def train_merges(
+    target: LoadedModel,
+    texts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: MergeRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> MergeNet:
+    """Train a network on `texts` (token ids) and leave it in the folder `out`, for `step.dynamic_tokens.dynamic`.
+
+    One text in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from
+    its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in floating point,
+    PromptError for too few or too short texts.
+    """
+    recipe = recipe or MergeRecipe()
+    check_folder(out)
+    school = School(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
+    long_enough(texts, _LEAST)
+    course = Course(texts, recipe)
+    mean = school.apart(course.held, MergeNet.initial(target.model.config.hidden_size, 1))
+    history = course.learn(
+        school.tensors,
+        school.loss,
+        lambda: {"loss": school.apart(course.held)},
+        out,
+        data=as_ids(texts),
+        what="training merged tokens",
+        progress=progress,
+    )
+    facts = course.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
+    found = MergeNet(kept(school.tensors), facts, target.model.fingerprint)
+    found.save(out / MERGE_NET)
+    return found

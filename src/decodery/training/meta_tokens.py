@@ -1,0 +1,174 @@
+"""Train meta-tokens: soft tokens that look at a prompt as what will be written about it looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
+
+from .card import refuse_others
+from .one_by_one import Course, as_ids, kept, long_enough
+from .traced import TracedCache, differentiable
+
+check_folder = partial(refuse_others, made=META, what="holds no meta-tokens")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class MetaRecipe:
+    """How meta-tokens learn. library: rows of it; tokens: how many are mixed for a prompt, each of `sparse` rows.
+
+    ahead: tokens at the end of a text whose attention to what comes before them is the example. hot, cold: temperatures
+    of the mixture, at first and at last. even: what the entropy of the mean mixture counts, so that no row is left
+    aside. static: to learn tokens that are the same for all prompts, to compare with.
+    """
+
+    steps: int = 300
+    lr: float = 1e-3
+    library: int = 32
+    tokens: int = 8
+    sparse: int = 4
+    ahead: int = 32
+    hot: float = 1.0
+    cold: float = 0.3
+    even: float = 0.01
+    static: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.library, self.tokens, self.sparse, self.ahead) < 1 or not 0 < self.cold <= self.hot:
+            raise SettingsError("meta-tokens need library, tokens, sparse and ahead of at least 1, and 0 < cold <= hot")
+
+
+class Watching(AttentionPolicy):
+    """paid: by layer, what a pass's rows from `first` on pay to the first `n` slots [kv_heads, n], summing to 1."""
+
+    observes = True
+
+    def __init__(self, n: int, first: int = 0) -> None:
+        self.n, self.first = n, first
+        self.paid: dict[int, torch.Tensor] = {}
+
+    def observe(self, attention: Attention) -> None:
+        assert attention.weights is not None
+        rows = attention.weights[:, self.first :, : self.n].unflatten(0, (len(attention.keys), -1))
+        paid = rows.mean(dim=(1, 2))
+        self.paid[attention.layer] = paid / paid.sum(dim=-1, keepdim=True)
+
+    @property
+    def found(self) -> torch.Tensor:
+        """[layers, kv_heads, n]"""
+        return torch.stack([self.paid[layer] for layer in sorted(self.paid)])
+
+
+class School:
+    """The model, which stays as it is, and the meta-tokens that learn."""
+
+    def __init__(self, model: Transformer, recipe: MetaRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        if recipe.library > model.config.hidden_size:
+            raise SettingsError(f"a library has at most {model.config.hidden_size} rows, as wide as the model is")
+        size = float(model.weights.embedding.float().norm(dim=-1).mean()) * model.config.embedding_scale
+        shape = recipe.library, recipe.tokens, recipe.sparse
+        made = MetaTokens.initial(model.config, size, *shape, static=recipe.static, seed=recipe.seed)
+        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+
+    @torch.no_grad()
+    def example(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a text's end pays to what comes before it [layers, kv_heads, n], and the keys and values of that."""
+        n, cache = len(tokens) - self.recipe.ahead, self.model.new_cache()
+        cache.policy = watching = Watching(n, n)
+        self.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
+        cache.keep(range(n))
+        return watching.found, cache.data[:, :, :, :n]
+
+    def mixed(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
+        """[tokens, library] the mixture for the prompt of a text. step: of training, None without noise."""
+        recipe = self.recipe
+        prompt = torch.tensor(tokens[: len(tokens) - recipe.ahead], dtype=torch.int64, device=self.model.device)
+        shown = feature(self.model.embed_tokens(prompt).float(), recipe.static)
+        if step is None:
+            return mixture(self.tensors, shown, recipe.sparse, None, 1.0)
+        draws = torch.Generator().manual_seed(nth_seed(recipe.seed, step))
+        even = torch.rand(recipe.tokens, recipe.library, generator=draws, dtype=torch.float32, device="cpu").clamp(
+            1e-6, 1 - 1e-6
+        )
+        heat = recipe.hot * (recipe.cold / recipe.hot) ** (step / max(1, recipe.steps - 1))
+        return mixture(self.tensors, shown, recipe.sparse, -(-even.log()).log().to(shown.device), heat)
+
+    def divergence(self, tokens: Sequence[int], mixed: torch.Tensor) -> torch.Tensor:
+        """KL(example || what the soft tokens pay) in nats, the mean over layers and key-value heads."""
+        wanted, past = self.example(tokens)
+        soft, n = mixed @ library(self.tensors), past.shape[3]
+        cache = TracedCache(past)
+        cache.policy = watching = Watching(n)
+        positions = np.arange(n, n + len(soft))
+        self.model.forward(Batch([Segment(positions, None, soft, cache=cache, logit_rows=[])]))
+        return distance(wanted, watching.found)
+
+    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
+        """What is minimised."""
+        mixed = self.mixed(tokens, step)
+        mean = mixed.mean(dim=0).clamp_min(1e-9)
+        return self.divergence(tokens, mixed) + self.recipe.even * (mean * mean.log()).sum()
+
+    @torch.no_grad()
+    def apart(self, texts: Sequence[Sequence[int]]) -> float:
+        """The mean divergence of texts."""
+        return float(torch.stack([self.divergence(tokens, self.mixed(tokens)) for tokens in texts]).mean())
+
+
+def distance(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """KL(wanted || found) in nats of [layers, kv_heads, n], the mean over layers and heads."""
+    wanted, found = wanted.clamp_min(1e-9), found.clamp_min(1e-9)
+    return (wanted * (wanted.log() - found.log())).sum(dim=-1).mean()
+
+
+def train_meta_tokens(
+    target: LoadedModel,
+    texts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: MetaRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> MetaTokens:
+    """Train meta-tokens on `texts` (token ids) and leave them in the folder `out`, for the cache policy `meta-soft`.
+
+    One text in eight is held out, and the step with the least divergence there is what remains. Interrupted, it goes on
+    from its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in floating point,
+    PromptError for too few or too short texts.
+    """
+    recipe = recipe or MetaRecipe()
+    check_folder(out)
+    school = School(differentiable(target.model, "meta-tokens"), recipe)
+    long_enough(texts, recipe.ahead + 2)
+    course = Course(texts, recipe)
+    history = course.learn(
+        school.tensors,
+        school.loss,
+        lambda: {"divergence": school.apart(course.held)},
+        out,
+        data=as_ids(texts),
+        what="training meta-tokens",
+        progress=progress,
+        metric="divergence",
+        weight_decay=0.01,
+    )
+    facts = course.facts(command, history, divergence=round(history.best or 0.0, 4))
+    found = MetaTokens(kept(school.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
+    found.save(out / META)
+    return found

@@ -1,0 +1,249 @@
+"""Examples for the head of Judge Decoding, from pairs of answers or from what the target makes of its alternatives.
+
+Examples are hidden states of the target at tokens it did not choose, with a label: does the text still come out right?
+They lie in shards that are written whole or not at all, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, PromptError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.models.trained.artifact import read_tensors
+from decodery.speculative.acceptance.judge import normalized
+from decodery.step.draft_tree import TokenTree
+
+from .lines import read_json_lines
+
+HELD_OUT = 5
+"""Every how manieth question is kept for validation."""
+_SHARD = 8
+"""Questions per shard."""
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class JudgedQuestion:
+    """Something to answer. right, wrong: two answers that part ways where the wrong one goes wrong; None: mined."""
+
+    prompt: str
+    right: str | None = None
+    wrong: str | None = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """states: [m, hidden] float32 of root mean square 1. valid: [m] bool. question: [m], which one each is from."""
+
+    states: np.ndarray
+    valid: np.ndarray
+    question: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mining:
+    """How a question without answers is mined.
+
+    The target answers greedily with at most `max_new_tokens`; at the `places` of that answer where it was least sure,
+    each of its `alternatives` next best tokens is put in and the target finishes again. An alternative is valid where
+    the last number of the text stays what it was. Source: AutoJudge (2025), whose alternatives are a draft model's.
+    """
+
+    max_new_tokens: int = 96
+    places: int = 12
+    alternatives: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.max_new_tokens, self.places, self.alternatives) < 1:
+            raise SettingsError("mining needs max_new_tokens, places and alternatives of at least 1")
+
+
+def read_questions(path: Path) -> list[JudgedQuestion]:
+    """The questions of a JSON Lines file: objects with "prompt", and with "right" and "wrong" or neither."""
+    questions = []
+    for number, entry in read_json_lines(path):
+        try:
+            questions.append(JudgedQuestion(entry["prompt"], entry.get("right"), entry.get("wrong")))
+        except (KeyError, AttributeError, TypeError):
+            raise PromptError(f'line {number} of {path} is not an object with a "prompt"') from None
+        last = questions[-1]
+        texts = (last.prompt, last.right, last.wrong)
+        if not last.prompt or any(not isinstance(text, str | None) for text in texts):
+            raise PromptError(f"line {number} of {path} holds something else than texts")
+        if (last.right is None) != (last.wrong is None):
+            raise PromptError(f'line {number} of {path} needs both "right" and "wrong", or neither')
+    if len(questions) < HELD_OUT:
+        raise PromptError(f"{path} holds {len(questions)} questions: give at least {HELD_OUT}, one a line")
+    return questions
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text, which of an answer with a computation is its result."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def examples(
+    target: LoadedModel,
+    questions: Sequence[JudgedQuestion],
+    out: Path,
+    *,
+    mining: Mining | None = None,
+    progress: Progress = silent,
+) -> Examples:
+    """The examples of all questions, made with `target` and kept in `out`; those that are there already are read.
+
+    progress: told how many questions of how many are done.
+    """
+    from safetensors.numpy import save_file
+
+    mining = mining or Mining()
+    told = json.dumps([[q.prompt, q.right, q.wrong] for q in questions])
+    made = f"{target.name} {target.dtype} {mining} {hashlib.sha256(told.encode()).hexdigest()}"
+    parts: list[dict[str, np.ndarray]] = []
+    for first in range(0, len(questions), _SHARD):
+        path = out / f"examples-{first // _SHARD:05d}.safetensors"
+        if not path.is_file():
+            found = [_of_question(target, each, mining) for each in questions[first : first + _SHARD]]
+            sizes = [len(labels) for _, labels in found]
+            tensors: dict[str, np.ndarray] = {
+                "states": np.concatenate([states for states, _ in found]).astype(np.float16),
+                "valid": np.concatenate([labels for _, labels in found]).astype(np.uint8),
+                "question": np.repeat(np.arange(first, first + len(found)), sizes),
+            }
+            with replacing(path) as temporary:
+                save_file(tensors, temporary, metadata={"made": made})
+        parts.append(_read(path, made))
+        progress("examples", min(first + _SHARD, len(questions)), len(questions))
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in ("states", "valid", "question")}
+    return Examples(joined["states"].astype(np.float32), joined["valid"].astype(bool), joined["question"])
+
+
+def _read(path: Path, made: str) -> dict[str, np.ndarray]:
+    try:
+        tensors, about = read_tensors(path)
+        if about.get("made") != made:
+            raise SettingsError(f"{path} was made with other questions or settings: name another folder")
+        found = {name: tensors[name].numpy() for name in ("states", "valid", "question")}
+    except (CorruptFile, KeyError) as error:
+        raise CorruptFile(f"{path} is damaged: remove it and train again") from error
+    if found["states"].ndim != 2 or {len(each) for each in found.values()} != {len(found["states"])}:
+        raise CorruptFile(f"{path} is damaged: remove it and train again")
+    return found
+
+
+def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) -> tuple[np.ndarray, np.ndarray]:
+    encode = target.tokenizer.encode
+    if target.chat is None:
+        prompt = encode(question.prompt)
+    else:
+        prompt = chat_tokens(target.chat, target.tokenizer, [{"role": "user", "content": question.prompt}])
+    if question.right is not None and question.wrong is not None:
+        answers = encode(question.right, special=False), encode(question.wrong, special=False)
+        return from_answers(target.model, prompt, *answers)
+
+    def result(tokens: Sequence[int]) -> str | None:
+        return last_number(target.tokenizer.decode(list(tokens)))
+
+    return mined(target.model, prompt, result, mining, target.tokenizer.eos_ids)
+
+
+def from_answers(
+    model: LanguageModel, prompt: list[int], right: list[int], wrong: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """States and labels of two answers: every token of the right one is valid, the first other one of the wrong is not.
+
+    What follows a mistake is not used.
+    """
+    shared = next((at for at, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), len(wrong))
+    tree = TokenTree.from_paths(prompt[-1], [right, wrong[: shared + 1]])
+    valid = np.ones(len(tree) - 1, dtype=bool)
+    if shared < len(wrong) and len(tree) - 1 > len(right):
+        valid[-1] = False
+    return states_of(model, prompt, tree, np.arange(1, len(tree))), valid
+
+
+def mined(
+    model: LanguageModel,
+    prompt: list[int],
+    result: Callable[[Sequence[int]], str | None],
+    mining: Mining,
+    eos_ids: Sequence[int] = (),
+) -> tuple[np.ndarray, np.ndarray]:
+    """States and labels of the target's own alternatives, see `Mining`; none where its answer has no result."""
+    engine = Engine(model)
+    answer = engine.submit(Request(prompt, max_new_tokens=mining.max_new_tokens, eos_ids=eos_ids))
+    engine.run([answer])
+    meant = result(answer.generated)
+    nothing = np.zeros((0, model.config.hidden_size), dtype=np.float32), np.zeros(0, dtype=bool)
+    if meant is None:
+        return nothing
+    chosen = _alternatives(model, prompt, answer.generated, mining)
+    finished = [
+        engine.submit(
+            Request(
+                [*answer.tokens[: len(prompt) + place], token],
+                max_new_tokens=mining.max_new_tokens,
+                eos_ids=eos_ids,
+                reuse=answer,
+            )
+        )
+        for place, token in chosen
+        if token not in eos_ids
+    ]
+    if not finished:
+        return nothing
+    engine.run(finished)
+    valid = np.array([result(seq.tokens[len(prompt) :]) == meant for seq in finished])
+    paths = [answer.generated, *(seq.tokens[len(prompt) : seq.prompt_length] for seq in finished)]
+    tree = TokenTree.from_paths(prompt[-1], paths)
+    nodes = []
+    for path in paths[1:]:
+        node = 0
+        for token in path:
+            node = tree.child(node, token) or 0
+        nodes.append(node)
+    return states_of(model, prompt, tree, np.array(nodes)), valid
+
+
+def _alternatives(
+    model: LanguageModel, prompt: list[int], answer: list[int], mining: Mining
+) -> Iterator[tuple[int, int]]:
+    """Places of the answer and tokens that could have stood there."""
+    text = [*prompt, *answer]
+    rows = list(range(len(prompt) - 1, len(text) - 1))
+    logits = model.forward(Batch([Segment.chunk(text[:-1], model.new_cache(), logit_rows=rows)])).logits
+    best = logits.log_softmax(dim=-1).topk(mining.alternatives + 1)
+    unsure = (best.values[:, 0] - best.values[:, 1]).argsort(stable=True)[: mining.places]
+    for place in unsure.tolist():
+        others = [token for token in best.indices[place].tolist() if token != answer[place]]
+        yield from ((place, token) for token in others[: mining.alternatives])
+
+
+@torch.no_grad()
+def states_of(model: LanguageModel, prompt: list[int], tree: TokenTree, nodes: np.ndarray) -> np.ndarray:
+    """[len(nodes), hidden] last states of a tree's nodes behind the prompt, as the head sees them."""
+    layer, cache = model.config.num_layers, model.new_cache()
+    if len(prompt) > 1:
+        model.forward(Batch([Segment.chunk(prompt[:-1], cache, logit_rows=[])]))
+        cache.keep(range(len(prompt) - 1))
+    segment = Segment(
+        cache.next_position + tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=cache, logit_rows=[]
+    )
+    scores = model.forward(Batch([segment]), taps=(layer,))
+    return normalized(scores.hidden_of(0, layer)[torch.from_numpy(nodes)]).cpu().numpy()

@@ -1,0 +1,100 @@
+"""What trainers of small parts beside a model share: a text a step, one text in eight held out, the best step kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from decodery.core.errors import PromptError
+from decodery.models.loaders.store import Progress
+
+from .loop import History, Plan, batches, content, train
+
+HELD = 8
+"""One text in so many is held out."""
+
+Example = TypeVar("Example")
+
+
+class Recipe(Protocol):
+    """What every recipe says, a dataclass."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def long_enough(texts: Sequence[Sequence[int]], least: int) -> None:
+    """Raise PromptError for too few texts, or for one of fewer than `least` tokens."""
+    if len(texts) < HELD or min(map(len, texts)) < least:
+        raise PromptError(
+            f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}, of {least} tokens or "
+            "more"
+        )
+
+
+class Course(Generic[Example]):
+    """Examples, by what a recipe says. held: those that nothing is learned from.
+
+    kind: what a run's settings and facts call the examples. Raises PromptError for too few of them.
+    """
+
+    def __init__(self, examples: Sequence[Example], recipe: Recipe, kind: str = "texts") -> None:
+        if len(examples) < HELD:
+            raise PromptError(f"{len(examples)} {kind} are too few to learn from: give at least {HELD}")
+        self.recipe, self.kind, self.count = recipe, kind, len(examples)
+        self.held = examples[HELD - 1 :: HELD]
+        self._learned = [each for number, each in enumerate(examples) if number % HELD != HELD - 1]
+
+    def learn(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        loss: Callable[[Example, int], torch.Tensor],
+        validate: Callable[[], dict[str, float]],
+        out: Path,
+        *,
+        data: object,
+        what: str,
+        progress: Progress,
+        metric: str = "loss",
+        weight_decay: float = 0.0,
+    ) -> History:
+        """Train `tensors`, which become those of the best step, by the loss of an example in each step.
+
+        loss: of an example in a step, counted from 0. data: all examples, as JSON writes them: checkpoints in `out` are
+        gone on from where it is the same.
+        """
+        recipe = self.recipe
+        order = batches(len(self._learned), 1, recipe.seed)
+        return train(
+            tensors,
+            lambda step: loss(self._learned[order(step)[0]], step),
+            Plan(recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)),
+            out / "training",
+            validate=validate,
+            metric=metric,
+            settings={"recipe": vars(recipe), self.kind: content(data)},
+            progress=progress,
+            what=what,
+        )
+
+    def facts(self, command: str, history: History, **figures: Any) -> dict[str, Any]:
+        """How a part was made, for its file."""
+        about = {"command": command, self.kind: self.count, "best_step": history.best_step}
+        return about | figures | {"recipe": dict(vars(self.recipe))}
+
+
+def as_ids(texts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Texts as JSON writes them."""
+    return [[*map(int, text)] for text in texts]
+
+
+def kept(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What was learned, as a file keeps it."""
+    return {name: each.detach().cpu() for name, each in tensors.items()}

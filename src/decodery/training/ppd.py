@@ -1,0 +1,85 @@
+"""Train the prompt tokens that `ppd` feeds, and count how often what the model expects there is right.
+
+Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference (2024) cuts a text at one
+random place and puts prompt tokens behind it; here they are put behind many of its places, each seeing the text up to
+there and the prompt tokens of the same place before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.drafts import PROMPTS
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.placeholders import Placeholders
+
+from .ahead import EVERY, RATED, Recipe, card, facts_of, shares, teach
+from .card import CARD, refuse_others
+from .corpus import Corpus
+from .loop import History
+from .units import PlaceholderSchool
+
+check_folder = partial(refuse_others, made=PROMPTS, what="holds no prompt tokens")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class PPDRecipe(Recipe):
+    """How prompt tokens learn. ahead: how many there are (k); decay: what each counts, as a part of the one before."""
+
+    ahead: int = 3
+    decay: float = 0.8
+    lr: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ahead < 1 or not 0 < self.decay <= 1:
+            raise SettingsError("prompt decoding needs at least one prompt token, and a decay above 0 and at most 1")
+
+
+def train_ppd(
+    target: LoadedModel,
+    model: LanguageModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: PPDRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> tuple[Placeholders, History]:
+    """Train prompt tokens for `target` on texts it has written and leave them in the folder `out`, for `ppd`.
+
+    model: the same one in floating point, through which gradients go. corpus: see `data.write_texts`, of which every
+    ninth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+
+    Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
+    """
+    recipe = recipe or PPDRecipe()
+    check_folder(out)
+    school = PlaceholderSchool(target.model, model, recipe, ahead=recipe.ahead, decay=recipe.decay)
+    learned, held = shares(corpus, target, every=EVERY)
+    history = teach(school, corpus, learned, held, out, recipe, progress, "training prompt tokens")
+    rates = school.rates([corpus[number] for number in held], progress)
+    facts = facts_of(target, corpus, recipe, history, command)
+    found = Placeholders(school.placeholders.detach().cpu(), facts, rates)
+    found.save(out / PROMPTS)
+    text = card(
+        facts,
+        corpus,
+        history,
+        title="Prompt tokens",
+        intro=f"{target.name} reads them in place of tokens that are not written yet, and what it expects there is "
+        "drafted:",
+        use="ppd:ppd=THIS_FOLDER",
+        what=f"{recipe.ahead} input embeddings, one for each token behind the next one (Hardware-Aware Parallel Prompt "
+        "Decoding for\nMemory-Efficient Acceleration of LLM Inference, 2024).",
+        explained=RATED,
+    )
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, text)
+    return found, history

@@ -1,0 +1,174 @@
+"""Train probes: whether an answer is wrong, read off hidden states of the prompt or of the answer's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from decodery.core.threads import one_thread
+from decodery.monitors.los import LOSHead
+from decodery.monitors.probe import Probe
+from decodery.monitors.threshold import Threshold
+
+from .activations import Answered
+from .evaluation import Evaluation
+from .ranking import auroc, parts, require_kinds
+
+Rows = Literal["prompt", "new"]
+Part = TypeVar("Part", Probe, LOSHead)
+Scores = Callable[[Part, Ordered[Answered]], list[float]]
+INNER: dict[Rows, tuple[int, ...]] = {"prompt": (256,), "new": (128,)}
+"""Widths of the hidden layers: FactCheckmate's and TruthPrInt's."""
+_EVERY, _BATCH = 20, 64
+
+
+def train_probe(
+    answers: Ordered[Answered],
+    sites: Ordered[str],
+    rows: Rows,
+    *,
+    model: str = "",
+    rate: float = 0.1,
+    inner: tuple[int, ...] | None = None,
+    steps: int = 400,
+    lr: float = 1e-3,
+    seed: int = 0,
+    data: str = "",
+    chat: bool | None = None,
+    tokens: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Probe:
+    """The probe of the site at which wrong answers of the validation part rank highest (AUROC; all in `facts`).
+
+    rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of each
+    token, labelled as its answer is. inner: widths of hidden layers, () for a linear probe. Binary cross-entropy, AdamW
+    with weight decay 1e-2; of `steps` steps the one that ranks validation best is kept. rate: of right answers that the
+    threshold flags at most, each by its highest score, set on the calibration part. model: the fingerprint of the
+    model. chat, tokens: whether the prompts had the chat template, and how long answers could be, which is what the
+    threshold is for. Answers are split by group.
+
+    Raises SettingsError where a part lacks right or wrong answers.
+    """
+    part = parts([each.question.group for each in answers], seed)
+    wrong = np.array([each.wrong for each in answers])
+    require_kinds(wrong, part)
+    swept: dict[str, float] = {}
+    best: tuple[float, str, dict[str, torch.Tensor]] | None = None
+    for site in sites:
+        found, value = _fit(answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed)
+        swept[site] = round(value, 4)
+        if best is None or value > best[0]:
+            best = value, site, found
+    assert best is not None
+    value, site, tensors = best
+    unset = Probe(tensors, site, rows, Threshold(0.5, rate, 0, data))
+    harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
+    # What reads the prompt alone has its one score whatever the answer's length.
+    tokens = None if rows == "prompt" else tokens
+    threshold = Threshold.calibrated(worst(unset, harmless), rate, data, chat=chat, tokens=tokens)
+    about = {**(facts or {}), "answers": len(answers), "wrong": round(float(wrong.mean()), 4), "selection": swept}
+    return Probe(tensors, site, rows, threshold, about | {"seed": seed}, model)
+
+
+def evaluated(
+    answers: Ordered[Answered], train: Callable[[Ordered[Answered]], Part], score: Scores[Part], seed: int
+) -> tuple[Part, dict[str, Any]]:
+    """A part trained on answers, a probe or a LOS-Net, and its report; see `Evaluation.run`.
+
+    Args:
+        answers: what is learned from and tested on.
+        train: makes the part.
+        score: of each answer, the one that decides whether the part's monitor flags it.
+        seed: of the split and of the control.
+
+    Returns:
+        The part, and its report beside the lengths of prompt and answer and the model's own doubt.
+    """
+    trial = Evaluation[Answered, Part](
+        train,
+        score,
+        label=lambda each: each.wrong,
+        group=lambda each: each.question.group,
+        relabel=lambda one, other: replace(one, wrong=other.wrong),
+        baselines={
+            "length of the prompt": lambda each: len(each.question.prompt),
+            "length of the answer": lambda each: len(each.tokens),
+            "mean log-probability": lambda each: -float(each.signatures[:, -5].mean()),
+        },
+        limit=lambda part: part.threshold.value,
+    )
+    return trial.run(answers, seed, "answers")
+
+
+def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
+    """[n, width] what a probe reads of an answer."""
+    return answer.prompt[site][None] if rows == "prompt" else answer.new[site]
+
+
+def worst(probe: Probe, answers: Ordered[Answered]) -> list[float]:
+    """The highest score of each answer, as its monitor comes by it."""
+    rows = [rows_of(each, probe.site, probe.pool) for each in answers]
+    if not rows:
+        return []
+    return [float(each.max()) for each in probe.score(torch.cat(rows)).split([len(each) for each in rows])]
+
+
+@one_thread()
+def _fit(
+    answers: Ordered[Answered],
+    part: np.ndarray,
+    site: str,
+    rows: str,
+    inner: tuple[int, ...],
+    steps: int,
+    lr: float,
+    seed: int,
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Tensors of the best probe at a site, and how well it ranks the answers of the validation part."""
+    learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
+    held = [each for each, name in zip(answers, part, strict=True) if name == "validation"]
+    states = [rows_of(each, site, rows) for each in learned]
+    labels = torch.cat(
+        [
+            torch.full((len(x),), float(y.wrong), dtype=torch.float32, device="cpu")
+            for x, y in zip(states, learned, strict=True)
+        ]
+    )
+    data = torch.cat(states).float()
+    mean, scale = data.mean(dim=0), data.std(dim=0).clamp_min(1e-3)
+    data = (data - mean) / scale
+    draws = torch.Generator().manual_seed(seed)
+    sizes = [data.shape[1], *inner, 1]
+    tensors: dict[str, torch.Tensor] = {}
+    for number, (into, out) in enumerate(pairwise(sizes)):
+        weight = (
+            torch.randn(out, into, generator=draws, dtype=torch.float32, device="cpu")
+            * (2 / into) ** 0.5
+            * (0.1 if out == 1 else 1.0)
+        )
+        tensors[f"weight.{number}"] = weight.requires_grad_()
+        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
+    optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
+    best, kept = -1.0, dict[str, torch.Tensor]()
+    for step in range(steps):
+        batch = torch.randint(len(data), (_BATCH,), generator=draws, device="cpu")
+        optimizer.zero_grad()
+        logits = data[batch]
+        for number in range(len(sizes) - 1):
+            logits = logits @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]
+            logits = logits.relu() if number + 2 < len(sizes) else logits
+        torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels[batch]).backward()
+        optimizer.step()
+        if (step + 1) % _EVERY:
+            continue
+        now = {name: tensor.detach().clone() for name, tensor in tensors.items()} | {"mean": mean, "scale": scale}
+        value = auroc(worst(Probe(now, site, rows, Threshold(0.5, 0.5, 0, "")), held), [each.wrong for each in held])
+        if value > best:
+            best, kept = value, now
+    return kept, best

@@ -1,0 +1,173 @@
+"""R2-dLLM's tuning: a model learns to be sure, at once, of what its own hurried decoding writes a pass."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from decodery.core.errors import SettingsError
+from decodery.diffusion.base import Diffusion
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.r2 import R2
+from decodery.diffusion.texts import fill_all
+from decodery.engine.engine import Engine
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+
+from .diffusion import Masked, Recipe, check_folder, distance, held_back, logits_at, trained, tune
+from .lists import END, MASK, MOST, VOCABULARY, examples, ids
+from .loop import History, Plan
+
+_TOGETHER = 64
+_HELD_OUT = 20
+"""One state in so many is held out."""
+_MASK, _END = VOCABULARY.index(MASK), VOCABULARY.index(END)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """tasks, letters: of the examples, as the model knows them. trajectories: canvases that it fills by `r2` first.
+
+    A step learns from `batch` states of those that came out right: what the pass wrote there weighs 1 in the
+    cross-entropy, what it left open `others`, and `entropy` is the weight of how undecided the model is about the
+    former, in nats. control: train as long on fresh examples, masked at random as they were before, to tell what the
+    trajectories bring from what more training does.
+    """
+
+    tasks: tuple[str, ...]
+    letters: int = MOST
+    trajectories: int = 2000
+    steps: int = 1000
+    batch: int = 64
+    lr: float = 2e-4
+    others: float = 0.3
+    entropy: float = 0.05
+    control: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.trajectories < 1 or self.others < 0 or self.entropy < 0:
+            raise SettingsError("tuning needs a trajectory, a state a step, and weights that are not negative")
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class States:
+    """Canvases as passes found them. shown, tokens: [n, length], then and in the end; written: [n, length] bool, by the
+    pass. right: the share of all trajectories whose answer is, which are those that are here.
+    """
+
+    shown: np.ndarray
+    tokens: np.ndarray
+    written: np.ndarray
+    right: float
+
+    def some(self, rows: np.ndarray) -> States:
+        return States(self.shown[rows], self.tokens[rows], self.written[rows], self.right)
+
+    def drawn(self, count: int, number: int, seed: int) -> States:
+        """Some of those that are learned from, a function of the seed and a number alone."""
+        return self.some(np.random.default_rng([seed, number, 3]).integers(self._learned, size=count))
+
+    @property
+    def held(self) -> States:
+        """Those that are not: the last ones, of trajectories that nothing is learned from, but for one at most."""
+        return self.some(np.arange(self._learned, len(self.shown)))
+
+    @property
+    def _learned(self) -> int:
+        return len(self.shown) - max(1, len(self.shown) // _HELD_OUT)
+
+
+def states(
+    model: Transformer, settings: Tuning, method: Diffusion | None = None, progress: Progress = silent
+) -> States:
+    """What passes of `method`, by default `r2`, found and wrote of examples, where the answer came out right.
+
+    Raises SettingsError where none did.
+    """
+    recipe, filling = settings.recipe, method or R2()
+    drawn = examples(recipe.tasks, settings.trajectories, np.random.default_rng([settings.seed, 2]), recipe.letters)
+    found, right = list[tuple[np.ndarray, np.ndarray, np.ndarray]](), 0
+    for first in range(0, len(drawn), _TOGETHER):
+        some = drawn[first : first + _TOGETHER]
+        canvases = [Canvas.of(model, ids(each.prompt), recipe.canvas, eos_ids=[_END]) for each in some]
+        fill_all(Engine(model), model, canvases, filling, 0.0)
+        for example, canvas in zip(some, canvases, strict=True):
+            if example.right([VOCABULARY[token] for token in canvas.output if token != _END]):
+                found += _passes(canvas)
+                right += 1
+        progress("decoding", min(first + _TOGETHER, len(drawn)), len(drawn))
+    if len(found) < 2:
+        raise SettingsError(f"{right} of {len(drawn)} answers of this model are right: train it for longer first")
+    shown, tokens, written = (np.stack(each) for each in zip(*found, strict=True))
+    return States(shown, tokens, written, right / len(drawn))
+
+
+def _passes(canvas: Canvas) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Of every pass that wrote something: the canvas before, the whole answer, and what was written."""
+    # Behind an end nothing is filled in any more, since no text changes by it: ends are what belongs there.
+    whole, shown = np.where(canvas.masked, _END, canvas.tokens), canvas.tokens.copy()
+    shown[canvas.prompt_length :] = _MASK
+    found = []
+    for each in canvas.rounds:
+        written = np.zeros(len(whole), dtype=bool)
+        written[each.positions] = True
+        found.append((shown.copy(), whole, written))
+        shown[each.positions] = each.tokens
+    return found
+
+
+def redundancy_loss(model: Transformer, some: States, others: float, entropy: float) -> torch.Tensor:
+    """The weighted mean cross-entropy of masked places, and how undecided the model is where something was written."""
+    places = torch.from_numpy(np.flatnonzero(some.shown == _MASK))
+    written = torch.from_numpy(some.written.reshape(-1))[places]
+    logits = logits_at(model, some.shown, places)
+    each = cross_entropy(logits, torch.from_numpy(some.tokens.reshape(-1))[places], reduction="none")
+    weights = torch.where(written, 1.0, others)
+    # The mask is no word of the law: minus infinity times nothing is no number.
+    words = [token for token in range(logits.shape[1]) if token != _MASK]
+    law = logits[written][:, words].log_softmax(dim=-1)
+    undecided = -(law.exp() * law).sum(dim=-1).mean()
+    return (weights * each).sum() / weights.sum() + entropy * undecided
+
+
+def tune_r2(
+    folder: Path, settings: Tuning, out: Path, *, command: str = "", progress: Progress = silent
+) -> tuple[History, States | None]:
+    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there.
+
+    Returns what training noted, and what it learned from, None for the control. The paper (R2-dLLM: Accelerating
+    Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction, 2026) has no code of its tuning; this is
+    a reading of it.
+    """
+    check_folder(out)
+    model = trained(folder)
+    before = model.fingerprint
+    seen = None if settings.control else states(model, settings, progress=progress)
+
+    def loss(step: int) -> torch.Tensor:
+        if seen is None:
+            return distance(model, Masked.draw(settings.recipe, settings.batch, step))
+        some = seen.drawn(settings.batch, step, settings.seed)
+        return redundancy_loss(model, some, settings.others, settings.entropy)
+
+    def held() -> torch.Tensor:
+        if seen is None:
+            return held_back(model, settings.recipe)
+        return redundancy_loss(model, seen.held, settings.others, settings.entropy)
+
+    how = "trained on, as a control," if settings.control else "tuned to its own hurried decoding"
+    history = tune(
+        model, loss, held, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        settings={**asdict(settings), "before": before},
+        told=f"A model {how} by `{command}`.", progress=progress, what="tuning",
+    )  # fmt: skip
+    return history, seen

@@ -1,0 +1,93 @@
+"""How well scores tell wrong answers from right ones, with intervals over groups, and how answers are split."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+
+from decodery.core.errors import SettingsError
+
+PARTS = {"train": 0.5, "validation": 0.15, "calibration": 0.15, "test": 0.2}
+"""Shares of the groups. The threshold is set on answers that nothing else was chosen by."""
+
+
+def parts(groups: Ordered[str], seed: int = 0) -> np.ndarray:
+    """[n] names of the part that each belongs to; all of one group belong to one part."""
+    edges = np.cumsum(list(PARTS.values()))
+    made = [hashlib.blake2b(f"{seed} {group}".encode(), digest_size=8).digest() for group in groups]
+    places = np.array([int.from_bytes(each) / 2**64 for each in made])
+    return np.array(list(PARTS))[np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)]
+
+
+def require_kinds(wrong: np.ndarray, part: np.ndarray) -> None:
+    """Raise SettingsError where the train or validation part of answers, [n] of wrong and of names, has one kind."""
+    for name in ("train", "validation"):
+        if len(set(wrong[part == name].tolist())) < 2:
+            raise SettingsError(
+                f"the {name} part of {len(part)} answers has no two kinds to tell apart: give more questions, some "
+                "of which the model can answer and some not"
+            )
+
+
+def auroc(scores: Ordered[float], wrong: Ordered[bool]) -> float:
+    """The chance that a wrong answer scores above a right one, ties half; nan where there are not both."""
+    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
+    right = np.sort(values[~labels])
+    if not len(right) or labels.sum() == 0:
+        return float("nan")
+    below, upto = (np.searchsorted(right, values[labels], side=side) for side in ("left", "right"))
+    return float((below + upto).mean() / (2 * len(right)))
+
+
+def average_precision(scores: Ordered[float], wrong: Ordered[bool]) -> float:
+    """The mean over wrong answers of the share of wrong ones among those scored at least as high."""
+    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
+    if not labels.any():
+        return float("nan")
+    order = np.argsort(-values, kind="stable")
+    hits = np.cumsum(labels[order])
+    # Of equal scores all count, in whatever order they stand.
+    last = np.searchsorted(-values[order], -values[order], side="right") - 1
+    return float((hits[last] / (last + 1))[labels[order]].mean())
+
+
+def rate_at(scores: Ordered[float], wrong: Ordered[bool], rate: float = 0.05) -> float:
+    """The share of wrong answers above the score that a share `rate` of the right ones exceeds at most."""
+    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
+    right = np.sort(values[~labels])
+    if not len(right) or not labels.any():
+        return float("nan")
+    limit = right[len(right) - 1 - int(rate * len(right))]
+    return float((values[labels] > limit).mean())
+
+
+def within(scores: Ordered[float], wrong: Ordered[bool], strata: Ordered[str]) -> float:
+    """`auroc` over pairs of one stratum alone: what is left once how hard a question looks is known."""
+    values, labels, kinds = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool), np.asarray(strata)
+    total = weight = 0.0
+    for kind in np.unique(kinds):
+        here = kinds == kind
+        pairs = float(labels[here].sum() * (~labels[here]).sum())
+        if pairs:
+            total += pairs * auroc(values[here], labels[here])
+            weight += pairs
+    return total / weight if weight else float("nan")
+
+
+def interval(
+    scores: Ordered[float], wrong: Ordered[bool], groups: Ordered[str], *, draws: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % bootstrap interval of `auroc`, whole groups drawn with replacement; nan without both kinds."""
+    names, member = np.unique(np.asarray(groups), return_inverse=True)
+    rows = [np.flatnonzero(member == number) for number in range(len(names))]
+    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
+    random, found = np.random.default_rng(seed), []
+    if len(set(labels.tolist())) < 2:
+        return float("nan"), float("nan")
+    for _ in range(draws):
+        taken = np.concatenate([rows[at] for at in random.integers(0, len(rows), len(rows))])
+        found.append(auroc(values[taken], labels[taken]))
+    low, high = np.nanpercentile(found, (2.5, 97.5))
+    return float(low), float(high)

@@ -1,0 +1,308 @@
+"""Train a copy of a model whose linear layers are kept in another form, to say what the model says.
+
+What untrained rounding or pruning takes is learned back from texts that the model has written, where it noted how
+likely it found what: quantization-aware training, sparsity training and tuned low-rank parts are this with other forms.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.compression.base import LINEARS, Change, Part, rebuilt, reported, transformable
+from decodery.compression.each_linear import Made, dense, joined, lost, with_linears
+from decodery.compression.folder import write
+from decodery.compression.stream import cast, floats
+from decodery.core.abstract import Contract
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.drafts import DESCRIPTION
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Kept, floating
+
+from .card import CARD, refuse_others
+from .corpus import Corpus
+from .lesson import Lesson, distance, judged, lesson, predictions
+from .loop import History, Plan, batches, train
+
+check_folder = partial(refuse_others, made=DESCRIPTION, what="is no changed model")
+"""Raises SettingsError where training would overwrite something else."""
+
+_HELD = 32
+"""Texts that validation reads."""
+
+
+@dataclass
+class Course:
+    """How far a training has come. done: share of its steps, 1 when it is over and when what it came to is judged.
+
+    written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
+    where nobody said.
+    """
+
+    done: float = 1.0
+    written: torch.Tensor | None = None
+
+
+class Form(Contract):
+    """A linear layer on its way into another form: [N, in] -> [N, out], as far as `course` says."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """What learns, by name."""
+
+    @abstractmethod
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """With gradients for `parameters`."""
+
+    @abstractmethod
+    def made(self, itemsize: int) -> Made:
+        """What it has become. itemsize: bytes of a floating point number in the copy."""
+
+
+@dataclass(frozen=True)
+class Remaking(Contract):
+    """How a form is learned. Fields are settings."""
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether its layers are of whole numbers."""
+        return False
+
+    @property
+    def norms(self) -> bool:
+        """Whether norms learn too."""
+        return True
+
+    @property
+    def tables(self) -> bool:
+        """Whether embedding and head learn too."""
+        return False
+
+    @abstractmethod
+    def form(self, name: str, whole: Dense, course: Course) -> Form:
+        """The form of a linear layer before its training.
+
+        name: such as "layers.3.down". whole: in float32 or float64, its own to change.
+        """
+
+
+class Remade:
+    """A model whose linear layers are forms. model: with gradients; parameters: all that learns, by name."""
+
+    def __init__(self, original: Transformer, remaking: Remaking) -> None:
+        self.original, self._remaking, self.course = original, remaking, Course()
+        weights = original.weights
+        dtype = torch.promote_types(weights.norm.dtype, torch.float32)
+        self.parameters: dict[str, torch.Tensor] = {}
+        layers = []
+        for index, layer in enumerate(weights.layers):
+            whole = floats(layer, dtype)
+            forms = {
+                name: remaking.form(f"layers.{index}.{name}", getattr(whole, name), self.course) for name in LINEARS
+            }
+            for name, form in forms.items():
+                self.parameters |= {f"layers.{index}.{name}.{key}": part for key, part in form.parameters.items()}
+            norms = {name: part.clone() for name, part in vars(whole).items() if isinstance(part, torch.Tensor)}
+            if remaking.norms:
+                self.parameters |= {f"layers.{index}.{name}": part for name, part in norms.items()}
+            layers.append(with_linears(whole, norms | forms))
+        head, norm = cast(floating(weights.head), dtype), weights.norm.to(dtype, copy=True)
+        tied = getattr(weights.head, "weight", None) is weights.embedding
+        embedding = head.weight if tied else weights.embedding.to(dtype, copy=True)
+        if remaking.tables:
+            self.parameters |= {"head": head.weight} | ({} if tied else {"embedding": embedding})
+        if remaking.norms:
+            self.parameters["norm"] = norm
+        for part in self.parameters.values():
+            part.requires_grad_(True)
+        self.model = rebuilt(original, embedding=embedding, layers=layers, norm=norm, head=head)
+
+    @torch.no_grad()
+    def change(self) -> Change:
+        """The model that it has become. Errors are shares of the weights' energy."""
+        parts, layers = [], []
+        itemsize = self.original.weights.norm.itemsize
+        for index, layer in enumerate(self.model.weights.layers):
+            made = {name: getattr(layer, name).made(itemsize) for name in LINEARS}
+            for name, each in made.items():
+                before = floating(getattr(self.original.weights.layers[index], name)).weight
+                parts.append(Part(f"layers.{index}.{name}", lost(before, dense(each.linear), None), each.size))
+            found = with_linears(layer, {name: each.linear for name, each in made.items()})
+            norms = {name: part.detach() for name, part in vars(found).items() if isinstance(part, torch.Tensor)}
+            layers.append(with_linears(found, norms))
+        now, dtype = self.model.weights, self.original.weights.norm.dtype
+        learned: dict[str, Any] = {"norm": now.norm.detach().to(dtype)}
+        if self._remaking.tables:
+            assert isinstance(now.head, Dense)
+            head = Dense(now.head.weight.detach().to(dtype), now.head.bias)
+            tied = now.head.weight is now.embedding
+            learned |= {"head": head, "embedding": head.weight if tied else now.embedding.detach().to(dtype)}
+        whole = rebuilt(self.original, **learned)
+        return joined(whole, layers, parts, whole_numbers=self._remaking.whole_numbers)
+
+
+@dataclass(frozen=True)
+class CopyRecipe:
+    """How a copy learns. steps: of `batch` texts each."""
+
+    steps: int = 300
+    batch: int = 4
+    lr: float = 5e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch < 1:
+            raise SettingsError("a copy learns in at least one step, of at least one text")
+        # Said before texts are written for hours.
+        if not self.lr > 0:
+            raise SettingsError(f"what learns needs an lr above 0, not {self.lr}")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a training came to. held: what copies are judged by, see `judged`."""
+
+    history: History
+    held: Lesson
+
+
+def learn(
+    remade: Remade,
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    remaking: Remaking,
+    recipe: CopyRecipe,
+    progress: Progress,
+) -> Learned:
+    """Let forms learn what texts teach, of which every twentieth is held out; they end as they were best on those.
+
+    Interrupted, it goes on from its last checkpoint in `out` when called again. Raises SettingsError for texts of
+    another vocabulary, and for too few of them.
+    """
+    original = remade.original
+    if corpus.facts.get("vocab_size") != original.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, held = corpus.split()
+    if not held:
+        raise SettingsError(
+            f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: it takes at least 20"
+        )
+    every = np.arange(original.vocab_size)
+    ids = torch.from_numpy(every).to(original.device)
+    kept = Kept(ids, ids)
+    validation = lesson([corpus[number] for number in held[:_HELD]], kept, every)
+    batch = batches(len(learned), recipe.batch, recipe.seed)
+
+    def loss(step: int) -> torch.Tensor:
+        remade.course.done = step / recipe.steps
+        taught = lesson([corpus[learned[each]] for each in batch(step)], kept, every)
+        remade.course.written = written_rows(taught, remade.model)
+        return distance(predictions(remade.model, taught), taught)
+
+    def validate() -> dict[str, float]:
+        remade.course.done, remade.course.written = 1.0, written_rows(validation, remade.model)
+        return judged(remade.model, validation)
+
+    history = train(
+        remade.parameters,
+        loss,
+        # Small weights are what some of these forms look at: they are not pulled towards zero.
+        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, min(50, recipe.steps // 4))),
+        out / "training",
+        validate=validate,
+        metric="cross_entropy",
+        settings={"form": repr(remaking), "recipe": asdict(recipe), "corpus": corpus.facts, "target": target.name},
+        progress=progress,
+        what="training",
+    )
+    remade.course.done = 1.0
+    return Learned(history, validation)
+
+
+def written_rows(taught: Lesson, model: Transformer) -> torch.Tensor:
+    """[N, 1] of a lesson's rows, see `Course.written`."""
+    found = torch.zeros(sum(map(len, taught.batch.segments)), 1, dtype=model.dtype, device=taught.rows.device)
+    # Those behind `count` only fill up.
+    found[taught.rows[: taught.count]] = 1.0
+    return found
+
+
+def train_copy(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    remaking: Remaking,
+    *,
+    recipe: CopyRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> dict[str, dict[str, float]]:
+    """Train a copy of `target` in another form on texts it has written, and leave it in the folder `out`.
+
+    corpus: see `data.write_texts` and `learn`. Returns what `judged` says of the copy on texts held out, "untrained"
+    and "trained", in the form in which it is kept. Interrupted, it goes on where it was when called again.
+
+    Raises UnsupportedModel for models that cannot be transformed, SettingsError for other texts than the model's.
+    """
+    recipe = recipe or CopyRecipe()
+    check_folder(out)
+    original = transformable(target.model)
+    remade = Remade(original, remaking)
+    untrained = remade.change().model
+    learned = learn(remade, target, corpus, out, remaking, recipe, progress)
+    change = remade.change()
+    scores = {name: judged(each, learned.held) for name, each in (("untrained", untrained), ("trained", change.model))}
+    report = reported(original, [(f"{remaking}, trained for {learned.history.best_step} steps", change)])
+    write(out, change.model, report, target)
+    # Last: without the description beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(target, corpus, remaking, recipe, learned.history, scores, report.bits, command))
+    return scores
+
+
+def _card(
+    target: LoadedModel,
+    corpus: Corpus,
+    remaking: Remaking,
+    recipe: CopyRecipe,
+    history: History,
+    scores: Mapping[str, Mapping[str, float]],
+    bits: float,
+    command: str,
+) -> str:
+    rows = [f"| {name} | {scores['untrained'][name]:.4f} | {value:.4f} |" for name, value in scores["trained"].items()]
+    return f"""# A copy of {target.name} of {bits:.2f} bits per weight
+
+It drafts for {target.name}, whose text it cannot change, or writes its own:
+
+    decodery generate "..." -m {target.name} --drafter draft-model:model=THIS_FOLDER
+    decodery generate "..." -m THIS_FOLDER
+
+## How it was made
+
+    {command}
+
+`{remaking}`, `{recipe}`: to predict what {target.name} predicted in {len(corpus)} texts that it wrote. Best after
+{history.best_step} of {history.step} steps.
+
+## What it is worth
+
+On texts held out, in the form in which it is kept, per token:
+
+| | untrained | trained |
+|---|---|---|
+{chr(10).join(rows)}
+
+acceptance: the mean of sum min(p, q) at temperature 1 over the target's likeliest tokens, a lower bound. agreement: how
+often both models find the same token likeliest. cross_entropy: against the target, in nats.
+"""

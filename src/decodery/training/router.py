@@ -1,0 +1,149 @@
+"""Train a router for `arbitrage`: both models write every step, and which was better is what it learns to foresee."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.trace import Trace
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.search.router import Router
+
+from .value import states_of
+
+_HELD_OUT = 4
+"""One text in so many is kept for validation."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What both models did, step by step.
+
+    states: [n, hidden] the second model's, at the last token of its step. escalated: [n] bool, whether the larger
+    model wrote the step before. advantage: [n] how much more the larger model's step is worth. text: [n] which text it
+    was in.
+    """
+
+    states: torch.Tensor
+    escalated: torch.Tensor
+    advantage: torch.Tensor
+    text: torch.Tensor
+
+    def of(self, rows: torch.Tensor) -> Decisions:
+        """Some of them."""
+        return Decisions(self.states[rows], self.escalated[rows], self.advantage[rows], self.text[rows])
+
+
+def decisions(
+    engine: Engine,
+    second: LanguageModel,
+    requests: Ordered[Request],
+    *,
+    tap: int | None = None,
+    progress: Progress = silent,
+) -> Decisions:
+    """Those of texts that the oracle of `arbitrage` has written.
+
+    requests: each with a search `arbitrage:router=oracle` that names the second model. tap: after how many of its
+    layers states are read, None for all.
+    """
+    tap = second.config.num_layers if tap is None else tap
+    states, escalated, advantage, texts = list[torch.Tensor](), list[bool](), list[float](), list[int]()
+    for number, request in enumerate(requests):
+        assert request.search is not None
+        trace = request.search.run(engine, request)[0].trace
+        parts = trace.grown
+        for drafted, own in zip(range(0, len(parts), 2), range(1, len(parts), 2), strict=False):
+            mine, theirs = parts[own].score, parts[drafted].score
+            if mine is None or theirs is None:
+                continue
+            before = parts[drafted].parent
+            states.append(states_of(second, request.prompt, _text(trace, drafted), tap)[-1])
+            escalated.append(before >= 0 and not parts[before].author)
+            advantage.append(mine - theirs)
+            texts.append(number)
+        progress("writing steps with both models", number + 1, len(requests))
+    if not states:
+        raise SettingsError("a router has no step to learn from: give prompts whose steps the scorer can judge")
+    return Decisions(
+        torch.stack(states),
+        torch.tensor(escalated, dtype=torch.bool, device="cpu"),
+        torch.tensor(advantage, dtype=torch.float32, device="cpu"),
+        torch.tensor(texts, dtype=torch.int64, device="cpu"),
+    )
+
+
+def fit_router(
+    found: Decisions, tap: int, model: str = "", *, inner: int = 32, steps: int = 300, lr: float = 1e-2, seed: int = 0
+) -> tuple[Router, float]:
+    """The router that foresees best on held-out texts which of the two steps is worth more, and how well it does.
+
+    That is Spearman's correlation of its probabilities with the advantage. Both kinds of steps weigh the same.
+    Raises SettingsError where there are not both kinds to learn from and something to validate with.
+    """
+    held = found.text % _HELD_OUT == _HELD_OUT - 1
+    train, others = found.of(~held), found.of(held)
+    labels = (train.advantage > 0).double()
+    if not 0 < int(labels.sum()) < len(labels) or len(others.text) < 2:
+        raise SettingsError(
+            "a router learns from steps of which some are better by the larger model and some are not, in at least "
+            f"{_HELD_OUT} texts: give more or other prompts, or another scorer"
+        )
+    rows = torch.cat([train.states.double(), train.escalated.double()[:, None]], dim=1)
+    mean, spread = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
+    rows = (rows - mean) / spread
+    generator = torch.Generator().manual_seed(seed)
+    width = rows.shape[1]
+    weight = (
+        torch.randn(inner, width, generator=generator, dtype=torch.float64, device="cpu") / width**0.5
+    ).requires_grad_()
+    bias, out, out_bias = (
+        torch.zeros(size, dtype=torch.float64, requires_grad=True, device="cpu") for size in ((inner,), (inner,), ())
+    )
+    with torch.no_grad():
+        out += torch.randn(inner, generator=generator, dtype=torch.float64, device="cpu") / inner**0.5
+    weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
+    optimizer = torch.optim.AdamW([weight, bias, out, out_bias], lr=lr, weight_decay=1e-2)
+    best, kept = -2.0, None
+    for step in range(steps):
+        optimizer.zero_grad()
+        logits = torch.tanh(rows @ weight.T + bias) @ out + out_bias
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, weight=weights).backward()
+        optimizer.step()
+        if (step + 1) % 10 == 0 or step + 1 == steps:
+            with torch.no_grad():
+                # What the states were divided by goes into the weights.
+                scaled = weight / spread
+                parts = [each.detach().clone().float() for each in (scaled, bias - scaled @ mean, out, out_bias)]
+            router = Router(parts[0], parts[1], parts[2], parts[3], tap, model)
+            rank = spearman(router.better(others.states, others.escalated), others.advantage)
+            if rank > best:
+                best, kept = rank, router
+    assert kept is not None
+    return kept, best
+
+
+def spearman(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The correlation of ranks, ties at their mean; 0 where one of the two is constant."""
+    ranks = torch.stack([_ranks(one.double()), _ranks(other.double())])
+    ranks -= ranks.mean(dim=1, keepdim=True)
+    scale = ranks.norm(dim=1).prod()
+    return float(ranks[0] @ ranks[1] / scale) if scale > 0 else 0.0
+
+
+def _ranks(values: torch.Tensor) -> torch.Tensor:
+    """[n] how many are less, and half of the others that are equal."""
+    ordered = values.sort().values
+    return (torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)).double() / 2
+
+
+def _text(trace: Trace, number: int) -> list[int]:
+    """What was written up to the end of this part."""
+    part = trace.grown[number]
+    return [*(_text(trace, part.parent) if part.parent >= 0 else []), *part.tokens]

@@ -1,0 +1,230 @@
+"""Find the attention heads of a behaviour: one sparse autoencoder over what all heads write, read as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.threads import one_thread
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.monitors.sae import HeadCodes
+from decodery.monitors.threshold import Threshold
+
+from .lines import read_json_lines
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+_NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
+_ROWS = 1024
+_PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "letter", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt behind which a behaviour completes, or one of the same form behind which it cannot. group: what must not
+    be both learned from and tested on.
+    """
+
+    prompt: str
+    positive: bool
+    group: str = ""
+
+
+def built_in_examples(count: int, seed: int = 0) -> list[Example]:
+    """Indirect objects: "When Mary and John went to the store, John gave a drink to"; without the behaviour, a third
+    person gives. Half of each kind, the same names in both.
+    """
+    random = np.random.default_rng(seed)
+    drawn = [list(each) for each in permutations(_NAMES, 3)]
+    found = []
+    for at in random.permutation(len(drawn))[: (count + 1) // 2]:
+        one, other, third = drawn[at]
+        place, thing = random.choice(_PLACES), random.choice(_THINGS)
+        for who, positive in ((other, True), (third, False)):
+            text = f"When {one} and {other} went to the {place}, {who} gave a {thing} to"
+            found.append(Example(text, positive, f"{one} {other} {third}"))
+    return found[:count]
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Of a file of JSON lines {"prompt": text, "positive": true or false, "group": text}; a group may be left out."""
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        prompt, positive, group = known.get("prompt"), known.get("positive"), known.get("group", f"line {number}")
+        if not isinstance(prompt, str) or not prompt or not isinstance(positive, bool) or not isinstance(group, str):
+            raise CorruptFile(
+                f'line {number} of {path} is not {{"prompt": text, "positive": true or false, "group": text}}'
+            )
+        found.append(Example(prompt, positive, group))
+    return found
+
+
+@torch.no_grad()
+def head_rows(lm: LM, prompts: Ordered[str], progress: Progress = silent) -> torch.Tensor:
+    """[prompts, layers * heads, head_dim] float32: what every head writes at the last token of each prompt."""
+    config = lm.model.config
+    taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []
+    for number, prompt in enumerate(prompts):
+        segment = Segment.chunk(lm.encode(prompt, raw=True), lm.model.new_cache(), logit_rows=[])
+        hidden = lm.model.forward(Batch([segment]), taps=taps).hidden
+        rows = [hidden[tap][-1].float().cpu().view(config.num_heads, config.head_dim) for tap in taps]
+        found.append(torch.cat(rows))
+        progress("reading examples", number + 1, len(prompts))
+    return torch.stack(found)
+
+
+def watched(codes: HeadCodes, top: int) -> list[int]:
+    """Numbers of the heads that are watched, over all layers."""
+    return [layer * codes.facts["heads"] + head for (layer, head), score in codes.ranked()[:top] if score > 0]
+
+
+def highest(codes: HeadCodes, texts: Ordered[torch.Tensor], top: int) -> list[float]:
+    """The highest score of each text, as its monitor comes by it. texts: [tokens, heads, dim] each."""
+    order = watched(codes, top)
+    return [
+        float(shares(codes.tensors["own"], codes.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]), order).max())
+        for rows in texts
+    ]
+
+
+def train_sae(
+    rows: torch.Tensor,
+    positive: Ordered[bool],
+    *,
+    heads: int,
+    texts: Ordered[torch.Tensor] | None = None,
+    model: str = "",
+    rate: float = 0.1,
+    top: int = 10,
+    features: int = 200,
+    sparsity: float = 0.02,
+    steps: int = 300,
+    lr: float = 1e-3,
+    seed: int = 0,
+    data: str = "",
+    chat: bool | None = None,
+    tokens: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> HeadCodes:
+    """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
+
+    rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
+    comparable: a head that writes much the same everywhere has one code. texts: what heads write in the whole text of
+    each example, [tokens, layers * heads, dim]: the threshold is set on the highest score of each, or without them on
+    that of the example's own row. chat, tokens: of these texts, see `Threshold`. top: heads that the threshold is for,
+    and pairs of heads that `facts` list as edges; rate: of examples without the behaviour that it flags at most. Raises
+    SettingsError where a half lacks one of the two kinds, or is too small for the rate.
+    """
+    labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
+    for kind in (True, False):
+        if int((labels == kind).sum()) < 2:
+            raise SettingsError("a behaviour needs at least two examples with it and two without it")
+    # Every other one of each kind.
+    learned = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
+    for kind in (True, False):
+        learned[torch.nonzero(labels == kind)[::2, 0]] = True
+    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed)
+    about = {**(facts or {}), "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
+    unset = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
+    codes = unset.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+    tensors |= own_codes(codes[learned], labels[learned], features)
+    held = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
+    others = torch.nonzero(~learned & ~labels)[:, 0].tolist()
+    values = highest(held, [rows[at][None] if texts is None else texts[at] for at in others], top)
+    threshold = Threshold.calibrated(values, rate, data, chat=chat, tokens=tokens)
+    about |= {
+        "examples": len(labels),
+        "edges": [
+            [*divmod(one, heads), *divmod(other, heads), round(score, 4)]
+            for (one, other), score in edges(codes[learned], labels[learned], top)
+        ],
+        "seed": seed,
+    }
+    return HeadCodes(tensors, threshold, about, model)
+
+
+def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
+    """ "own" and "score" of `HeadCodes`. codes: [examples, heads] of all heads; positive: [examples] bool."""
+    seen = torch.nn.functional.one_hot(codes, features).bool()
+    own = seen[positive].any(dim=0) & ~seen[~positive].any(dim=0)
+    score = (seen[positive] & own).any(dim=2).double().mean(dim=0)
+    return {"own": own, "score": score.float()}
+
+
+def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[tuple[int, int], float]]:
+    """The pairs of heads that tell a behaviour best, by the share of its examples on which both wrote codes that they
+    write together on no other example. codes, positive: as `own_codes` takes them; a pair: two columns of codes.
+    """
+    others, heads = codes[~positive], codes.shape[1]
+    found = torch.zeros(heads, heads, dtype=torch.double, device="cpu")
+    for example in codes[positive]:
+        same = (others == example).double()
+        found += same.T @ same == 0
+    first, second = torch.triu_indices(heads, heads, 1)
+    scores, order = (found[first, second] / int(positive.sum())).sort(descending=True, stable=True)
+    best = zip(first[order[:top]].tolist(), second[order[:top]].tolist(), scores.tolist(), strict=False)
+    return [((one, other), score) for one, other, score in best]
+
+
+def pair_shares(
+    codes: torch.Tensor, positive: torch.Tensor, pairs: Ordered[tuple[int, int]], asked: torch.Tensor
+) -> torch.Tensor:
+    """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone. asked: [n, heads]
+    codes of what is to be told; the others as `edges` takes and gives them.
+    """
+    found = torch.zeros(len(asked), dtype=torch.double, device="cpu")
+    for pair in pairs:
+        own, new = codes[:, list(pair)], asked[:, list(pair)]
+        same = (new[:, None] == own).all(dim=2)
+        found += same[:, positive].any(dim=1) & ~same[:, ~positive].any(dim=1)
+    return found / max(len(pairs), 1)
+
+
+def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch.Tensor:
+    """[examples] the share of these heads whose codes are the behaviour's own, as the monitor comes by it."""
+    if not heads:
+        return torch.zeros(len(codes), dtype=torch.double, device="cpu")
+    at = torch.tensor(list(heads), dtype=torch.int64, device="cpu")
+    return own[at, codes[:, at]].double().mean(dim=1)
+
+
+@one_thread()
+def _encoder(
+    rows: torch.Tensor, features: int, sparsity: float, steps: int, lr: float, seed: int
+) -> dict[str, torch.Tensor]:
+    """The encoder's tensors. rows: [n, dim] float32."""
+    mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
+    whole = (rows - mean) / scale
+    draws = torch.Generator().manual_seed(seed)
+    weight = (
+        torch.randn(features, rows.shape[1], generator=draws, dtype=torch.float32, device="cpu") / rows.shape[1] ** 0.5
+    )
+    tensors = {
+        "weight": weight,
+        "bias": torch.zeros(features, dtype=torch.float32, device="cpu"),
+        "out": weight.T.clone(),
+        "shift": torch.zeros_like(mean),
+    }
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    optimizer = torch.optim.Adam(tensors.values(), lr=lr)
+    for _ in range(steps):
+        # All heads of a large model on all examples are tens of thousands of rows.
+        given = whole[torch.randint(len(whole), (_ROWS,), generator=draws, device="cpu")]
+        active = (given @ tensors["weight"].T + tensors["bias"]).relu()
+        made = active @ tensors["out"].T + tensors["shift"]
+        loss = (made - given).square().mean() + sparsity * active.abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {name: tensors[name].detach() for name in ("weight", "bias")} | {"mean": mean, "scale": scale}

@@ -1,0 +1,125 @@
+"""Train what FactCheckmate adds to hidden states: towards right answers where the model is wrong, little elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import OpenModel, is_open
+from decodery.monitors.factcheckmate import SITE, Shift
+
+from .activations import Answered
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LM
+
+_INNER, _BATCH, _APART = 256, 64, 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taught:
+    """Rows at which tokens of right answers are chosen. states: [n, hidden]; tokens: [n]; wrong: [n] bool, whether the
+    model's own answer was.
+    """
+
+    states: torch.Tensor
+    tokens: torch.Tensor
+    wrong: torch.Tensor
+
+
+def train_shift(
+    lm: LM,
+    answers: Ordered[Answered],
+    *,
+    chat: bool = False,
+    steps: int = 400,
+    lr: float = 1e-3,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> Shift:
+    """The MLP, of three layers, that makes right answers likelier where the model was wrong.
+
+    chat: whether the questions have the chat template. answers: to learn from, those of one part; of questions answered
+    wrongly it learns the right answer, token by token, and of those answered rightly to leave the distribution as it is
+    (0.1 of the divergence from it). The model itself is frozen, and only its final norm and head are differentiated.
+    Raises SettingsError without wrong answers, UnsupportedModel for a model whose head gives no gradients.
+    """
+    model = lm.model
+    if not is_open(model) or not model.capabilities.gradients:
+        raise UnsupportedModel("a shift is trained through the model's head: load the model with dtype=float32")
+    taught = _taught(lm, answers, chat, progress)
+    if not taught.wrong.any():
+        raise SettingsError("a shift has nothing to learn from: give questions that the model answers wrongly")
+    random = torch.Generator().manual_seed(seed)
+    width = taught.states.shape[1]
+    sizes, tensors = (width, _INNER, _INNER, width), dict[str, torch.Tensor]()
+    for number, (into, out) in enumerate(pairwise(sizes)):
+        # The last layer begins at nothing: the first shift is the identity.
+        weight = (
+            torch.randn(out, into, generator=random, dtype=torch.float32, device="cpu")
+            * (2 / into) ** 0.5
+            * (number < 2)
+        )
+        tensors[f"weight.{number}"] = weight.requires_grad_()
+        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
+    optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
+    for step in range(steps):
+        batch = torch.randint(len(taught.states), (_BATCH,), generator=random, device="cpu")
+        optimizer.zero_grad()
+        _loss(model, tensors, taught, batch).backward()
+        optimizer.step()
+        progress("training the shift", step + 1, steps)
+    kept = {name: tensor.detach() for name, tensor in tensors.items()}
+    about = {**(facts or {}), "steps": steps, "seed": seed, "rows": len(taught.states)}
+    return Shift(kept, about, model.fingerprint)
+
+
+def _loss(model: OpenModel, tensors: dict[str, torch.Tensor], taught: _Taught, batch: torch.Tensor) -> torch.Tensor:
+    rows, wrong = taught.states[batch], taught.wrong[batch]
+    found = rows
+    for number in range(3):
+        found = found @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]
+        found = found.relu() if number < 2 else found
+    shifted = torch.log_softmax(model.project(model.final_norm(rows + found)).float(), dim=-1)
+    with torch.no_grad():
+        plain = torch.log_softmax(model.project(model.final_norm(rows)).float(), dim=-1)
+    learned = -shifted[torch.arange(len(batch), device="cpu"), taught.tokens[batch]]
+    apart = (shifted.exp() * (shifted - plain)).sum(dim=-1)
+    return torch.where(wrong, learned, _APART * apart).mean()
+
+
+@torch.no_grad()
+def _taught(lm: LM, answers: Ordered[Answered], chat: bool, progress: Progress) -> _Taught:
+    """The states behind each prompt and the right answer's tokens, up to the end of its line or turn."""
+    states, tokens, wrong = [], list[int](), list[bool]()
+    for number, each in enumerate(answers):
+        prompt = lm.encode(each.question.prompt, raw=not chat)
+        if chat:
+            whole = [*prompt, *lm.tokenizer.encode(each.question.answer, special=False), *lm.tokenizer.eos_ids[:1]]
+        else:
+            whole = lm.encode(f"{each.question.prompt} {each.question.answer}\n", raw=True)
+        # Where the answer's beginning changes how the prompt's end is cut, it cannot be learned from.
+        if whole[: len(prompt)] != prompt:
+            continue
+        segment = Segment.chunk(whole[:-1], lm.model.new_cache(), logit_rows=[])
+        rows = lm.model.forward(Batch([segment]), taps=[SITE]).hidden[SITE]
+        states.append(rows[len(prompt) - 1 :].float().cpu())
+        tokens += whole[len(prompt) :]
+        wrong += [each.wrong] * (len(whole) - len(prompt))
+        progress("reading right answers", number + 1, len(answers))
+    if not states:
+        raise SettingsError("a shift has nothing to learn from: no answer begins where its prompt ends")
+    return _Taught(
+        torch.cat(states),
+        torch.tensor(tokens, dtype=torch.int64, device="cpu"),
+        torch.tensor(wrong, dtype=torch.bool, device="cpu"),
+    )

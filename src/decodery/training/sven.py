@@ -1,0 +1,257 @@
+"""Train SVEN's prefixes: two learned pasts, one for programs as they are after a fix and one for those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import PromptError, SettingsError
+from decodery.core.noise import nth_seed
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.prefixes import WEIGHTS
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.prefix import KVPrefix, Prefixes
+
+from .card import CARD, refuse_others
+from .loop import History, Plan, batches, content, train
+from .programs import MOST_TOKENS, LabelledProgram, Pair, programs_of
+from .traced import TracedCache, differentiable
+
+CONTROLS = ("secure", "unsafe")
+"""What the prefixes are called: that of programs after the fix, and before it."""
+_HELD_OUT = 10
+"""Of so many pairs one is kept for validation."""
+check_folder = partial(refuse_others, made=WEIGHTS, what="holds no prefixes")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class Course(Plan):
+    """A plan as published: AdamW whose learning rate falls linearly from its first step on."""
+
+    lr: float = 1e-2
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def rate(self, step: int) -> float:
+        return self.lr * (1 - step / self.steps)
+
+
+@dataclass(frozen=True)
+class SVENRecipe:
+    """How prefixes learn: as published for the smallest model, but for fewer epochs.
+
+    length: positions of a prefix. contrast, kl: weights of the losses. dropout: share of a prefix's numbers that is
+    left out in a step. batch: programs per step.
+    """
+
+    length: int = 5
+    epochs: float = 4.0
+    lr: float = 1e-2
+    contrast: float = 4.0
+    kl: float = 1.6
+    dropout: float = 0.1
+    batch: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.batch < 1 or not self.epochs > 0 or not 0 <= self.dropout < 1:
+            raise SettingsError("sven needs a length, epochs and a batch above 0, and a dropout from 0 to below 1")
+        if self.contrast < 0 or self.kl < 0:
+            raise SettingsError("the weights of sven's losses are at least 0")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What `losses_of` a program are, each a mean in nats. right: share of changed tokens that its prefix favours."""
+
+    language: torch.Tensor
+    contrast: torch.Tensor
+    kl: torch.Tensor
+    right: torch.Tensor
+
+
+def losses_of(
+    own: torch.Tensor, other: torch.Tensor, base: torch.Tensor, targets: torch.Tensor, changed: torch.Tensor
+) -> Losses:
+    """Of one program, from the logits [n, vocab] under its own prefix, under the other one, and without any.
+
+    targets: [n] the tokens that follow; changed: [n] bool. language: -log P_own of changed tokens; contrast: -log
+    P_own / (P_own + P_other) of them; kl: KL(base || own) + KL(base || other) where nothing changed.
+    """
+    own, other, base = (each.log_softmax(dim=-1) for each in (own, other, base))
+    index = targets[changed, None]
+    ours, theirs = own[changed].gather(1, index)[:, 0], other[changed].gather(1, index)[:, 0]
+    kept = base[~changed]
+    distance = (kept.exp() * (2 * kept - own[~changed] - other[~changed])).sum(dim=-1)
+    return Losses(
+        language=-ours.mean(),
+        contrast=(torch.logaddexp(ours, theirs) - ours).mean(),
+        kl=distance.mean(),
+        right=(ours > theirs).float().mean(),
+    )
+
+
+class School:
+    """The model with what it says of every program on its own, and the prefixes that learn."""
+
+    def __init__(self, model: Transformer, recipe: SVENRecipe) -> None:
+        self.model = model
+        self.recipe = recipe
+        empty = KVPrefix.zeros(model.config, recipe.length).data.to(model.device)
+        self.parameters = {name: empty.clone().requires_grad_(True) for name in CONTROLS}
+        self._states: dict[LabelledProgram, torch.Tensor] = {}
+
+    def prefixes(self, step: int | None) -> list[torch.Tensor]:
+        """Both prefixes; in a step of training some of their numbers are left out, always the same ones."""
+        parameters, share = [self.parameters[name] for name in CONTROLS], self.recipe.dropout
+        if step is None or share == 0:
+            return parameters
+        generator = torch.Generator().manual_seed(nth_seed(self.recipe.seed * 1_000_003, step))
+        masks = [
+            (torch.rand(each.shape, generator=generator, dtype=torch.float32, device="cpu") >= share).to(each)
+            / (1 - share)
+            for each in parameters
+        ]
+        return [each * mask for each, mask in zip(parameters, masks, strict=True)]
+
+    def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[Losses]:
+        """Of every program, all in one pass. step: of training, None for validation."""
+        pasts, segments = self.prefixes(step), []
+        for program in programs:
+            n = len(program.tokens) - 1
+            for control in (program.control, 1 - program.control):
+                cache = TracedCache(pasts[control].to(self.model.dtype), -pasts[control].shape[3])
+                segments.append(Segment(np.arange(n), program.tokens[:-1], cache=cache))
+        scores = self.model.forward(Batch(segments))
+        found = []
+        for number, program in enumerate(programs):
+            targets = torch.from_numpy(program.tokens[1:]).to(self.model.device)
+            changed = torch.from_numpy(program.changed[1:]).to(self.model.device)
+            own, other = scores.of(2 * number), scores.of(2 * number + 1)
+            found.append(losses_of(own, other, self.alone(program), targets, changed))
+        return found
+
+    @torch.no_grad()
+    def alone(self, program: LabelledProgram) -> torch.Tensor:
+        """Logits [n - 1, vocab] without a prefix. What is kept of a program is its last states, which are small."""
+        if program not in self._states:
+            last, n = self.model.config.num_layers, len(program.tokens) - 1
+            segment = Segment(np.arange(n), program.tokens[:-1], logit_rows=[])
+            self._states[program] = self.model.forward(Batch([segment]), taps=[last]).hidden[last]
+        return self.model.head(self._states[program])
+
+    def total(self, losses: Sequence[Losses]) -> torch.Tensor:
+        """The mean over programs of what is minimised."""
+        weighed = [each.language + self.recipe.contrast * each.contrast + self.recipe.kl * each.kl for each in losses]
+        return torch.stack(weighed).mean()
+
+    @torch.no_grad()
+    def figures(self, programs: Sequence[LabelledProgram]) -> dict[str, float]:
+        """The losses of programs that were not learned from."""
+        found = [self.losses([program])[0] for program in programs]
+        means = {name: float(torch.stack([getattr(each, name) for each in found]).mean()) for name in vars(found[0])}
+        return {"loss": float(self.total(found)), **means}
+
+
+def train_sven(
+    target: LoadedModel,
+    pairs: Sequence[Pair],
+    out: Path,
+    *,
+    recipe: SVENRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> tuple[Prefixes, History]:
+    """Train the prefixes "secure" and "unsafe" on pairs and leave them in the folder `out`, for the source `sven`.
+
+    One pair in ten is kept for validation, and the step with the least loss there is what remains. Interrupted, it
+    goes on from its last checkpoint in `out` when called again. Only the prefixes learn. Raises SettingsError for a
+    model that is not in floating point, PromptError for pairs that teach nothing.
+    """
+    recipe = recipe or SVENRecipe()
+    check_folder(out)
+    model = differentiable(target.model, "prefixes")
+    held = set(np.random.default_rng(0).permutation(len(pairs))[: len(pairs) // _HELD_OUT].tolist())
+    parts = [[pair for number, pair in enumerate(pairs) if (number in held) is kept] for kept in (False, True)]
+    programs, others = (programs_of(target.tokenizer, part) for part in parts)
+    if not programs or not others:
+        raise PromptError(
+            f"{len(pairs)} pairs leave nothing to learn from or nothing to validate with: give at least {_HELD_OUT}, "
+            f"none longer than {MOST_TOKENS} tokens"
+        )
+    school = School(model, recipe)
+    batch = batches(len(programs), recipe.batch, recipe.seed)
+    steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
+    told = content([[pair.before, pair.after] for pair in pairs])
+    settings = {"recipe": vars(recipe), "pairs": told, "dtype": target.dtype}
+    history = train(
+        school.parameters,
+        lambda step: school.total(school.losses([programs[number] for number in batch(step)], step)),
+        Course(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
+        out / "training",
+        validate=lambda: school.figures(others),
+        metric="loss",
+        settings=settings,
+        progress=progress,
+        what="training prefixes",
+    )
+    figures = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
+    facts = {
+        "model": target.name,
+        "vocabulary": model.config.vocabulary,
+        "command": command,
+        "pairs": len(pairs),
+        "programs": len(programs),
+        "steps": history.step,
+        "best_step": history.best_step,
+        "validation": figures,
+        "recipe": dict(vars(recipe)),
+    }
+    learned = {name: KVPrefix(each.detach().cpu()) for name, each in school.parameters.items()}
+    found = Prefixes(learned, facts, model.fingerprint)
+    found.save(out / WEIGHTS)
+    write_text(out / CARD, _card(found, history))
+    return found, history
+
+
+def _card(found: Prefixes, history: History) -> str:
+    facts, before = found.facts, history.metrics["0"]
+    length = facts["recipe"]["length"]
+    size = found.by_name[CONTROLS[0]].data.numel()
+    rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in facts["validation"].items())
+    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    return f"""# Prefixes for {facts["model"]}: {" and ".join(CONTROLS)}
+
+They turn {facts["model"]} towards code as it is after a fix, or before it; nothing else about the model changes:
+
+    decodery generate "..." --raw -m {facts["model"]} --source sven:control={CONTROLS[0]},prefix=THIS_FOLDER
+
+## What they are
+
+For each of the two, keys and values of {length} positions before the text in every layer, which are {size}
+numbers (Large Language Models for Code: Security Hardening and Adversarial Testing, 2023).
+
+## How they were made
+{command}
+Learned from {facts["programs"]} programs of {facts["pairs"]} pairs in {facts["steps"]} steps, of which
+step {facts["best_step"]} was best on the pairs held out.
+
+## What they are worth
+
+On the pairs held out, before and after training, in nats per token but for the share:
+
+| | untrained | trained |
+|---|---:|---:|
+{rows}
+
+language: the cross-entropy of changed tokens. contrast: how little more likely they are than under the other prefix.
+kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens that are likelier
+under their own prefix. loss: the sum that was minimised.
+"""

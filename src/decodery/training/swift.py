@@ -1,0 +1,175 @@
+"""Find beforehand which sublayers `swift` should skip, on texts that the model has written.
+
+The search is the one of SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (2024), over several
+texts at a time, and measured by what the model itself found likeliest, whatever token was drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.layer_plan import Route, sublayers
+from decodery.models.loaders.fields import read_json
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.skips import SkipSet
+from decodery.models.trained.skips import sublayers as named
+from decodery.speculative.drafters.swift import SKIPS
+from decodery.speculative.stores.skip_search import SkipSearch
+
+from .card import CARD, refuse_others
+from .corpus import Corpus, Text
+
+TRIED = "tried.json"
+_EVERY = 10
+"""Sets between two writings of what was tried."""
+check_folder = partial(refuse_others, made=SKIPS, what="holds no set of sublayers")
+"""Raises SettingsError where the search would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class SkipRecipe:
+    """How a set is looked for.
+
+    ratio: share of the sublayers to skip, of all but those of the first and the last layer. proposals: sets tried,
+    every `bayes`-th of them a promising one. texts: how many are read for every set, `window` tokens of each.
+    """
+
+    ratio: float = 0.45
+    proposals: int = 200
+    bayes: int = 25
+    texts: int = 16
+    window: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < 1 or min(self.proposals, self.bayes, self.texts, self.window) < 1:
+            raise SettingsError("swift needs a ratio between 0 and 1, and proposals, bayes, texts and window >= 1")
+
+
+class Window:
+    """The first tokens of some texts, behind prompts that the whole model has read, and what it found likeliest."""
+
+    def __init__(self, model: LanguageModel, texts: Sequence[Text], window: int) -> None:
+        self.model, self.cases = model, list[tuple[KVCache, np.ndarray, np.ndarray]]()
+        for text in texts:
+            if text.likely is None:
+                raise SettingsError("the texts do not say what the model expected: write them anew, with top=20")
+            # After its last token nothing was asked.
+            rows = slice(text.written, min(text.written + window, len(text.tokens) - 1))
+            cache = model.new_cache()
+            model.forward(Batch([Segment.chunk(text.tokens[: text.written], cache, logit_rows=[])]))
+            cache.keep(range(text.written))
+            self.cases.append((cache, text.tokens[rows].astype(np.int64), text.likely[rows, 0]))
+
+    @torch.no_grad()
+    def matchness(self, skip: frozenset[str]) -> float:
+        """The share of all places at which the model without these sublayers finds the same token likeliest."""
+        segments = [Segment.chunk(tokens, cache.fork()) for cache, tokens, _ in self.cases]
+        said = self.model.forward(Batch(segments), route=Route(skip=skip)).logits.argmax(dim=-1).cpu().numpy()
+        return float((said == np.concatenate([right for _, _, right in self.cases])).mean())
+
+
+@torch.no_grad()
+def find_skips(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: SkipRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> SkipSet:
+    """Look for the sublayers that `target` does best without, and leave them in the folder `out`, for `swift`.
+
+    corpus: see `data.write_texts`, of which every twentieth text is held out. Interrupted, it goes on from the sets
+    tried so far when called again: which set is tried next follows from these alone.
+
+    Raises SettingsError for texts of another model, and for models without sublayers to skip.
+    """
+    recipe = recipe or SkipRecipe()
+    check_folder(out)
+    model, layers = target.model, target.model.config.num_layers
+    if not model.capabilities.routes:
+        raise SettingsError(f"{target.name} cannot skip sublayers: use a model that this package runs itself")
+    if corpus.facts.get("vocab_size") != model.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    search = SkipSearch(layers, recipe.ratio, bayes=recipe.bayes, seed=recipe.seed)
+    if not 0 < search.count < search.size:
+        raise SettingsError(f"a ratio of {recipe.ratio:g} leaves nothing to choose among {search.size} sublayers")
+    learned, others = corpus.split()
+    seen, held = (
+        Window(model, [corpus[number] for number in numbers[: recipe.texts]], recipe.window)
+        for numbers in (learned, others)
+    )
+    first, settings = search.skip, {"recipe": asdict(recipe), "corpus": corpus.facts, "model": model.fingerprint}
+    before = seen.matchness(first), held.matchness(first)
+    known = _known(out / TRIED, settings)
+    for number in range(recipe.proposals):
+        chosen = search.propose()
+        found = known[number] if number < len(known) else seen.matchness(named(chosen, layers))
+        search.register(chosen, found)
+        done = number + 1
+        if done > len(known) and (done % _EVERY == 0 or done == recipe.proposals):
+            write_text(out / TRIED, json.dumps({**settings, "matchness": search.history}) + "\n")
+        progress("trying sets", done, recipe.proposals)
+    after = search.matchness, held.matchness(search.skip)
+    facts = {
+        "model": target.name,
+        "command": command,
+        "recipe": asdict(recipe),
+        "skipped": sorted(search.skip),
+        "kept": sublayers(Route(skip=search.skip), layers) / (2 * layers),
+        "first": dict(zip(("matchness", "held_out"), before, strict=True)),
+        "best": dict(zip(("matchness", "held_out"), after, strict=True)),
+        "best_after": {str(n): max(search.history[:n]) for n in (50, 100, 200, 400, 800) if n <= recipe.proposals},
+    }
+    result = SkipSet(search.skip, layers, facts, model.fingerprint)
+    result.save(out / SKIPS)
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, _card(facts))
+    return result
+
+
+def _known(path: Path, settings: Mapping[str, Any]) -> list[float]:
+    """The matches of the sets tried by an earlier run of the same settings."""
+    if not path.is_file():
+        return []
+    found = read_json(path)
+    if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
+        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
+    return [float(value) for value in found["matchness"]]
+
+
+def _card(facts: Mapping[str, Any]) -> str:
+    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    recipe, first, best = facts["recipe"], facts["first"], facts["best"]
+    return f"""# Sublayers that {facts["model"]} skips when it drafts
+
+    decodery generate "..." -m {facts["model"]} --drafter swift:skip=THIS_FOLDER
+
+Drafts never change what it writes. Nothing about the model itself was changed.
+
+## What was found
+{command}
+{len(facts["skipped"])} sublayers, the best of {recipe["proposals"]} sets of that size: {", ".join(facts["skipped"])}.
+
+Matchness, the share of places at which the model finds the same token likeliest without them:
+
+| | on the texts searched | on texts held out |
+|---|---:|---:|
+| every odd layer | {first["matchness"]:.3f} | {first["held_out"]:.3f} |
+| what was found | {best["matchness"]:.3f} | {best["held_out"]:.3f} |
+"""

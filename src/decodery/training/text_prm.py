@@ -1,0 +1,189 @@
+"""Train a process reward model on judged texts: at the end of every step a head learns how the text turned out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.scorers.process_reward import ProcessHead
+
+from .judge import auc
+from .loop import Plan, batches, train
+from .prm import PRM, random_head
+
+_CHUNK = 512
+_HELD_OUT = 10
+
+
+@dataclass(frozen=True)
+class TextPRMRecipe:
+    """How judged texts are learned. delimiter: ends a step. tap: after how many layers states are read, None: all."""
+
+    delimiter: str = "\n\n"
+    tap: int | None = None
+    steps: int = 600
+    batch: int = 256
+    lr: float = 3e-3
+    weight_decay: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class JudgedText:
+    """prompt, text: token ids, the end token left out. reward: from 0 to 1, of the whole text."""
+
+    prompt: Sequence[int]
+    text: Sequence[int]
+    reward: float
+
+
+def train_text_prm(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    judged: Sequence[JudgedText],
+    out: Path,
+    *,
+    recipe: TextPRMRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> ProcessHead:
+    """Leave in `out` a head that tells, at the end of every step of a text, what reward the text may expect.
+
+    Every beginning has the reward of its text, as one rollout behind it: for texts drawn by the model itself that is an
+    unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is held out, of those with a good
+    text and of the others; the head's facts say how well it ranks beginnings there (auc), the cross-entropy, and that
+    of always saying the mean. Interrupted, it goes on from what is in `out` when called again.
+
+    Raises SettingsError for texts from which nothing can be learned.
+    """
+    recipe = recipe or TextPRMRecipe()
+    tap = model.config.num_layers if recipe.tap is None else recipe.tap
+    if not 0 <= tap <= model.config.num_layers:
+        raise SettingsError(f"a layer to tap lies between 0 and {model.config.num_layers}, not {tap}")
+    if any(not 0 <= each.reward <= 1 for each in judged):
+        raise SettingsError("a process reward model learns rewards from 0 to 1: scale those of the texts")
+    groups: dict[tuple[int, ...], list[JudgedText]] = {}
+    for each in judged:
+        groups.setdefault(tuple(each.prompt), []).append(each)
+    parts: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    labels: tuple[list[float], list[float]] = [], []
+    reader = _Reader(model, tap)
+    # Good texts may be so rare that a tenth of all prompts has none.
+    kinds = [0, 0]
+    for number, (prompt, texts) in enumerate(groups.items()):
+        good = max(each.reward for each in texts) > 0.5
+        kinds[good] += 1
+        held = kinds[good] % _HELD_OUT == 1
+        for each in texts:
+            ends = step_ends(tokenizer, each.text, recipe.delimiter)
+            if ends and len(prompt) + len(each.text) <= model.config.max_positions:
+                parts[held].append(reader.states(prompt, each.text)[ends])
+                labels[held].extend([each.reward] * len(ends))
+        progress("reading texts", number + 1, len(groups))
+    for known, name in ((labels[0], "learn from"), (labels[1], "validate with")):
+        if len(set(known)) < 2:
+            raise SettingsError(
+                f"the texts to {name} all have one reward: give more prompts with good texts and with others"
+            )
+    learned, held_out = (
+        (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu")) for s, y in zip(parts, labels, strict=True)
+    )
+    head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap)
+    batch = batches(len(learned[1]), min(recipe.batch, len(learned[1])), recipe.seed)
+
+    def loss(step: int) -> torch.Tensor:
+        chosen = batch(step)
+        return binary_cross_entropy_with_logits(head.logits(learned[0][chosen]), learned[1][chosen])
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            return {"cross_entropy": float(binary_cross_entropy_with_logits(head.logits(held_out[0]), held_out[1]))}
+
+    history = train(
+        head.tensors,
+        loss,
+        Plan(recipe.steps, lr=recipe.lr, validate_every=10, weight_decay=recipe.weight_decay),
+        out / "training",
+        validate=validate,
+        metric="cross_entropy",
+        settings={"recipe": asdict(recipe), "model": model.fingerprint, "beginnings": len(learned[1])},
+        progress=progress,
+        what="learning rewards",
+    )
+    with torch.no_grad():
+        scores = head.logits(held_out[0]).numpy()
+    mean = learned[1].mean().logit().expand(len(held_out[1]))
+    facts: dict[str, object] = {
+        "command": command,
+        "recipe": asdict(recipe),
+        "texts": len(judged),
+        "prompts": len(groups),
+        "mean": round(float(learned[1].mean()), 4),
+        "auc": round(auc(scores, held_out[1].numpy() > 0.5), 4),
+        "cross_entropy": round(history.best or 0.0, 4),
+        "cross_entropy_of_the_mean": round(float(binary_cross_entropy_with_logits(mean, held_out[1])), 4),
+    }
+    tensors = {name: tensor.detach() for name, tensor in head.tensors.items()}
+    found = ProcessHead(tensors, tap, model.fingerprint, facts)
+    found.save(out / PRM)
+    return found
+
+
+def step_ends(tokenizer: Tokenizer, text: Sequence[int], delimiter: str) -> list[int]:
+    """The places in `text` of tokens with which steps end, as searches over steps end them; the last one is the end's.
+
+    A delimiter may stand within a token, which then belongs to the step whole.
+    """
+    stream, piece, found = tokenizer.stream(), "", list[int]()
+    for place, token in enumerate(text):
+        piece += stream.push([token])
+        before, _, _ = piece.rpartition(delimiter)
+        if before.replace(delimiter, "").strip():
+            found.append(place)
+            piece = ""
+    if text and (not found or found[-1] != len(text) - 1):
+        found.append(len(text) - 1)
+    return found
+
+
+class _Reader:
+    """Reads texts of one prompt after another; what a prompt has in common with the one before it is read once."""
+
+    def __init__(self, model: LanguageModel, tap: int) -> None:
+        self._model, self._tap = model, tap
+        self._prompt: tuple[int, ...] = ()
+        self._cache: KVCache = model.new_cache()
+
+    @torch.no_grad()
+    def states(self, prompt: tuple[int, ...], text: Sequence[int]) -> torch.Tensor:
+        """[text, hidden] float32: the states of the text's tokens."""
+        if prompt != self._prompt:
+            alike = 0
+            while alike < min(len(prompt), len(self._prompt)) and prompt[alike] == self._prompt[alike]:
+                alike += 1
+            self._cache.truncate(alike)
+            self._read(self._cache, prompt[alike:])
+            self._prompt = prompt
+        return self._read(self._cache.fork(), text)
+
+    def _read(self, cache: KVCache, tokens: Sequence[int]) -> torch.Tensor:
+        parts = []
+        for start in range(0, len(tokens), _CHUNK):
+            segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=[])
+            parts.append(self._model.forward(Batch([segment]), taps=[self._tap]).hidden[self._tap].float().cpu())
+            cache.keep(range(len(segment)))
+        return (
+            torch.cat(parts)
+            if parts
+            else torch.empty(0, self._model.config.hidden_size, dtype=torch.float32, device="cpu")
+        )

@@ -1,0 +1,126 @@
+"""The entropy at which AdaDec pauses, learned from where a model's first choice is wrong on texts that are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.sampling.entropy import entropy
+
+from .lines import read_json_lines
+
+_CHUNK = 128
+_HELD_OUT = 0.2
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """tau: the entropy in nats above which the first choice is more likely wrong than right.
+
+    weight, bias: of the logistic regression P(right) = sigmoid(weight * H + bias); cutoff: the probability that tau
+    stands for; accuracy: of telling right from wrong by it, on the balanced part held out; tokens: how many were looked
+    at, and wrong: how many of these were not the model's first choice.
+    """
+
+    tau: float
+    weight: float
+    bias: float
+    cutoff: float
+    accuracy: float
+    tokens: int
+    wrong: int
+
+
+def read_solutions(path: Path) -> list[tuple[str, str]]:
+    """Pairs (prompt, solution) of a file of JSON lines {"prompt": ..., "solution" or "canonical_solution": ...}."""
+    pairs = []
+    for number, entry in read_json_lines(path):
+        try:
+            pair = entry["prompt"], entry["solution"] if "solution" in entry else entry["canonical_solution"]
+        except (KeyError, TypeError):
+            pair = None
+        if pair is None or not all(isinstance(text, str) and text for text in pair):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "solution": text}}')
+        pairs.append(pair)
+    return pairs
+
+
+@torch.no_grad()
+def observe(
+    model: LanguageModel, tokenizer: Tokenizer, solutions: Iterable[tuple[str, str]], progress: Progress = silent
+) -> tuple[np.ndarray, np.ndarray]:
+    """Entropy [n] in nats before every token of the solutions, and whether the model would have chosen it: [n] bool.
+
+    One reading of every prompt with its solution; what does not fit the model's context is left out.
+    """
+    pairs, entropies, right = list(solutions), [], []
+    for done, (prompt, solution) in enumerate(pairs):
+        progress("reading solutions", done, len(pairs))
+        tokens = tokenizer.encode(prompt + solution)[: model.config.max_positions]
+        first = len(tokenizer.encode(prompt))
+        cache = model.new_cache()
+        for start in range(0, len(tokens) - 1, _CHUNK):
+            chunk = tokens[start : min(start + _CHUNK, len(tokens) - 1)]
+            rows = [row for row in range(len(chunk)) if start + row + 1 >= first]
+            logits = model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=rows)])).logits.float()
+            cache.keep(range(len(chunk)))
+            if rows:
+                following = torch.tensor([tokens[start + row + 1] for row in rows], dtype=torch.int64, device="cpu")
+                entropies += entropy(logits.log_softmax(dim=-1)).flatten().tolist()
+                right += (logits.argmax(dim=-1).cpu() == following).tolist()
+    progress("reading solutions", len(pairs), len(pairs))
+    return np.array(entropies), np.array(right, dtype=bool)
+
+
+def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> Threshold:
+    """The threshold from entropies [n] and whether the first choice was right [n]: both kinds weigh the same.
+
+    A fifth is held out; the cut-off is the one of 0.01 to 0.99 that tells most of it right, the middle one of equals.
+    Raises SettingsError where either kind is too rare to learn from, or a higher entropy is no sign of an error.
+    """
+    draw = np.random.default_rng(seed)
+    kinds = [draw.permutation(np.flatnonzero(right == kind)) for kind in (False, True)]
+    size = min(map(len, kinds))
+    if size < 20:
+        raise SettingsError(f"only {size} tokens are of the rarer kind, right or wrong, and 20 are needed: give more")
+    held = max(1, round(size * _HELD_OUT))
+    training = np.concatenate([kind[held:size] for kind in kinds])
+    testing = np.concatenate([kind[:held] for kind in kinds])
+    weight, bias = _logistic(entropies[training], right[training])
+    if weight >= 0:
+        raise SettingsError("this model is not surer where it is right: no threshold of the entropy can be learned")
+    cutoffs = np.arange(1, 100) / 100
+    taus = (np.log(cutoffs / (1 - cutoffs)) - bias) / weight
+    scores = ((entropies[testing] < taus[:, None]) == right[testing]).mean(axis=1)
+    best = np.flatnonzero(scores == scores.max())
+    chosen = int(best[len(best) // 2])
+    return Threshold(
+        *(float(taus[chosen]), weight, bias, float(cutoffs[chosen]), float(scores[chosen])),
+        tokens=len(right),
+        wrong=int((~right).sum()),
+    )
+
+
+def _logistic(values: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Weight and bias of the logistic regression, by Newton's method with a trace of ridge."""
+    design = np.stack([values, np.ones_like(values)], axis=1)
+    parameters = np.zeros(2)
+    for _ in range(100):
+        chances = 1 / (1 + np.exp(-np.clip(design @ parameters, -30, 30)))
+        gradient = design.T @ (chances - labels) + 1e-6 * parameters
+        hessian = (design * (chances * (1 - chances))[:, None]).T @ design + 1e-6 * np.eye(2)
+        step = np.linalg.solve(hessian, gradient)
+        parameters -= np.clip(step, -5, 5)
+        if np.abs(step).max() < 1e-10 or not math.isfinite(step.sum()):
+            break
+    return float(parameters[0]), float(parameters[1])

@@ -1,0 +1,261 @@
+"""Adapt a model that writes from left to right to fill canvases: attention opens, and a mask token is learned.
+
+DiffuLLaMA's way (Scaling Diffusion Language Models via Adaptation from Autoregressive Models, 2024): a row goes on
+predicting the token behind it, and the causal mask dissolves while thin matrices learn. What such a model can be taught
+in an hour of two cores is one narrow kind of text, here short lists of words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from decodery.compression.base import Change, rebuilt, reported, transformable
+from decodery.compression.folder import write
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.hooks import Visits
+from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.loaders.drafts import DESCRIPTION
+from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.torch.side_by_side import SideBySide
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
+
+from .adapter import LoRARemaking
+from .card import CARD, refuse_others
+from .loop import History, Plan, train
+from .remade import Remade
+
+check_folder = partial(refuse_others, made=DESCRIPTION, what="is no adapted model")
+"""Raises SettingsError where training would overwrite something else."""
+
+WORDS = (
+    "apple", "river", "stone", "cloud", "horse", "table", "green", "music", "paper", "glass", "light", "water",
+    "bread", "sugar", "metal", "ocean", "tiger", "chair", "house", "mouse", "plant", "queen", "robot", "snake",
+    "train", "world", "yellow", "winter", "summer", "spring", "garden", "window", "bridge", "castle", "desert",
+    "forest", "island", "jacket", "kitchen", "ladder", "mirror", "needle", "orange", "pencil", "rabbit",
+    "silver", "ticket", "violin", "wagon",
+)  # fmt: skip
+TASKS = ("copy", "reverse", "replace")
+_HELD, _HELD_BATCHES = 1 << 32, 6
+"""Seeds of examples held out begin here; training's steps never come so far."""
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """tasks: of `TASKS`; least, most: words of a list; places: of a canvas, an end and what fills it up with it.
+
+    rank: of the thin matrices, of all linear layers; annealing: over which share of the steps the causal mask
+    dissolves: a place ahead is seen with a probability that rises to 1. A step learns from `batch` lists of one length.
+    """
+
+    tasks: tuple[str, ...] = TASKS
+    least: int = 3
+    most: int = 6
+    places: int = 12
+    rank: int = 16
+    steps: int = 1500
+    batch: int = 16
+    lr: float = 5e-4
+    annealing: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tasks or not set(self.tasks) <= set(TASKS):
+            raise SettingsError(f"adaptation knows the tasks {', '.join(TASKS)}")
+        if not 1 <= self.least <= self.most or self.batch < 1 or not 0 <= self.annealing <= 1:
+            raise SettingsError("adaptation needs lists of at least one word, one a step, and annealing from 0 to 1")
+
+
+@dataclass(frozen=True)
+class WordTask:
+    """A task on a list of words, as a prompt and the one text that answers it."""
+
+    task: str
+    words: tuple[str, ...]
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.task.capitalize()}: {' '.join(self.words)}\nAnswer:"
+
+    @property
+    def answer(self) -> str:
+        words = list(self.words)
+        if self.task == "reverse":
+            words.reverse()
+        elif self.task == "replace":
+            words[1 % len(words)] = "new"
+        return " " + " ".join(words)
+
+    def right(self, text: str) -> bool:
+        """Whether this is what was asked for, but for blanks."""
+        return text.split() == self.answer.split()
+
+
+def draw_tasks(settings: Adaptation, number: int, count: int, draws: np.random.Generator) -> list[WordTask]:
+    """Examples of one task, which the number chooses, on lists of one length: all take as many tokens."""
+    length, task = int(draws.integers(settings.least, settings.most + 1)), settings.tasks[number % len(settings.tasks)]
+    return [WordTask(task, tuple(draws.choice(WORDS, length, replace=False).tolist())) for _ in range(count)]
+
+
+def held_out(settings: Adaptation, count: int) -> list[WordTask]:
+    """Examples that training never sees, of all tasks in turn and all lengths."""
+    draws = np.random.default_rng([settings.seed, _HELD])
+    return [each for number in range(count) for each in draw_tasks(settings, number, 1, draws)]
+
+
+def annealed_mask(length: int, share: float, draws: np.random.Generator) -> torch.Tensor:
+    """[length, length] bool, what a row sees: all that lies before it, and a share, drawn, of what lies ahead."""
+    return torch.from_numpy(np.tri(length, dtype=bool) | (draws.random((length, length)) < share))
+
+
+def end_and_mask(loaded: LoadedModel) -> tuple[int, int]:
+    """The end token, and a special token that no text of this model has, to stand for what is not written yet.
+
+    Raises UnsupportedModel where there is none.
+    """
+    chat, config = loaded.chat, loaded.model.config
+    taken = set(config.eos_ids) | {config.bos_id}
+    named = "" if chat is None else chat.source + " ".join(map(str, chat.special.values()))
+    for id, token in sorted(loaded.tokenizer.backend.get_added_tokens_decoder().items(), reverse=True):
+        if token.special and id not in taken and token.content not in named and id < config.vocab_size:
+            return config.eos_ids[0], id
+    raise UnsupportedModel(f"{loaded.name} has no special token to spare for what is not written yet")
+
+
+@dataclass(frozen=True)
+class MaskedTasks:
+    """A batch of tasks with some of their answers masked.
+
+    tokens, shown: [n, length], whole and as the model sees them; weights: [n, length], of each token in the loss.
+    """
+
+    tokens: np.ndarray
+    shown: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[list[int], list[int]]], mask: int, draws: np.random.Generator) -> MaskedTasks:
+        """rows: tokens of prompts and canvases, of one length; of a canvas k places are masked, every k as often."""
+        tokens = np.array([prompt + canvas for prompt, canvas in rows])
+        count, places = len(rows), len(rows[0][1])
+        sizes = 1 + (int(draws.integers(places)) + draws.permutation(count)) % places
+        hidden = draws.random((count, places)).argsort(axis=1).argsort(axis=1) < sizes[:, None]
+        shown, weights = tokens.copy(), np.zeros(tokens.shape)
+        shown[:, -places:][hidden] = mask
+        weights[:, -places:] = hidden / (sizes[:, None] * count)
+        return cls(tokens, shown, weights)
+
+
+class AdaptedModel:
+    """A causal model while it is adapted: thin matrices beside its weights, and a mask token's embedding, that learn.
+
+    parameters: what learns, by name; mask_row: the embedding, [hidden].
+    """
+
+    def __init__(self, loaded: LoadedModel, settings: Adaptation) -> None:
+        self.original, self.settings, self._tokenizer = transformable(loaded.model), settings, loaded.tokenizer
+        if not self.original.config.causal:
+            raise UnsupportedModel(f"{loaded.name} fills canvases already: it needs no adaptation")
+        self.end_id, self.mask_id = end_and_mask(loaded)
+        self._remade = Remade(self.original, LoRARemaking(settings.rank, 2.0 * settings.rank, seed=settings.seed))
+        self.mask_row = self._remade.model.weights.embedding.mean(dim=0).requires_grad_()
+        self.parameters = self._remade.parameters | {"mask": self.mask_row}
+        self._bfloat16 = choose_dtype("auto", "bfloat16", self.original.device) == "bfloat16"
+
+    def masked(self, examples: Sequence[WordTask], draws: np.random.Generator) -> MaskedTasks:
+        """Tasks as tokens, some of which are masked.
+
+        Raises SettingsError where the tokenizer needs several tokens for a word, or an answer has no room.
+        """
+        rows = []
+        for each in examples:
+            prompt, answer = (self._tokenizer.encode(part) for part in (each.prompt, each.answer))
+            more = self.settings.places - len(answer)
+            if more < 1:
+                raise SettingsError(f"{each.answer!r} and an end need {len(answer) + 1} places: raise places")
+            rows.append((list(prompt), [*answer, *[self.end_id] * more]))
+        if len({len(prompt) for prompt, _ in rows}) > 1:
+            raise SettingsError("this tokenizer has no token of its own for some of the words that lists are made of")
+        return MaskedTasks.of(rows, self.mask_id, draws)
+
+    def loss(self, batch: MaskedTasks, share: float, draws: np.random.Generator) -> torch.Tensor:
+        """Mean over lists of the mean cross-entropy of their masked places, in nats. share: see `annealed_mask`."""
+        model, (count, length) = self._remade.model, batch.shown.shape
+        tokens = torch.from_numpy(batch.shown.reshape(-1))
+        rows = torch.where((tokens == self.mask_id)[:, None], self.mask_row, model.embed_tokens(tokens))
+        texts = SideBySide(model, count, length, annealed_mask(length, share, draws))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._bfloat16):
+            hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+            chosen = np.flatnonzero(batch.weights)
+            # The row in front of a place predicts it, as it did before.
+            logits = model.outputs(hidden[torch.from_numpy(chosen - 1)]).float()
+        logits[:, self.mask_id] = -torch.inf
+        wanted = torch.from_numpy(batch.tokens.reshape(-1)[chosen])
+        each = cross_entropy(logits, wanted, reduction="none")
+        return (each * torch.from_numpy(batch.weights.reshape(-1)[chosen]).float()).sum()
+
+    @torch.no_grad()
+    def change(self) -> Change:
+        """What it has become: a model that fills canvases."""
+        learned = self._remade.change()
+        now = learned.model
+        embedding = now.weights.embedding.clone()
+        embedding[self.mask_id] = self.mask_row.to(embedding)
+        model = rebuilt(now, embedding=embedding, **({"head": Dense(embedding)} if now.config.tie_embeddings else {}))
+        config = replace(model.config, causal=False, shifted=True, mask_id=self.mask_id, eos_ids=(self.end_id,))
+        return replace(learned, model=Transformer(config, model.weights))
+
+
+def adapt(
+    loaded: LoadedModel, settings: Adaptation, out: Path, *, command: str = "", progress: Progress = silent
+) -> History:
+    """Adapt a model to fill canvases with answers about lists of words, and leave it in the folder `out`.
+
+    loaded: in floating point. Interrupted, it goes on from its last checkpoint when called again. Raises
+    UnsupportedModel for a model that fills canvases already or has no special token to spare.
+    """
+    check_folder(out)
+    adapted = AdaptedModel(loaded, settings)
+    draws = np.random.default_rng([settings.seed, _HELD])
+    held = [adapted.masked(draw_tasks(settings, number, 16, draws), draws) for number in range(_HELD_BATCHES)]
+
+    def loss(step: int) -> torch.Tensor:
+        draws = np.random.default_rng([settings.seed, step])
+        share = min(1.0, (step + 1) / max(settings.annealing * settings.steps, 1.0))
+        return adapted.loss(adapted.masked(draw_tasks(settings, step, settings.batch, draws), draws), share, draws)
+
+    @torch.no_grad()
+    def validation() -> dict[str, float]:
+        return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in held]))}
+
+    history = train(
+        adapted.parameters, loss, Plan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
+        out / "training", validate=validation, metric="loss", settings={**asdict(settings), "of": loaded.name},
+        progress=progress, what="adapting",
+    )  # fmt: skip
+    change = adapted.change()
+    write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
+    write_text(out / CARD, _card(loaded, settings, history, command))
+    return history
+
+
+def _card(loaded: LoadedModel, settings: Adaptation, history: History, command: str) -> str:
+    example = held_out(settings, 1)[0].prompt.replace("\n", "\\n")
+    return f"""# {loaded.name}, adapted to fill canvases
+
+It answers {", ".join(settings.tasks)} about lists of {settings.least} to {settings.most} words, and nothing else:
+
+    decodery generate -m THIS_FOLDER --raw --max-new-tokens {settings.places} --diffuse threshold $'{example}'
+
+Made with `{command}`: thin matrices of rank {settings.rank} and a row for the mask token learned, while attention
+opened. The loss on lists held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of
+{history.step} steps.
+"""

@@ -1,0 +1,119 @@
+"""Train the placeholders that `lexical-unit` feeds: their embeddings alone, while the model stays as it is.
+
+Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024) fine-tunes the model on
+runs of tokens it is sure of, read as placeholders. Here the placeholders learn and nothing else does, so that the model
+writes what it wrote before. A text is read once, and placeholders are put behind many of its places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Segment
+from decodery.models.hooks import Tap
+from decodery.models.loaders.drafts import UNITS
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.protocol import LanguageModel
+from decodery.models.trained.placeholders import Placeholders
+
+from .ahead import Recipe, School, behind, card, facts_of, shares, teach
+from .card import CARD, refuse_others
+from .corpus import Corpus
+from .loop import History
+
+check_folder = partial(refuse_others, made=UNITS, what="holds no units")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class UnitsRecipe(Recipe):
+    """How placeholders learn; there are few numbers to learn, so that one text per step is enough.
+
+    span: tokens of the longest unit, of which the first needs no placeholder. alpha: taught are the tokens of runs in
+    which the model gave each token at least this probability; 0 teaches all.
+    """
+
+    span: int = 4
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.span < 2 or not 0 <= self.alpha <= 1:
+            raise SettingsError("units need a span of at least 2 and an alpha from 0 to 1")
+
+
+class PlaceholderSchool(School):
+    """A school in which embeddings learn that stand for the tokens behind a place."""
+
+    def __init__(
+        self,
+        reader: LanguageModel,
+        model: LanguageModel,
+        recipe: Recipe,
+        *,
+        ahead: int,
+        alpha: float = 0.0,
+        decay: float = 1.0,
+    ) -> None:
+        super().__init__(reader, model, ahead=ahead, places=recipe.places, alpha=alpha, decay=decay)
+        mean = self.model.weights.embedding.float().mean(dim=0)
+        self.placeholders = mean.repeat(ahead, 1).requires_grad_(True)
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {"placeholders": self.placeholders}
+
+    def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
+        return behind(self.placeholders, place, past)
+
+
+def train_units(
+    target: LoadedModel,
+    model: LanguageModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    recipe: UnitsRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> tuple[Placeholders, History]:
+    """Train placeholders for `target` on texts it has written and leave them in the folder `out`, for `lexical-unit`.
+
+    model: the same one in floating point, through which gradients go. corpus: see `data.write_texts`, of which every
+    twentieth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+
+    Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
+    """
+    recipe = recipe or UnitsRecipe()
+    check_folder(out)
+    school = PlaceholderSchool(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
+    learned, held = shares(corpus, target, recipe.alpha)
+    history = teach(school, corpus, learned, held, out, recipe, progress, "training placeholders")
+    facts = facts_of(target, corpus, recipe, history, command)
+    found = Placeholders(school.placeholders.detach().cpu(), facts)
+    found.save(out / UNITS)
+    text = card(
+        facts,
+        corpus,
+        history,
+        title="Placeholders",
+        intro=f"{target.name} reads them in place of tokens that are not written yet, and what it expects there is "
+        "drafted:",
+        use="lexical-unit:units=THIS_FOLDER",
+        what=f"{recipe.span - 1} input embeddings, one for each token behind the next one (Decoding at the Speed of "
+        "Thought:\nHarnessing Parallel Decoding of Lexical Units for LLMs, 2024).",
+        where=f", at places where it gave\neach of the next tokens a probability of at least {recipe.alpha:g}",
+        explained="accepted: tokens of a unit that are right before the first wrong one, so what a pass that checks "
+        "units emits beyond its\nown token if every unit is drafted whole. right_n: how often the likeliest token at "
+        "placeholder n is the text's.\n",
+    )
+    # Last: without the file beside it, it would be taken for somebody else's.
+    write_text(out / CARD, text)
+    return found, history

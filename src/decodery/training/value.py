@@ -1,0 +1,176 @@
+"""Train a value head: what reward a text may expect by its beginning, read off a frozen model's hidden states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ordered
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.noise import nth_seed
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.sampling.sampler import Sampler
+from decodery.scorers.base import Candidates, Scorer, judge
+from decodery.scorers.value_head import LinearValue
+from decodery.step.forward_request import drive
+from decodery.step.sequence import Sequence
+
+from .lines import read_json_lines
+
+_TOGETHER = 16
+_CHUNK = 512
+
+Judged = tuple[Ordered[int], Ordered[int], float]
+"""Prompt, what was written after it, and how good that is."""
+
+
+def train_value(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    reward: Scorer,
+    *,
+    method: Literal["fudge", "q"] = "fudge",
+    samples: int = 8,
+    length: int = 32,
+    eos_ids: Ordered[int] = (),
+    tap: int | None = None,
+    ridge: float = 1e-3,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> LinearValue:
+    """The linear head whose values of the prefixes of the model's own texts come closest to the rewards.
+
+    samples: texts of up to `length` tokens drawn per prompt at temperature 1. tap: after how many layers it reads, None
+    for all. method: "fudge" fits every prefix to its text's final reward, "q" to the value of the next prefix and only
+    the last one to the reward (CD-FUDGE and CD-Q of Controlled Decoding from Language Models, 2023). For a linear head
+    both are least-squares problems, solved outright instead of by gradients; the expectation over the next token that
+    CD-Q takes is over the sampled ones. ridge: of the mean square of the states.
+
+    Raises SettingsError for nothing to learn from.
+    """
+    if not prompts or samples < 1 or length < 1:
+        raise SettingsError("a value head needs prompts, samples and length of at least 1")
+
+    def judged() -> Iterator[Judged]:
+        for number, prompt in enumerate(prompts):
+            texts = _sample(model, prompt, samples, length, eos_ids, nth_seed(seed, number * samples))
+            outputs = [text.generated for text in texts]
+            candidates = Candidates(prompt, outputs, [True] * len(outputs), model=model)
+            for output, value in zip(outputs, drive(judge(reward, candidates)).tolist(), strict=True):
+                yield prompt, output, value
+            progress("sampling texts", number + 1, len(prompts))
+
+    return fit_value(model, judged(), method=method, tap=tap, ridge=ridge)
+
+
+def fit_value(
+    model: LanguageModel,
+    judged: Iterable[Judged],
+    *,
+    method: Literal["fudge", "q"] = "fudge",
+    tap: int | None = None,
+    ridge: float = 1e-3,
+) -> LinearValue:
+    """The linear head for texts that are judged already: (prompt ids, ids of what was written, reward) of each.
+
+    Its values are those of texts like these, whoever wrote them. What does not fit the model's context is left out.
+    tap, method, ridge: see `train_value`, also for errors.
+    """
+    tap = model.config.num_layers if tap is None else tap
+    if ridge < 0 or not 0 <= tap <= model.config.num_layers:
+        raise SettingsError(f"a value head needs ridge >= 0 and a layer to tap between 0 and {model.config.num_layers}")
+    size = model.config.hidden_size + 1
+    moments, targets = (
+        torch.zeros(size, size, dtype=torch.float64, device="cpu"),
+        torch.zeros(size, dtype=torch.float64, device="cpu"),
+    )
+    for prompt, output, value in judged:
+        states = torch.nn.functional.pad(states_of(model, prompt, output, tap), (0, 1), value=1.0)
+        if not len(states):
+            continue
+        if method == "fudge":
+            moments += states.T @ states
+            targets += states.sum(dim=0) * value
+        else:
+            moments += states[:-1].T @ (states[:-1] - states[1:]) + states[-1:].T @ states[-1:]
+            targets += states[-1] * value
+    if not moments.any():
+        raise SettingsError("a value head has no text to learn from: give some that fit the model's context")
+    moments.diagonal()[:-1] += ridge * moments.diagonal()[:-1].abs().mean()
+    found = torch.linalg.lstsq(moments, targets[:, None]).solution[:, 0]
+    return LinearValue(found[:-1].float(), found[-1].float(), tap, model.fingerprint)
+
+
+def fit_switch(
+    model: LanguageModel, prompts: Iterable[tuple[Ordered[int], bool]], *, tap: int | None = None, ridge: float = 1e-2
+) -> LinearValue:
+    """The linear head that tells by a prompt whether it is one to reason about; for the search edge.
+
+    prompts: (token ids, whether it is). The head reads the mean of the states of all tokens but the last, and its
+    values are probabilities as far as least squares make them. tap, ridge, errors: see `fit_value`.
+    """
+    tap = model.config.num_layers if tap is None else tap
+    pooled, hard = list[torch.Tensor](), list[float]()
+    for prompt, label in prompts:
+        states = states_of(model, (), prompt, tap)[:-1]
+        if len(states):
+            pooled.append(states.mean(dim=0))
+            hard.append(float(label))
+    if len(set(hard)) < 2:
+        raise SettingsError("a switch learns from prompts of both kinds: give some that need reasoning, and others")
+    rows, labels = torch.stack(pooled), torch.tensor(hard, dtype=torch.float64, device="cpu")
+    centre, mean = rows.mean(dim=0), labels.mean()
+    centred = rows - centre
+    moments = centred.T @ centred
+    moments.diagonal()[:] += ridge * moments.diagonal().mean()
+    weight = torch.linalg.solve(moments, centred.T @ (labels - mean))
+    return LinearValue(weight.float(), (mean - weight @ centre).float(), tap, model.fingerprint)
+
+
+def read_judged(path: Path) -> list[tuple[str, str, float]]:
+    """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
+    found = []
+    for number, entry in read_json_lines(path):
+        try:
+            prompt, text, reward = entry["prompt"], entry["text"], entry["reward"]
+        except (KeyError, TypeError):
+            prompt = text = reward = None
+        known = isinstance(prompt, str) and prompt and isinstance(text, str) and text
+        if not known or isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "text": text, "reward": number}}')
+        found.append((prompt, text, float(reward)))
+    return found
+
+
+def _sample(
+    model: LanguageModel, prompt: Ordered[int], samples: int, length: int, eos_ids: Ordered[int], seed: int
+) -> list[Sequence]:
+    """Texts drawn from the model's own law; seeds count up from `seed`."""
+    engine, sampler = Engine(model), Sampler.from_settings(temperature=1.0)
+    texts: list[Sequence] = []
+    for first in range(0, samples, _TOGETHER):
+        for number in range(first, min(samples, first + _TOGETHER)):
+            request = Request(prompt, length, sampler, seed=nth_seed(seed, number), eos_ids=eos_ids)
+            texts.append(engine.submit(request, like=texts[0] if texts else None))
+        engine.run(texts[first:])
+    return texts
+
+
+@torch.no_grad()
+def states_of(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
+    """[output, hidden] float64: the states of the output tokens, as many as fit the model's context."""
+    tokens, cache, parts = [*prompt, *output][: model.config.max_positions], model.new_cache(), []
+    for start in range(0, len(tokens), _CHUNK):
+        chunk = tokens[start : start + _CHUNK]
+        segment = Segment.chunk(chunk, cache, logit_rows=[])
+        parts.append(model.forward(Batch([segment]), taps=[tap]).hidden[tap].cpu())
+        cache.keep(range(len(chunk)))
+    return torch.cat(parts)[len(prompt) :].double()

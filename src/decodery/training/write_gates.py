@@ -1,0 +1,220 @@
+"""Train a write gate: which tokens of a text later ones can do without, as Dynamic-LLaVA's text side learns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.kv_cache.write_gate import looked_at
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.config import ModelConfig
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.torch.transformer import Transformer
+from decodery.models.trained.write_gates import LEVELS, WRITE_GATE, WriteGates, margin
+
+from .card import refuse_others
+from .one_by_one import Course, as_ids, kept, long_enough
+from .traced import TracedCache, differentiable
+
+check_folder = partial(refuse_others, made=WRITE_GATE, what="holds no write gate")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class WriteGateRecipe:
+    """How a gate learns. layer: where it looks. sizes: widths of the network between its layers.
+
+    prompt: the share of a text that is taken for a prompt and stored in full. rate: the share of the rest that is to be
+    stored, and price what its squared distance counts beside the divergence. hot, cold: temperatures of the choice, at
+    first and at last.
+    """
+
+    steps: int = 300
+    lr: float = 1e-3
+    layer: int = 2
+    sizes: tuple[int, ...] = (512, 256, 128)
+    prompt: float = 0.25
+    rate: float = 0.5
+    price: float = 100.0
+    hot: float = 1.0
+    cold: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layer < 0 or not 0 < self.prompt < 1 or not 0 < self.rate < 1 or not 0 < self.cold <= self.hot:
+            raise SettingsError(
+                "a write gate needs a layer >= 0, a prompt and a rate between 0 and 1, and 0 < cold <= hot"
+            )
+
+
+class Admitted(AttentionPolicy):
+    """stored: [n] how much of each row, 0 or 1, later rows read from a layer on; a row reads itself."""
+
+    merges = True
+
+    def __init__(self, layer: int, stored: torch.Tensor | None = None) -> None:
+        self.layer, self.stored = layer, stored
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        weights, context, values = attention.weights, attention.context, attention.values
+        assert weights is not None and context is not None
+        if attention.layer < self.layer or self.stored is None:
+            return context
+        own = torch.eye(len(self.stored), device=weights.device, dtype=torch.bool)
+        read = weights * torch.where(own, 1.0, self.stored.to(weights))
+        read = (read / read.sum(dim=-1, keepdim=True).clamp_min(1e-12)).unflatten(0, (len(values), -1))
+        return torch.einsum("kgns,ksd->nkgd", read, values).flatten(1, 2)
+
+
+class Choosing(Admitted):
+    """Rows behind the prompt are stored where their margin, with noise [n], is above 0; gradients see how nearly so.
+
+    margins: [n], once they are known.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        recipe: WriteGateRecipe,
+        tensors: dict[str, torch.Tensor],
+        prompt: int,
+        noise: torch.Tensor | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(recipe.layer)
+        self.config, self.tensors, self.prompt = config, tensors, prompt
+        self.noise, self.temperature = noise, temperature
+        self.margins: torch.Tensor | None = None
+
+    def select(self, attention: Attention) -> None:
+        if attention.layer != self.layer:
+            return
+        # The layers below are as they are: nothing is learned through what is looked at.
+        rows = looked_at(self.config, attention).detach().to(self.tensors["scale"])
+        self.margins = margin(self.tensors, rows)
+        noisy = self.margins if self.noise is None else self.margins + self.noise.to(rows)
+        soft = torch.sigmoid(noisy / self.temperature)
+        chosen = (noisy > 0).to(soft) + soft - soft.detach()
+        behind = torch.from_numpy(attention.segment.positions >= self.prompt).to(rows.device)
+        self.stored = torch.where(behind, chosen, 1.0)
+
+
+class School:
+    """The model, and the gate that learns."""
+
+    def __init__(self, model: Transformer, recipe: WriteGateRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        made = WriteGates.initial(model.config, recipe.layer, recipe.sizes, recipe.seed)
+        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+        self._full: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def prompt(self, tokens: Sequence[int]) -> int:
+        return max(1, round(self.recipe.prompt * len(tokens)))
+
+    def behind(self, tokens: Sequence[int], policy: AttentionPolicy | None) -> torch.Tensor:
+        """Log-probabilities [m, vocab] of all rows behind the prompt."""
+        return self.model.project(self._states(tokens, policy)).log_softmax(dim=-1)
+
+    @torch.no_grad()
+    def whole(self, tokens: Sequence[int]) -> torch.Tensor:
+        """`behind` where everything is stored. What is kept of a text is its last states, which are small."""
+        if (key := tuple(tokens)) not in self._full:
+            self._full[key] = self._states(tokens, None)
+        return self.model.project(self._full[key]).log_softmax(dim=-1)
+
+    def _states(self, tokens: Sequence[int], policy: AttentionPolicy | None) -> torch.Tensor:
+        first, cache, last = self.prompt(tokens), TracedCache.empty(self.model, policy), self.model.config.num_layers
+        segment = Segment(np.arange(len(tokens)), np.asarray(tokens), cache=cache, logit_rows=[])
+        return self.model.final_norm(self.model.forward(Batch([segment]), taps=[last]).hidden[last][first:])
+
+    def choosing(self, tokens: Sequence[int], step: int | None = None) -> Choosing:
+        """step: of training, None for the choice without noise."""
+        recipe, first = self.recipe, self.prompt(tokens)
+        if step is None:
+            return Choosing(self.model.config, recipe, self.tensors, first)
+        draws = torch.Generator().manual_seed(nth_seed(recipe.seed, step))
+        even = torch.rand(len(tokens), generator=draws, dtype=torch.float64, device="cpu").clamp(1e-6, 1 - 1e-6)
+        temperature = recipe.hot * (recipe.cold / recipe.hot) ** (step / max(1, recipe.steps - 1))
+        return Choosing(self.model.config, recipe, self.tensors, first, torch.logit(even), temperature)
+
+    def judged(self, tokens: Sequence[int], step: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """How far a text without what is not stored is from the whole one, in nats a token, and the share stored."""
+        full, policy = self.whole(tokens), self.choosing(tokens, step)
+        found = self.behind(tokens, policy)
+        assert policy.stored is not None
+        return (full.exp() * (full - found)).sum(dim=-1).mean(), policy.stored[self.prompt(tokens) :].mean()
+
+    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
+        """What is minimised."""
+        apart, stored = self.judged(tokens, step)
+        return apart + self.recipe.price * (stored - self.recipe.rate) ** 2
+
+    @torch.no_grad()
+    def figures(self, texts: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Of texts that were not learned from."""
+        apart, stored = (torch.stack(each) for each in zip(*map(self.judged, texts), strict=True))
+        loss = apart.mean() + self.recipe.price * (stored.mean() - self.recipe.rate) ** 2
+        return {"loss": float(loss), "divergence": float(apart.mean()), "stored": float(stored.mean())}
+
+    @torch.no_grad()
+    def levels(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """[101] quantiles of the margins of what is behind the prompts."""
+        found = []
+        for tokens in texts:
+            policy = self.choosing(tokens)
+            self.behind(tokens, policy)
+            assert policy.margins is not None
+            found.append(policy.margins[self.prompt(tokens) :])
+        return torch.quantile(
+            torch.cat(found).float().cpu(), torch.linspace(0, 1, LEVELS, dtype=torch.float32, device="cpu")
+        )
+
+
+def train_write_gate(
+    target: LoadedModel,
+    texts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: WriteGateRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> WriteGates:
+    """Train a gate on `texts` (token ids) and leave it in the folder `out`, for the cache policy `write-gate`.
+
+    It learns to leave the model's distribution as it is, where the paper trains the model along with it. One text in
+    eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from its last
+    checkpoint in `out` when called again. Raises SettingsError for a model that is not in floating point, PromptError
+    for too few texts.
+    """
+    recipe = recipe or WriteGateRecipe()
+    check_folder(out)
+    model = differentiable(target.model, "write gates")
+    if recipe.layer >= model.config.num_layers:
+        raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
+    long_enough(texts, 8)
+    school, course = School(model, recipe), Course(texts, recipe)
+    history = course.learn(
+        school.tensors,
+        school.loss,
+        lambda: school.figures(course.held),
+        out,
+        data=as_ids(texts),
+        what="training a write gate",
+        progress=progress,
+        weight_decay=0.01,
+    )
+    figures = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
+    facts = course.facts(command, history, validation=figures)
+    levels = school.levels(texts)
+    found = WriteGates(kept(school.tensors), recipe.layer, levels, facts, target.model.fingerprint)
+    found.save(out / WRITE_GATE)
+    return found

@@ -1,5 +1,0 @@
-"""Transformations, one per file: a model in, a cheaper model out, and a report of what that cost."""
-
-from ..faces import face
-
-__getattr__, __dir__ = face(__name__)

@@ -1,0 +1,44 @@
+"""What the generators of the documentation share: the recorded figures, and tables of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from decodery.bench.report import markdown as table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def load(name: str) -> Any:
+    """What a benchmark recorded under this name."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def recorded(name: str) -> bool:
+    """Whether a benchmark has recorded something under this name: what takes a quiet machine may still be to come."""
+    return (RESULTS / f"{name}.json").is_file()
+
+
+def load_all(pattern: str) -> dict[str, Any]:
+    """What was recorded under the names that match, by name."""
+    return {path.stem: load(path.stem) for path in sorted(RESULTS.glob(f"{pattern}.json"))}
+
+
+def runs_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The runs among recorded figures, without the facts beside them."""
+    return {name: each for name, each in found.items() if isinstance(each, dict)}
+
+
+def table_of(runs: dict[str, dict[str, Any]], columns: Iterable[str] = ()) -> str:
+    """A row per run, a column per figure: those of all runs unless they are named."""
+    shown = list(columns) or list(dict.fromkeys(name for run in runs.values() for name in run))
+    rows = [[name, *(_cell(run.get(column)) for column in shown)] for name, run in runs.items()]
+    return table(["", *(column.replace("_", " ") for column in shown)], rows)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value) if isinstance(value, str) else f"{value:g}"

@@ -1,0 +1,286 @@
+"""Writes the generated parts of the documentation: whatever stands between `<!-- begin X -->` and `<!-- end X -->`.
+
+Writes as well the plots of results, and what type checkers read of the packages of methods, whose names are otherwise
+found when they are used.
+
+`python tools/docs/generate.py` writes them, `--check` only tells whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import click
+
+from decodery.cli.main import COMMANDS, cli
+from decodery.core import registry
+from decodery.core.catalogue import shown
+from decodery.core.registry import Method
+from decodery.llm.readiness import readiness
+from decodery.testing import tiny_transformer
+
+sys.path.insert(0, str(Path(__file__).parent))
+# Beside this file, wherever it is run from.
+import alike
+import building
+import changing
+import drafting
+import filling
+import gpus
+import heading
+import hearing
+import limits
+import loads
+import ordering
+import plots
+import remembering
+import sampling
+import searching
+import seeking
+import sizing
+import steering
+import timing
+import watching
+from figures import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FAMILIES = {
+    "draft": ("drafters", "what may come next"),
+    "draft.growth": ("growth policies", "how a drafter's guesses become a tree"),
+    "verify": ("rules", "which drafts are accepted"),
+    "verify.continuous": ("rule of continuous values", "which drafted vectors are accepted"),
+    "sample": ("warps", "which distribution is drawn from"),
+    "source": ("logit sources", "which models and contexts the logits come from"),
+    "budget": ("budget policies", "how much to draft"),
+    "constrain": ("constraints", "what may be written"),
+    "search": ("searches", "several texts for one answer"),
+    "score": ("scorers", "how good a text is"),
+    "suggest": ("way of suggesting", "what a few short continuations may be"),
+    "listen": ("ways of listening", "what is written while a source arrives"),
+    "diffuse": ("ways of filling a canvas", "which masked tokens are written next"),
+    "diffuse.cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
+    "diffuse.experts": ("sharing of experts", "which experts of a mixture the rows of a canvas share"),
+    "kv": ("cache policies", "what is remembered"),
+    "monitor": ("monitors", "what is watched while decoding"),
+    "transform": ("transformations", "how a model is changed"),
+    "train": ("trainable parts", "what can be learnt"),
+}
+"""What the methods of a family are called, and the question they answer."""
+
+
+def methods() -> str:
+    """A table per family."""
+    parts = []
+    for family in registry.FAMILIES:
+        if found := registry.methods(family):
+            # Families in which nobody says so have no column for it.
+            tables = [table for table in ("needs", "gives") if any(getattr(method, table) for method in found)]
+            name, question = FAMILIES[family]
+            columns = ["name", "what it does", "settings", *tables, "guarantee", "source"]
+            head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+            parts.append(f"## {name.capitalize()}: {question}")
+            for title, group in _by_readiness(family, found):
+                rows = "\n".join(_row(method, tables) for method in group)
+                parts.append(f"{title}{head}\n{rows}")
+    return "\n\n".join(parts)
+
+
+def _by_readiness(family: str, found: list[Method]) -> list[tuple[str, list[Method]]]:
+    """Methods that run on any model as they are, and those that need something; one group where that is not asked."""
+    missing = readiness(found, tiny_transformer(0))
+    if not any(missing.values()):
+        return [("", found)]
+    ready = [method for method in found if not missing[family, method.name]]
+    groups = {
+        "Ready on any model": [method for method in ready if not method.slower],
+        "Ready on any model, but slower than plain decoding on CPUs": [method for method in ready if method.slower],
+        "Needs a trained part, a second model or a setting": [
+            method for method in found if missing[family, method.name]
+        ],
+    }
+    return [(f"### {title}\n\n", group) for title, group in groups.items() if group]
+
+
+def _row(method: Method, tables: list[str]) -> str:
+    fields = [field for field in dataclasses.fields(method.cls) if field.init]
+    settings = "<br>".join(f"`{setting(field)}`" for field in fields)
+    told = [", ".join(getattr(method, table)) for table in tables]
+    cells = [f"`{method.name}`", method.summary, settings, *told, method.guarantee, method.paper or ""]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def setting(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        # A line break is told as it is written in code.
+        return f"{field.name}={field.default}".replace("\n", "\\n")
+    if field.default_factory is not dataclasses.MISSING:
+        return f"{field.name}={field.default_factory()}"
+    return f"{field.name}=..."
+
+
+def method_count() -> str:
+    """How many methods there are, by family."""
+    counts = {family: len(registry.methods(family)) for family in registry.FAMILIES}
+    return ", ".join(f"{count} {FAMILIES[family][0]}" for family, count in counts.items() if count) + "."
+
+
+def commands() -> str:
+    """The help of every command, as it is printed at a width of 100; options that an earlier one has stand there."""
+    parts, shown = [], dict[str, str]()
+    top = click.Context(cli, info_name="decodery", **cli.context_settings)
+    for name in COMMANDS:
+        command = cli.get_command(top, name)
+        assert command is not None
+        context = click.Context(command, parent=top, info_name=name, max_content_width=100, terminal_width=100)
+        told, known = [], dict[str, list[str]]()
+        for group in command.get_help(context).split("\n\n"):
+            if (earlier := shown.setdefault(group, name)) == name or group.count("\n") < 3:
+                told.append(group)
+            else:
+                known.setdefault(earlier, []).append(group.partition(":")[0])
+        again = "".join(
+            f"\n\nAs for [{earlier}](#{earlier}): the options under {', '.join(groups)}."
+            for earlier, groups in known.items()
+        )
+        parts.append(f"## {name}\n\n```text\n" + "\n\n".join(told) + f"\n```{again}")
+    return "\n\n".join(parts)
+
+
+def successor() -> str:
+    """The worked example, as it is run by the tests."""
+    return f"```python\n{(ROOT / 'examples' / 'successor.py').read_text(encoding='utf-8').strip()}\n```"
+
+
+OWN = ("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Doubtful", "ShortSighted", "SecondThought")
+
+
+def own(name: str) -> str:
+    """A class of the example of methods of one's own, which the tests run."""
+    source = (ROOT / "examples" / "own_methods.py").read_text(encoding="utf-8")
+    (found,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    first = min(node.lineno for node in (found, *found.decorator_list))
+    return "```python\n" + "\n".join(source.splitlines()[first - 1 : found.end_lineno]) + "\n```"
+
+
+def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -> str:
+    """Of the first table in a section that has all these rows and this in its head: its head, and these rows."""
+    for table in re.findall(r"(?:^\|.*\n?)+", section(), re.MULTILINE):
+        first, rule, *body = table.splitlines()
+        named = {row.split("|")[1].strip(): row for row in reversed(body)}
+        if head in first and set(rows) <= set(named):
+            return "\n".join([first, rule, *(named[row] for row in rows)])
+    raise KeyError(f"no table has the rows {', '.join(rows)}")
+
+
+MADE: dict[str, Callable[[], str]] = {
+    **alike.SECTIONS,
+    **timing.SECTIONS,
+    **drafting.SECTIONS,
+    **heading.SECTIONS,
+    **ordering.SECTIONS,
+    **remembering.SECTIONS,
+    **watching.SECTIONS,
+    **steering.SECTIONS,
+    **sampling.SECTIONS,
+    **searching.SECTIONS,
+    **seeking.SECTIONS,
+    **filling.SECTIONS,
+    **gpus.SECTIONS,
+    **limits.SECTIONS,
+    **hearing.SECTIONS,
+    **loads.SECTIONS,
+    **building.SECTIONS,
+    **changing.SECTIONS,
+    **sizing.SECTIONS,
+}
+"""What was measured; whole on the pages of results."""
+SHORT = {
+    "smc": ("mask", "smc:particles=4, 160 runs", "smc:particles=64, 40 runs"),
+    "superposed": ("superposed", "nucleus"),
+    "pg-td": ("pg-td", "samples, temperature 0.4, seed 2", "samples, temperature 0.8, seed 1"),
+    "checks": ("any JSON, by the engine, temperature 0", "any JSON, by a function, temperature 0"),
+    "monitor": ("`without, temperature 0`", "`monitor, temperature 0`"),
+    "jsonschema": ("none", "forced"),
+    "extraction": ("free, read whole", "free, item by item", "constrained, read whole"),
+    "steered": ("secure", "none", "unsafe"),
+    "judge": ("coupled", "judge, threshold 0.9", "judge, threshold 0.5"),
+    "growth": ("chain", "fixed-tree", "sequoia", "eagle-2", "rsd-s"),
+    "headline": ("none", "prompt-lookup", "auto", "transformers", "llama.cpp"),
+    "passes": ("1", "8", "16", "64"),
+}
+"""The rows that readers need in order to choose, shown beside what they are about."""
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "methods": methods,
+    "method-count": method_count,
+    "commands": commands,
+    "successor": successor,
+    **{f"own-{name}": partial(own, name) for name in OWN},
+    **MADE,
+    **{f"{name}-short": partial(excerpt, MADE[name], rows) for name, rows in SHORT.items()},
+    "lookahead-short": partial(excerpt, MADE["samplers"], ("greedy", "adadec", "sampled", "cntp")),
+    "rules-short": partial(
+        excerpt,
+        MADE["rules"],
+        ("rejection", "recursive-rejection, without replacement", "k-seq", "coupled", "bound, independent"),
+        "smollm2 at temperature 0.6",
+    ),
+}
+
+
+def fill(text: str) -> str:
+    """A page with all its generated parts made anew."""
+
+    def section(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- begin {name} -->\n\n{SECTIONS[name]()}\n\n<!-- end {name} -->"
+
+    return re.sub(r"<!-- begin ([\w-]+) -->.*?<!-- end \1 -->", section, text, flags=re.DOTALL)
+
+
+def stubs() -> dict[Path, str]:
+    """The stub of every package of methods: its names and where they come from."""
+    packages = [family for family in registry.FAMILIES if shown(family)]
+    return {
+        ROOT / "src" / "decodery" / family.replace(".", "/") / "__init__.pyi": _stub(family, packages)
+        for family in packages
+    }
+
+
+def _stub(family: str, packages: list[str]) -> str:
+    inner = [name for parent, _, name in (package.rpartition(".") for package in packages) if parent == family]
+    lines = ["# Written by tools/docs/generate.py.", *(f"from . import {name} as {name}" for name in inner)]
+    lines += [f"from .{home.rpartition('.')[2]} import {name} as {name}" for name, home in shown(family).items()]
+    return "\n".join(lines) + "\n"
+
+
+def stale() -> dict[Path, str]:
+    """What is out of date: the pages by their generated parts, the stubs and the plots; each as it should be."""
+    pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
+    drawn = plots.PLOTS | watching.PLOTS | remembering.PLOTS | changing.PLOTS
+    return {
+        path: text
+        for path, text in (pages | stubs() | {path: make() for path, make in drawn.items()}).items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+
+
+def main() -> int:
+    found = stale()
+    for path, text in found.items():
+        if "--check" in sys.argv:
+            print(f"{path.relative_to(ROOT)} is out of date: run `make docs`")
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if found and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Builds the documentation site: the pages of this folder, and one for each method, searchable, with no dead links.
+
+`python tools/docs/site.py OUT` writes it to the folder OUT, site/ by default, and fails where a link leads nowhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from generate import FAMILIES, Method, registry, setting
+from sphinx.cmd.build import build_main
+
+HERE = Path(__file__).resolve().parent
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_PARTS = {
+    "": ["design"],
+    "Decoding": [
+        *("drafting", "trees", "rules", "samplers", "constraints", "searches", "sources", "budgets", "monitors"),
+        *("long-context", "diffusion", "listening"),
+    ],
+    "Models": ["models", "training", "transforms", "gpu"],
+    "Using it": ["serving", "cli", "transformers", "sandbox", "extending"],
+    "What it brings": ["benchmark", "speed", "results/index", "outside"],
+}
+"""The navigation; pages that stand nowhere in it come under the last of its headings."""
+_SETTINGS = {
+    "project": "decodery",
+    "html_theme": "furo",
+    "extensions": "myst_parser",
+    "myst_heading_anchors": "5",
+    "html_title": "decodery",
+    "html_show_copyright": "0",
+    # Tables of generated pages have cells of headings alone.
+    "suppress_warnings": "myst.header",
+    "highlight_language": "text",
+}
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path), default=HERE.parent / "site")
+def main(out: Path) -> None:
+    """Write the site to OUT."""
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "source"
+        write_pages(source)
+        settings = [part for key, value in _SETTINGS.items() for part in ("-D", f"{key}={value}")]
+        failed = build_main(["-b", "html", "-C", "-W", "--keep-going", "-q", *settings, str(source), f"{name}/out"])
+        if failed:
+            sys.exit(failed)
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(f"{name}/out", out, ignore=shutil.ignore_patterns(".doctrees", ".buildinfo"))
+    click.echo(f"wrote {out}")
+
+
+def write_pages(source: Path) -> None:
+    """All pages, as the site has them, in a folder of their own."""
+    shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for page in source.rglob("*.md"):
+        text = page.read_text("utf-8")
+        page.write_text(without_outside_links(text, HERE / page.relative_to(source).parent), "utf-8")
+    results = sorted(page.stem for page in (HERE / "results").glob("*.md") if page.stem != "index")
+    add_contents(source / "results" / "index.md", "", results)
+    families = []
+    for family in registry.FAMILIES:
+        if methods := registry.methods(family):
+            folder = source / "methods" / family
+            folder.mkdir(parents=True)
+            for method in methods:
+                (folder / f"{method.name}.md").write_text(method_page(family, method), "utf-8")
+            title, question = FAMILIES[family]
+            (folder / "index.md").write_text(f"# {title.capitalize()}\n\nThey say {question}.\n", "utf-8")
+            add_contents(folder / "index.md", "", [method.name for method in methods])
+            families.append(f"methods/{family}/index")
+    known = {page for part in _PARTS.values() for page in part} | {"index", "methods"}
+    # What has no page here may be one of the site's own, such as its search, and would pass for a link.
+    if gone := sorted(page for page in known if not (HERE / f"{page}.md").exists()):
+        raise click.ClickException(f"the navigation names {', '.join(gone)}, which no page is")
+    last = list(_PARTS)[-1]
+    found = sorted(page.stem for page in HERE.glob("*.md") if page.stem not in known)
+    for heading, pages in _PARTS.items():
+        add_contents(source / "index.md", heading, [*pages, *(found if heading == last else [])])
+    add_contents(source / "index.md", "Methods", ["methods", *families])
+
+
+def add_contents(page: Path, heading: str, pages: list[str]) -> None:
+    """Let the pages stand in the navigation below `page`, which does not list them a second time."""
+    caption = f":caption: {heading}\n" if heading else ""
+    entries = "\n".join(pages)
+    with page.open("a", encoding="utf-8") as file:
+        file.write(f"\n```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```\n")
+
+
+def without_outside_links(text: str, folder: Path) -> str:
+    """A page's text in which links to files of the repository that are no pages, such as sources, are text."""
+
+    def kept(link: re.Match[str]) -> str:
+        target = link[2]
+        outside = "://" not in target and HERE not in (folder / target).resolve().parents
+        return link[1] if outside else link[0]
+
+    return _LINK.sub(kept, text)
+
+
+def method_page(family: str, method: Method) -> str:
+    """What a method says of itself."""
+    facts = {
+        "Family": f"{FAMILIES[family][0]}: {FAMILIES[family][1]}",
+        "Guarantee": method.guarantee,
+        "Needs": ", ".join(method.needs),
+        "Gives": ", ".join(method.gives),
+        "Source": method.paper,
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    fields = [field for field in dataclasses.fields(method.cls) if field.init]
+    settings = "\n".join(f"- `{setting(field)}`" for field in fields) or "None."
+    told = inspect.getdoc(method.cls) or ""
+    return f"# {method.name}\n\n{told}\n\n| | |\n|---|---|\n{rows}\n\n## Settings\n\n{settings}\n"
+
+
+if __name__ == "__main__":
+    main()
