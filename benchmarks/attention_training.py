@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.extras.puzzles.chain import Chain
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
+from decodery.puzzles.chain import Chain
 from decodery.training.attention_maps import (
     COLLAPSED,
     OVERLOADED,

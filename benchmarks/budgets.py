@@ -25,17 +25,17 @@ import torch
 import decodery as dc
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
-from decodery.speculative.draft_length.base import Budget, Policy
 from decodery.speculative.draft_length.confidence import Confidence
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.draft_length.goodput import Goodput
 from decodery.speculative.draft_length.memory import MemoryBound, held
 from decodery.speculative.draft_length.specdec_pp import SpecDecPP
-from decodery.speculative.drafters.base import Drafter, Observation
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.draft_length_policy import Budget, Policy
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.drafter_memory import Memory
 from decodery.step.pass_cost import CostCurve
 from decodery.testing.tensors import TensorBytes

@@ -33,12 +33,8 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.extras.puzzles import drawn
-from decodery.extras.puzzles.alphabet import encoded
-from decodery.extras.puzzles.chain import Chain
 from decodery.kv_cache.actqkv import ActQKV, Fetching
 from decodery.kv_cache.actqkv import probes as asked
-from decodery.kv_cache.base import CachePolicy
 from decodery.kv_cache.meta_soft import MetaSoft
 from decodery.kv_cache.quest import best_pages
 from decodery.kv_cache.selecting import Asked as RowsThatSelect
@@ -52,6 +48,10 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.models.trained.head_gates import HeadGates
+from decodery.puzzles import drawn
+from decodery.puzzles.alphabet import encoded
+from decodery.puzzles.chain import Chain
+from decodery.step.cache_policy import CachePolicy
 from decodery.step.forward_request import drive, settled
 from decodery.training import coprocessor, head_gates, meta_tokens, write_gates
 

@@ -25,12 +25,12 @@ from decodery.constraints import JSONSchema
 from decodery.core.errors import ConstraintError
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from groups import parser, record
 

@@ -38,12 +38,12 @@ import decodery
 from decodery.compression.base import reported, transformed
 from decodery.compression.lq_lora import LQLoRA
 from decodery.core.registry import resolve
-from decodery.extras.puzzles.base import drawn
-from decodery.extras.puzzles.chain import Chain
 from decodery.llm.llm import LM
 from decodery.models.loaders.adapters import tuned
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
+from decodery.puzzles.base import drawn
+from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.training.bitnet import TernaryRemaking

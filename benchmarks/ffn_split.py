@@ -24,12 +24,12 @@ import torch
 import decodery as dc
 from decodery.compression.base import transformed
 from decodery.compression.ffn_split import FFNSplit
-from decodery.extras.puzzles.alphabet import encoded
-from decodery.extras.puzzles.base import drawn
-from decodery.extras.puzzles.chain import Chain
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.mixture import Mixture
 from decodery.models.torch.transformer import Transformer
+from decodery.puzzles.alphabet import encoded
+from decodery.puzzles.base import drawn
+from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 
 OUT = Path(__file__).parent / "results" / "ffn-split.json"

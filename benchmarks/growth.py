@@ -25,8 +25,8 @@ from typing import Any
 import decodery as dc
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.protocol import LanguageModel
-from decodery.speculative.drafters.base import Expander, expanding
 from decodery.speculative.trees.sequoia import acceptance_by_rank
+from decodery.step.drafter import Expander, expanding
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}

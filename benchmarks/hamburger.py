@@ -27,15 +27,15 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.extras.puzzles import drawn, puzzle
 from decodery.llm.llm import LM
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.hamburger import Hamburger
 from decodery.models.batch import Segment
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.micro_steps import MICRO, MicroSteps
+from decodery.puzzles import drawn, puzzle
 from decodery.step.forward_request import drive, score
+from decodery.step.logits_source import Source
 from decodery.step.sequence import Sequence as Decoded
 from decodery.training.calm import rouge_l
 from decodery.training.hamburger import MODEL

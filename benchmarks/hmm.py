@@ -34,8 +34,6 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.drafts import CONTEXTS as CONTEXTS_FILE
 from decodery.models.loaders.drafts import shipped
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Expander
 from decodery.speculative.drafters.combine import First
 from decodery.speculative.drafters.hmm import HiddenMarkov
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -44,7 +42,9 @@ from decodery.speculative.stores.expectations import CONTEXTS, Expectations, Suc
 from decodery.speculative.stores.hmm import HMM
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Expander
 from decodery.step.sequence import Sequence as Text
 from decodery.training.corpus import Corpus
 

@@ -27,11 +27,11 @@ from decodery.llm.llm import LM
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.acceptance.judge import Head, Judge
 from decodery.speculative.acceptance.tolerance import Tolerance
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.acceptance_rule import Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.training.judge import fit
 from decodery.training.mining import JudgedQuestion, Mining, examples, last_number, states_of

@@ -21,9 +21,9 @@ import numpy as np
 
 import decodery as dc
 from decodery.core.registry import resolve
-from decodery.extras.puzzles.alphabet import encoded
 from decodery.extras.simultaneous.base import Listen, Stream, listening
 from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.puzzles.alphabet import encoded
 from decodery.step.forward_request import drive
 from decodery.training.transductions import sources, transduction
 

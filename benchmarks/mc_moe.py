@@ -28,12 +28,12 @@ from decodery.compression import MCMoE
 from decodery.compression.base import transformed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import END_ID, encoded
-from decodery.extras.puzzles.base import drawn
-from decodery.extras.puzzles.chain import Chain
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
+from decodery.puzzles.alphabet import END_ID, encoded
+from decodery.puzzles.base import drawn
+from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.cut import parameters
 from decodery.training.loop import Plan, train

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.llm.resolve_settings import resolve_kv
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
+from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
 
 LAYERS, TIMES = 3, 15

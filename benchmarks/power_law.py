@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from decodery.extras.puzzles import drawn, puzzle
-from decodery.extras.puzzles.alphabet import END_ID, encoded
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.power_law import PowerLaw, side_by_side
 from decodery.models.torch.transformer import Transformer
+from decodery.puzzles import drawn, puzzle
+from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.training.loop import CHECKPOINT
 from decodery.training.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
 

@@ -33,9 +33,9 @@ from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.models.loaders.store import terminal_progress
 from decodery.scorers import ProcessReward
-from decodery.scorers.base import Scorer
 from decodery.search.answers import Answers
 from decodery.search.base import Search
+from decodery.step.scorer import Scorer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))

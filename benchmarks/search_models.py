@@ -27,10 +27,10 @@ from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.bench.searches.rewards import reward
 from decodery.core.noise import nth_seed
 from decodery.core.registry import resolve
-from decodery.extras.puzzles import Puzzle, drawn, puzzle
-from decodery.extras.puzzles.alphabet import END_ID, encoded
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.adapters import Adapter, tuned
+from decodery.puzzles import Puzzle, drawn, puzzle
+from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search

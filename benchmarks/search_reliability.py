@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.extras.puzzles import Puzzle
-from decodery.extras.puzzles.alphabet import encoded
+from decodery.puzzles import Puzzle
+from decodery.puzzles.alphabet import encoded
 from decodery.scorers.process_reward import ProcessHead
 from decodery.training.judge import auc
 from decodery.training.restart import not_better

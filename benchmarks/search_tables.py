@@ -22,8 +22,8 @@ import decodery as dc
 from decodery.bench.result import dump
 from decodery.bench.searches.job import TRACES, SearchJob, read_traces
 from decodery.bench.searches.settings import SearchSettings
-from decodery.extras.puzzles import puzzle
 from decodery.models.loaders.solvers import SHIPPED
+from decodery.puzzles import puzzle
 from decodery.training.prm import PRM, PRMRecipe, train_prm
 from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
 from search_reliability import reliability

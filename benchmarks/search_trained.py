@@ -31,8 +31,8 @@ from decodery.bench.searches.pools import Sampling, estimated
 from decodery.bench.searches.rewards import reward
 from decodery.bench.searches.settings import SearchSettings
 from decodery.core.registry import resolve
-from decodery.extras.puzzles import Puzzle, drawn, puzzle
-from decodery.extras.puzzles.alphabet import encoded
+from decodery.puzzles import Puzzle, drawn, puzzle
+from decodery.puzzles.alphabet import encoded
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.search.answers import Answers
 from decodery.search.base import Search

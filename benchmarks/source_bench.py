@@ -15,9 +15,9 @@ import torch
 import decodery as dc
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.logits_sources.base import Source
 from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
+from decodery.step.logits_source import Source
 from decodery.step.sequence import Sequence
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))

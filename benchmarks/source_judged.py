@@ -11,10 +11,10 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.logits_sources import ControlledDecoding, TransferQ
-from decodery.logits_sources.base import Source
 from decodery.sampling import Sampler
 from decodery.scorers import TextScore, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
+from decodery.step.logits_source import Source
 from decodery.step.sequence import Sequence
 from decodery.training.value import train_value
 from source_bench import Bench, cost, logprobs

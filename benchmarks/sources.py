@@ -22,11 +22,11 @@ import torch
 
 import decodery as dc
 from decodery.logits_sources import USCD, DoLa, EntropyAdaptive, Guidance
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.uscd import without_examples
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
+from decodery.step.logits_source import Source
 from decodery.step.sequence import Sequence
 from groups import parser, record
 from source_bench import Bench, cost, distinct, logprobs, nll

@@ -12,11 +12,8 @@ from decodery.core.requirements import Needs
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.drafters.base import Expander
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.speculative.trees.base import Growth
 from decodery.speculative.trees.caterpillar import Caterpillar
 from decodery.speculative.trees.clover import Selection
 from decodery.speculative.trees.dyspec import DySpec
@@ -27,9 +24,12 @@ from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.acceptance_rule import Rule
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 from decodery.testing import TableModel
 
 GROWTHS: dict[str, Growth] = {

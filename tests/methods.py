@@ -15,9 +15,7 @@ import torch
 
 from covering import FULL
 from decodery.core.noise import draw
-from decodery.extras.puzzles.chain import Chain
 from decodery.kv_cache.actqkv import ActQKV
-from decodery.kv_cache.base import CachePolicy
 from decodery.kv_cache.coprocessor import Coprocessor
 from decodery.kv_cache.d2o import D2O
 from decodery.kv_cache.dapq import DapQ
@@ -35,7 +33,6 @@ from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.kv_cache.tova import TOVA
 from decodery.kv_cache.write_gate import WriteGate
 from decodery.logits_sources.adapter import Tuned
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.calm import CALM
 from decodery.logits_sources.controlled_decoding import ControlledDecoding
 from decodery.logits_sources.dola import DoLa
@@ -65,7 +62,6 @@ from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.token_routers import TokenRouters
 from decodery.models.trained.transfer import Transfer
 from decodery.models.trained.write_gates import WriteGates
-from decodery.monitors.base import Monitor
 from decodery.monitors.codebook import Codebook, Codebooks
 from decodery.monitors.confidence import Confidence as Doubt
 from decodery.monitors.context_awareness import ContextAwareness
@@ -78,6 +74,7 @@ from decodery.monitors.sae import SAE, HeadCodes
 from decodery.monitors.sequential import Sequential
 from decodery.monitors.threshold import Threshold
 from decodery.monitors.truthprint import TruthPrInt
+from decodery.puzzles.chain import Chain
 from decodery.sampling import (
     DRY,
     XTC,
@@ -102,7 +99,6 @@ from decodery.sampling import (
     Warp,
 )
 from decodery.sampling.no_citation import Citations
-from decodery.scorers.base import Candidates, Scorer
 from decodery.scorers.budgeted import Budgeted
 from decodery.scorers.corrupted import Corrupted
 from decodery.scorers.curiosity import Curiosity
@@ -161,7 +157,6 @@ from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
 from decodery.speculative.acceptance.adadec import AdaDec
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.cntp import CNTP
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.acceptance.judge import Head, Judge
@@ -172,7 +167,6 @@ from decodery.speculative.acceptance.recursive_rejection import RecursiveRejecti
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.acceptance.tolerance import Tolerance
 from decodery.speculative.acceptance.typical import Typical as TypicalRule
-from decodery.speculative.draft_length.base import Policy
 from decodery.speculative.draft_length.confidence import Confidence
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.draft_length.goodput import Goodput
@@ -182,7 +176,6 @@ from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDec
 from decodery.speculative.drafters.aded import ADED
 from decodery.speculative.drafters.aggressive import Aggressive
 from decodery.speculative.drafters.auto import Auto
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.chimera import Chimera, ChimeraHead
 from decodery.speculative.drafters.clover import Clover, CloverHead
 from decodery.speculative.drafters.combine import First, Fuse, Switch
@@ -228,7 +221,6 @@ from decodery.speculative.heads.head import BoundHead, TrainedHead
 from decodery.speculative.stores.bottleneck import KeySet
 from decodery.speculative.stores.datastore import Datastore
 from decodery.speculative.stores.hmm import HMM
-from decodery.speculative.trees.base import Growth
 from decodery.speculative.trees.caterpillar import Caterpillar
 from decodery.speculative.trees.clover import Selection
 from decodery.speculative.trees.dyspec import DySpec
@@ -239,6 +231,14 @@ from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.acceptance_rule import Rule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import Policy
+from decodery.step.drafter import Drafter
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
+from decodery.step.scorer import Candidates, Scorer
+from decodery.step.tree_policy import Growth
 from decodery.testing.models import Counted, tiny_transformer
 
 

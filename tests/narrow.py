@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Composite, Drafter
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
 

@@ -10,8 +10,8 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search.base import Search
+from decodery.step.scorer import Candidates, Scorer
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer, to_int8
 from methods import Even

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from decodery.logits_sources.base import Source
 from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel
 from decodery.step.forward_request import drive, score
+from decodery.step.logits_source import Source
 from decodery.testing import decode, tiny_transformer
 
 TARGET, OTHER = tiny_transformer(0), tiny_transformer(0, num_layers=1)

@@ -20,15 +20,15 @@ from decodery.core.registry import methods
 from decodery.core.requirements import Gives
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.sampling.base import Context
-from decodery.speculative.acceptance.base import Rule
+from decodery.sampling.logits_processor import Context
 from decodery.speculative.acceptance.exact import point_mass_law, sampled_law
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.draft_length.fixed import Fixed
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.heads.drafter import TrainedDrafter
+from decodery.step.acceptance_rule import Rule
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import (
     Garbage,

@@ -25,22 +25,22 @@ from decodery.core.registry import family_of, method_of, methods, register, reso
 from decodery.diffusion.base import Diffusion
 from decodery.diffusion.cache.base import Cache
 from decodery.diffusion.experts.base import Experts
-from decodery.kv_cache.base import CachePolicy
-from decodery.logits_sources.base import Source
-from decodery.monitors.base import Monitor
 from decodery.sampling import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
 from decodery.sampling.constraint import Constraint
-from decodery.scorers.base import Scorer
 from decodery.search.base import Search
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.lookahead import LookaheadRule
-from decodery.speculative.draft_length.base import Policy
-from decodery.speculative.drafters.base import Composite, Drafter, Expander
 from decodery.speculative.drafters.combine import First, Fuse
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.suffix_tree import SuffixTree
-from decodery.speculative.trees.base import Growth
+from decodery.step.acceptance_rule import Rule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import Policy
+from decodery.step.drafter import Composite, Drafter, Expander
 from decodery.step.forward_request import Composed
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
+from decodery.step.scorer import Scorer
+from decodery.step.tree_policy import Growth
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from decodery.core.noise import PARTICLE, TOKEN, draw, mix
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search.particles import Block, Particle, Population, Target
 from decodery.search.smc import SMC, Posterior
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel
 
 END, LENGTH = 0, 5

@@ -25,14 +25,14 @@ import numpy as np
 
 import decodery as dc
 from decodery.models.batch import Batch, Segment
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Expander, Observation
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.graft import Graft
 from decodery.speculative.drafters.stand import STAND
 from decodery.speculative.tree_building.layers import Layers, grow_layers
 from decodery.speculative.tree_building.template import TOKEN_RECYCLING, Template
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Expander, Observation
 from decodery.step.sequence import Sequence
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -22,9 +22,9 @@ import joint
 from decodery.engine.engine import Engine
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.pearl import Pearl
+from decodery.step.drafter import Drafter
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-clock.json"
 LENGTHS = (1, 2, 3, 4, 6, 8, 10)

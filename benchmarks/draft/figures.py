@@ -19,7 +19,6 @@ from typing import Any
 import decodery as dc
 from decodery.speculative.drafters import switch
 from decodery.speculative.drafters.aded import ADED
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.rest import REST
@@ -27,6 +26,7 @@ from decodery.speculative.drafters.stand import STAND
 from decodery.speculative.drafters.suffix_automaton import SuffixAutomaton
 from decodery.speculative.drafters.suffix_tree import SuffixTree
 from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.drafter import Drafter
 from decodery.training.datastore import build_datastore
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -26,8 +26,8 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
-from decodery.speculative.drafters.base import Observation
 from decodery.speculative.heads.advice import HeadAdvice
+from decodery.step.drafter import Observation
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 

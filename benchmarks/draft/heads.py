@@ -32,7 +32,7 @@ import decodery
 from decodery.core.registry import resolve
 from decodery.models.loaders.drafts import HEAD
 from decodery.models.loaders.store import replacing
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -35,13 +35,12 @@ import small
 import decodery
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles import drawn
-from decodery.extras.puzzles.alphabet import encoded
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
+from decodery.puzzles import drawn
+from decodery.puzzles.alphabet import encoded
 from decodery.sampling import Sampler
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.easyspec import EasySpec
@@ -49,6 +48,7 @@ from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.nested import Nested
 from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.pearl import Pearl
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-joint.json"

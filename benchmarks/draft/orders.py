@@ -25,12 +25,12 @@ import decodery
 from decodery.llm.llm import LM, Output
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import terminal_progress
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.easyspec import EasySpec
 from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.nested import Nested
+from decodery.step.drafter import Drafter
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import Shape

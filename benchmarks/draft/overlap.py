@@ -26,9 +26,9 @@ import decodery
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Scores
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.pearl import Pearl
+from decodery.step.drafter import Drafter
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
 

@@ -30,12 +30,12 @@ from decodery.speculative.acceptance.lexical_unit import LexicalUnit as LexicalU
 from decodery.speculative.acceptance.rapid import Rapid as RapidRule
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.drafters.aggressive import Aggressive
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.jacobi import Jacobi
 from decodery.speculative.drafters.lexical_unit import LexicalUnit
 from decodery.speculative.drafters.lookahead import Lookahead
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.rapid import Rapid
+from decodery.step.drafter import Drafter
 from decodery.testing import TableModel, check_distribution
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -33,13 +33,13 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders import drafts
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.drafters.base import Observation
 from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, HEED, CopyRates, Expectations, SuccessorRates
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.stores.warm import WarmContexts
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.training.data import _Recorder
 
 ORDERS, WIDTH, MOST, KEPT, NODE, SEED = (12, 8, 5, 3, 2, 1), 6, 16, 32, 0.02, 1

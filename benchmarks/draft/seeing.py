@@ -28,9 +28,9 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.loaders.store import terminal_progress
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.eagle import EAGLE, EAGLEHead
 from decodery.speculative.drafters.msd import MSD, MSDHead
+from decodery.step.drafter import Drafter
 from decodery.step.embedded import Embeddings
 from decodery.training.data import write_texts
 from decodery.training.embedded import write_shown

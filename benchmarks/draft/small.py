@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.extras.puzzles import drawn, puzzle
-from decodery.extras.puzzles.alphabet import END_ID, VOCABULARY, encoded
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import Mamba, ModelConfig, Shared
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import Progress, terminal_progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Use, Weights
+from decodery.puzzles import drawn, puzzle
+from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import Shape, parameters

@@ -18,11 +18,11 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from decodery.extras.puzzles import drawn, puzzle
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import terminal_progress
+from decodery.puzzles import drawn, puzzle
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import Shape

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .core.version import __version__
+
 if TYPE_CHECKING:
-    from . import compression as compression
-    from . import constraints as constraints
-    from . import diffusion as diffusion
-    from . import extras as extras
-    from . import kv_cache as kv_cache
-    from . import logits_sources as logits_sources
-    from . import monitors as monitors
-    from . import sampling as sampling
-    from . import scorers as scorers
-    from . import search as search
-    from . import speculative as speculative
-    from . import testing as testing
-    from . import training as training
+    from . import (
+        compression,
+        constraints,
+        diffusion,
+        extras,
+        kv_cache,
+        logits_sources,
+        monitors,
+        sampling,
+        scorers,
+        search,
+        speculative,
+        testing,
+        training,
+    )
     from .core.registry import methods
     from .engine.engine import Engine
     from .llm.llm import LM, Output, Piece
     from .llm.remote import remote
 
-__version__ = "0.1.0"
 
 __all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
 

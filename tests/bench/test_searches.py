@@ -21,15 +21,15 @@ from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import encoded, tokenizer
 from decodery.llm.llm import LM
 from decodery.models.loaders.load import LoadedModel
+from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.sampling.sampler import Sampler
-from decodery.scorers.base import Candidates, judge
 from decodery.search.best_of_n import BestOfN
 from decodery.search.dvts import DVTS
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.testing import ScriptedChain, Tabular, TabularReward, best_of_law, chi_square
 
 

@@ -30,7 +30,7 @@ from decodery.bench.watching.price import both_ways
 from decodery.bench.watching.records import RECORD, recorded, solved_programs, surface
 from decodery.bench.watching.settings import TESTBEDS, WatchSettings
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.extras.puzzles.robot import Robot
+from decodery.puzzles.robot import Robot
 from decodery.training.align import aligned
 from decodery.training.checkable import FAMILIES, MORE, built_in
 from decodery.training.program_probe import Program, accuracies, train_program_probe

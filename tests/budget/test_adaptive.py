@@ -13,14 +13,14 @@ import decodery as dc
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.draft_length.goodput import Goodput, best_lengths
 from decodery.speculative.draft_length.hardware import ChildRates, Hardware, best_size, best_tree
-from decodery.speculative.drafters.base import Observation
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 

@@ -17,13 +17,11 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import methods
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.speculative.draft_length.base import LARGEST, MOST_NODES, Budget
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.draft_length.hardware import Hardware
 from decodery.speculative.draft_length.memory import MemoryBound, held
 from decodery.speculative.draft_length.steps import StepCosts
 from decodery.speculative.drafters.auto import Auto
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.combine import First, Fuse
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
@@ -33,6 +31,8 @@ from decodery.speculative.drafters.stand import STAND
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.trees.dyspec import DySpec
 from decodery.speculative.trees.sequoia import Sequoia
+from decodery.step.draft_length_policy import LARGEST, MOST_NODES, Budget
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer, to_int8
 from methods import DRAFTERS, GROWTHS, KINDS

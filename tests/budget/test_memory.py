@@ -12,8 +12,8 @@ from covering import FULL
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.speculative.draft_length.base import MOST_NODES
 from decodery.speculative.draft_length.memory import MemoryBound, held
+from decodery.step.draft_length_policy import MOST_NODES
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
 from decodery.testing.tensors import TensorBytes

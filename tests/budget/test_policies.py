@@ -20,7 +20,6 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.trained.artifact import Artifact
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.draft_length.base import Outlook, Policy
 from decodery.speculative.draft_length.confidence import Confidence, entropy_of, top_probability
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
@@ -28,6 +27,7 @@ from decodery.speculative.drafters.combine import First
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.draft_length_policy import Outlook, Policy
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, TableModel, check_distribution, decode, tiny_transformer, to_int8

@@ -23,13 +23,13 @@ from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling import Sampler
 from decodery.sampling.constraint import Constrained, Constraint
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Observation
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
 from decodery.testing import (

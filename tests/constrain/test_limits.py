@@ -27,14 +27,14 @@ from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling import Sampler
 from decodery.sampling.constraint import Constrained
 from decodery.search.coupling import Coupling
-from decodery.speculative.acceptance.base import Accepted, Laws
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.acceptance_rule import Accepted, Laws
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import check_constraint, check_identical
 from languages import ENDS, OTHER, PROMPTS, TARGET, VOCABULARY, accepts, constrained

@@ -24,9 +24,7 @@ from decodery.models.protocol import Capabilities
 from decodery.sampling.constraint import Constrained, Constraint
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.awrs import AWRS
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.draft_length.fixed import Fixed
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.combine import First, Fuse
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
@@ -34,7 +32,9 @@ from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.stand import STAND
 from decodery.speculative.trees.sequoia import Sequoia
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_batch, check_identical, check_state, decode, tiny_transformer
 from methods import BUDGETS, CHOOSING, DRAFTERS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES

@@ -15,13 +15,13 @@ from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.engine.share import divided, fair
 from decodery.sampling.sampler import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
 from decodery.search.smc import SMC
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.forward_request import Asking, drive, off_loop, together
+from decodery.step.scorer import Candidates, Scorer
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.testing.models import Counted

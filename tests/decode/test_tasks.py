@@ -25,16 +25,16 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.cache.pages import resident
 from decodery.sampling import Sampler
 from decodery.search import Beam
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.cntp import CNTP
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.acceptance.typical import Typical
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Observation
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.acceptance_rule import Rule
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.forward_request import Asking, Scored, drive, score, settled, together
 from decodery.step.sequence import Sequence
 from decodery.testing import Garbage, decode, tiny_transformer

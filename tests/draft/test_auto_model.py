@@ -13,9 +13,9 @@ from decodery.engine.request import Request
 from decodery.models.protocol import LanguageModel
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.model_advice import ModelAdvice
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_identical, decode, tiny_transformer

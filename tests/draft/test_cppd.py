@@ -14,11 +14,11 @@ from decodery.cli.main import cli
 from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import tokenizer
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.slots import SLOTS, Slots
+from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.draft_length.fixed import Fixed

@@ -12,9 +12,9 @@ from decodery.core.errors import CorruptFile, PromptError, SettingsError, Vocabu
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.rest import REST
 from decodery.speculative.stores.datastore import Datastore, sort_suffixes
+from decodery.step.draft_length_policy import Budget
 from decodery.step.forward_request import drive
 from decodery.testing import TableModel
 from decodery.training.datastore import build_datastore

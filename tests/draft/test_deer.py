@@ -17,8 +17,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.exact import sampled_law
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.deer import BlockReading, Deer
+from decodery.step.draft_length_policy import Budget
 from decodery.step.forward_request import drive
 from decodery.testing import TableModel, check_distribution, check_identical, tiny_transformer
 from decodery.testing.models import Counted

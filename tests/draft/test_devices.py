@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from decodery.sampling import Sampler
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.easyspec import EasySpec
@@ -18,6 +17,7 @@ from decodery.speculative.drafters.nested import Nested
 from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.step import forward_request as ask
+from decodery.step.drafter import Drafter
 from decodery.testing import decode, tiny_transformer
 from far import Devices, Far
 from methods import blocked

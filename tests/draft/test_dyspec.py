@@ -7,11 +7,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Expander
 from decodery.speculative.trees.dyspec import DySpec
+from decodery.step.acceptance_rule import Rule
+from decodery.step.draft_length_policy import Budget
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, paths

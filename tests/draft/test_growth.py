@@ -9,7 +9,6 @@ import torch
 from decodery.core.registry import methods
 from decodery.models.batch import Batch, Scores
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.trees.dyspec import DySpec
 from decodery.speculative.trees.k_chains import KChains
@@ -17,6 +16,7 @@ from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.draft_length_policy import Budget
 from decodery.step.forward_request import drive
 from decodery.testing import TableModel, decode, tiny_transformer
 from grown_trees import GREEDY, GROWTHS, WARM, Drawing, begun, law_after, noise_after, path_tokens

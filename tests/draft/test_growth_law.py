@@ -15,24 +15,24 @@ from decodery.core import noise
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.exact import Tests, recursive_law
 from decodery.speculative.acceptance.k_seq import KSeq, k_seq_law
 from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection, without_replacement
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Expander
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.tree_building.growing import Growing
-from decodery.speculative.trees.base import Growth
 from decodery.speculative.trees.dyspec import DySpec
 from decodery.speculative.trees.k_chains import KChains
 from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.acceptance_rule import Rule
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 from decodery.testing import TableModel, check_distribution
 from sharp import Sharp
 

@@ -15,8 +15,6 @@ from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Expander
 from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.trees.clover import Selection
 from decodery.speculative.trees.eagle_2 import EAGLE2
@@ -24,7 +22,9 @@ from decodery.speculative.trees.fixed_tree import EAGLE, FixedTree
 from decodery.speculative.trees.k_chains import KChains
 from decodery.speculative.trees.rsd_s import RSDS, perturbed
 from decodery.speculative.trees.specinfer import SpecInfer
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer

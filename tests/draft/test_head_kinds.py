@@ -15,7 +15,6 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.config import Rope
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Linear
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.chimera import ChimeraHead
 from decodery.speculative.drafters.clover import CloverHead
 from decodery.speculative.drafters.eagle_3 import EAGLE3Head
@@ -27,6 +26,7 @@ from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
 from decodery.speculative.heads.parts import LayerShape, Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.speculative.tree_building.template import calibrated
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
 from decodery.step.forward_request import drive
 from decodery.testing import tiny_transformer

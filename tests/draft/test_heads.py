@@ -17,15 +17,15 @@ from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.drafts import SHIPPED
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.auto import Auto
-from decodery.speculative.drafters.base import Drafter, Expander
 from decodery.speculative.drafters.eagle_3 import EAGLE3
 from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter, bound, head_kind
 from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, tiny_transformer

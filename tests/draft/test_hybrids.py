@@ -16,8 +16,6 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Composite, Drafter, Expander
 from decodery.speculative.drafters.combine import First, Fuse, Switch
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -30,7 +28,9 @@ from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.stores.datastore import Datastore
 from decodery.speculative.tree_building.layers import grow_layers
 from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter, Expander
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import Asking, drive, settled
 from decodery.step.sequence import Sequence

@@ -21,15 +21,15 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.layer_plan import WHOLE
 from decodery.models.trained.placeholders import Placeholders
 from decodery.models.trained.transfer import Transfer
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.combine import First, Fuse
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
 from decodery.speculative.drafters.ppd import PPD
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.tree_building.stages import LONGEST, Stages, fastest_stages, find_stages, likeliest, spread
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.drafter import Drafter
 from decodery.testing import check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import SOURCES

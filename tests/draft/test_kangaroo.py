@@ -16,10 +16,10 @@ from decodery.models.torch.transformer import Transformer
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.judge import Head, Judge
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.kangaroo import Kangaroo, KangarooHead
 from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.heads.parts import Held
+from decodery.step.draft_length_policy import Budget
 from decodery.step.forward_request import drive
 from decodery.testing import check_identical, check_state, tiny_transformer
 from decodery.testing.models import to_int8

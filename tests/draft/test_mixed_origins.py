@@ -16,7 +16,6 @@ from decodery.sampling.constraint import Constrained, Constraint
 from decodery.speculative.acceptance.rapid import Rapid
 from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.combine import First, Switch
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
@@ -24,6 +23,7 @@ from decodery.speculative.drafters.jacobi import Jacobi
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.trees.k_chains import KChains
 from decodery.speculative.trees.rsd_c import RSDC
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence

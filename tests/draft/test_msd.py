@@ -25,13 +25,13 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.transformers.adapter import TransformersModel
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Observation
 from decodery.speculative.drafters.eagle import EAGLEHead
 from decodery.speculative.drafters.msd import MSD, MSDHead
 from decodery.speculative.heads.head import EMBEDDED, TrainedHead
 from decodery.speculative.heads.reading import HeadReading
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.embedded import Embeddings, chunk
 from decodery.step.sequence import Sequence
 from decodery.training.data import write_texts

@@ -14,7 +14,6 @@ from decodery.core import noise
 from decodery.core.errors import NumericalError
 from decodery.core.native.kernels import library
 from decodery.core.requirements import Needs
-from decodery.speculative.drafters.base import Observation
 from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
 from decodery.speculative.stores.ngrams import Occurrences
@@ -22,6 +21,7 @@ from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.tree_building.likeliest import LikeliestTree, Worth
 from decodery.speculative.tree_building.native_tree import NativeTree
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.forward_request import drive
 
 VOCAB, LIMIT, WIDTH = 24, 12, 5

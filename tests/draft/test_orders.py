@@ -20,15 +20,15 @@ from decodery.models.layer_plan import Route
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.easyspec import EasySpec
 from decodery.speculative.drafters.follower import Follower
 from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.nested import Nested, NestedReading
 from decodery.speculative.drafters.ngram import NGram
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, tiny_transformer

@@ -21,20 +21,20 @@ from decodery.engine.request import Request
 from decodery.llm.llm import LM
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
-from decodery.speculative.acceptance.base import Laws
 from decodery.speculative.acceptance.rapid import Rapid as RapidRule
 from decodery.speculative.acceptance.rapid import acceptance, augmented, emitted_law
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.acceptance.tolerance import Tolerance, tolerated
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.aggressive import Aggressive
-from decodery.speculative.drafters.base import Drafter, Observation
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.jacobi import Jacobi
 from decodery.speculative.drafters.lexical_unit import LexicalUnit
 from decodery.speculative.drafters.lookahead import Lookahead
 from decodery.speculative.drafters.rapid import Rapid, bm25
+from decodery.step.acceptance_rule import Laws
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
 from decodery.testing import (

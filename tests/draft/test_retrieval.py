@@ -22,9 +22,7 @@ from decodery.engine.output import Output
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.aded import ADED
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.combine import Switch
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -38,7 +36,9 @@ from decodery.speculative.stores.datastore import FORMAT, Datastore
 from decodery.speculative.stores.suffix_trie import SuffixTrie
 from decodery.speculative.tree_building.best_first import grow
 from decodery.speculative.tree_building.monte_carlo import SearchTree
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence

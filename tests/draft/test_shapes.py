@@ -14,10 +14,10 @@ import torch
 from decodery.core.errors import NumericalError, SettingsError
 from decodery.core.registry import resolve
 from decodery.core.topk import logsumexp, topk
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.tree_building.frequency import count_prefixes, frequency_tree
 from decodery.speculative.tree_building.monte_carlo import enumerate_all, search
 from decodery.speculative.tree_building.template import STAND, TOKEN_RECYCLING, RankRates, Template, unbalanced
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
 
 

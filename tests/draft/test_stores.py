@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from decodery.models.batch import Batch, Segment
-from decodery.speculative.drafters.base import Observation
 from decodery.speculative.stores import contexts as contexts_module
 from decodery.speculative.stores.adjacency import Adjacency
 from decodery.speculative.stores.automaton import SuffixAutomaton
@@ -20,6 +19,7 @@ from decodery.speculative.stores.suffix_trie import SuffixTrie
 from decodery.speculative.stores.trigrams import Trigrams
 from decodery.speculative.stores.windows import Windows
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.testing import tiny_transformer
 
 

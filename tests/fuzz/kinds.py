@@ -182,9 +182,9 @@ def use_partial(folder: Path, base: Path) -> None:
 def use_value(folder: Path, base: Path) -> None:
     import torch
 
-    from decodery.scorers.base import Candidates, judge
     from decodery.scorers.value_head import ValueHead
     from decodery.step.forward_request import drive
+    from decodery.step.scorer import Candidates, judge
 
     value = ValueHead(str(folder / "value.safetensors"))
     value.fits(_model(base))

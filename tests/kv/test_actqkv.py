@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from decodery.kv_cache.actqkv import ActQKV, Fetching, entropy, probes
-from decodery.kv_cache.base import shared_out
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.step.cache_policy import shared_out
 from decodery.testing import tiny_transformer
 
 MODEL = tiny_transformer(0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.kv_cache.expected_attention import ExpectedAttention
 from decodery.kv_cache.h2o import H2O
 from decodery.kv_cache.pyramid_kv import PyramidKV
@@ -22,6 +21,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.torch.rope import rope_table
 from decodery.models.torch.transformer import Transformer
+from decodery.step.cache_policy import CachePolicy
 from open_models import LAYERS, make
 
 TOKENS = np.random.default_rng(8).integers(0, 64, 62)

@@ -11,7 +11,6 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.kv_cache.actqkv import ActQKV, Fetching
-from decodery.kv_cache.base import CachePolicy, State
 from decodery.kv_cache.coprocessor import Augmented, Coprocessor
 from decodery.kv_cache.evicting import Evicting
 from decodery.kv_cache.h2o import H2O
@@ -22,6 +21,7 @@ from decodery.kv_cache.write_gate import Admitting, WriteGate
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy, State
 from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
 from decodery.testing.policies import check_policy
 from methods import KVS

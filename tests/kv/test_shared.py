@@ -8,11 +8,11 @@ import pytest
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
-from decodery.kv_cache.base import CachePolicy
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.selecting import Selecting
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.kv_cache.base import shared_out
 from decodery.kv_cache.d2o import D2O
 from decodery.kv_cache.dapq import DapQ
 from decodery.kv_cache.double_sparsity import DoubleSparsity
@@ -22,6 +21,7 @@ from decodery.models.torch.attention import attend
 from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.key_channels import CHANNELS, KeyChannels
 from decodery.speculative.drafters.compressed_cache import CompressedCache
+from decodery.step.cache_policy import shared_out
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
 from decodery.training.key_channels import calibrate
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.kv_cache.coprocessor import Coprocessor
 from decodery.kv_cache.localist import Localist
 from decodery.kv_cache.streaming_llm import StreamingLLM
@@ -16,6 +15,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_memory import SLOTS
 from decodery.models.torch.transformer import Transformer
+from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
 from decodery.testing.policies import check_policy
 from methods import KVS

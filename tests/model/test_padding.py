@@ -23,9 +23,9 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.sampling import Sampler
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import drive
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer

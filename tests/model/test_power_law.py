@@ -13,11 +13,11 @@ import decodery as dc
 from decodery.core.errors import DecoderyError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles import puzzle
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.power_law import OperatorNets, PowerLaw, side_by_side, with_operators
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.puzzles import puzzle
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.draft_tree import TokenTree

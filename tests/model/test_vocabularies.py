@@ -17,9 +17,9 @@ from decodery.models.tokenizers.tokenizer import Tokenizer, byte_alphabet
 from decodery.models.tokenizers.vocabularies import Fitted, fitted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.rapid import Rapid
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer
 from tiny_models import SPECIAL

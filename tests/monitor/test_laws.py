@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from decodery.core.requirements import Needs
-from decodery.engine import watch
+from decodery.engine import monitoring as watch
 from decodery.engine.engine import Engine
+from decodery.engine.monitoring import Watch
 from decodery.engine.request import Request
-from decodery.engine.watch import Watch
 from decodery.models.hooks import Intervention
-from decodery.monitors.base import Action, Monitor, Prompt, Rollback, Row
 from decodery.monitors.confidence import Confidence
 from decodery.monitors.context_awareness import ContextAwareness
 from decodery.sampling.sampler import Sampler
+from decodery.step.monitor import Action, Monitor, Prompt, Rollback, Row
 from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
 from decodery.testing.drafters import Garbage, Oracle

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
-from decodery.extras.puzzles.robot import Robot
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.hooks import Intervention
@@ -25,6 +24,7 @@ from decodery.monitors.program_probe import ProgramProbe
 from decodery.monitors.sae import SAE, HeadCodes
 from decodery.monitors.sequential import Sequential
 from decodery.monitors.threshold import Threshold
+from decodery.puzzles.robot import Robot
 from decodery.sampling.sampler import Sampler
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import codebook

@@ -13,13 +13,13 @@ from decodery.core.registry import methods
 from decodery.core.requirements import Needs
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.monitors.base import Monitor, Rollback, Row
 from decodery.monitors.confidence import Confidence
 from decodery.monitors.signature import Signature
 from decodery.monitors.threshold import Threshold
 from decodery.sampling.sampler import Sampler
 from decodery.server.fields import CompletionRequest
 from decodery.server.methods import settings_of
+from decodery.step.monitor import Monitor, Rollback, Row
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from serving import tiny_lm

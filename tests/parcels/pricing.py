@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodery.models import Parcel
+from .models import Parcel
 
 
 class Tariff:

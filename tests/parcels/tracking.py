@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from decodery.models import Depot, Parcel
+from .models import Depot, Parcel
 
 
 class Stage(Enum):

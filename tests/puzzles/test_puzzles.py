@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import PUZZLES, SPLITS, drawn, puzzle
-from decodery.extras.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY, encoded, tokenizer
-from decodery.extras.puzzles.base import END, split_of
-from decodery.extras.puzzles.countdown import solvable
+from decodery.puzzles import PUZZLES, SPLITS, drawn, puzzle
+from decodery.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY, encoded, tokenizer
+from decodery.puzzles.base import END, split_of
+from decodery.puzzles.countdown import solvable
 
 EVERY = [
     *PUZZLES,

@@ -16,7 +16,7 @@ from decodery.core.noise import WARP, draw
 from decodery.sampling import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram, Sampler, Temperature, TopH
 from decodery.sampling.history import Counts, Repeats
 from decodery.sampling.mirostat import rank_bound, zipf_exponents
-from decodery.speculative.acceptance.base import Accepted, Laws, Rule
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.testing import check_identical, tiny_transformer
 

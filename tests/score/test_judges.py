@@ -13,10 +13,10 @@ from decodery.core.errors import SettingsError
 from decodery.engine.calls import Calls
 from decodery.models.batch import Batch, Segment
 from decodery.scorers import InfAlign, LLMJudge, TextScore
-from decodery.scorers.base import Candidates, judge
 from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.testing.scripted import Said, ScriptedLM
 from serving import tiny_lm
 

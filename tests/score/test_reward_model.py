@@ -13,9 +13,9 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.scorers import InfAlign, LLMJudge, LogProbability, RewardModel, SelfEvaluation
-from decodery.scorers.base import Candidates, judge
 from decodery.search import BestOfN, StepBeam
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
 from decodery.testing.scripted import ScriptedLM
 from serving import VOCAB, tiny_lm

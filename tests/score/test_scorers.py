@@ -20,7 +20,6 @@ from decodery.engine.request import Request
 from decodery.logits_sources import ControlledDecoding
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer, judge, log_scores
 from decodery.scorers.budgeted import Budgeted
 from decodery.scorers.corrupted import Corrupted
 from decodery.scorers.length_normalised import LengthNormalised
@@ -32,6 +31,7 @@ from decodery.scorers.text import TextScore
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search import PGTD, SMC, BestOfN, ControlledBlocks
 from decodery.step.forward_request import Asking, drive, score_all
+from decodery.step.scorer import Candidates, Scorer, judge, log_scores
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
 from decodery.testing.scripted import ScriptedLM
 from methods import ASKING, SCORERS, Even

@@ -16,11 +16,11 @@ from decodery.core.trace import Grown
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search import a_star
 from decodery.search.a_star import AStar, Frontier, Waiting, edge_cost
 from decodery.search.steps import Node
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 
 END, MODEL, PROMPT = 0, TableModel(4, order=3), [1]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import puzzle
+from decodery.puzzles import puzzle
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates
 from decodery.search.adaptive_sampling import AdaptiveSampling, at_share
 from decodery.search.best_of_n import BestOfN
 from decodery.search.early_pruning import EarlyPruning
+from decodery.step.scorer import Candidates
 from decodery.testing import ScriptedChain
 from decodery.testing.models import Counted
 from decodery.training.prm import PRMRecipe, labelled

@@ -11,7 +11,7 @@ from covering import FULL, in_turn
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import tokenizer
+from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.search.budget_forcing import BudgetForcing
 from decodery.step.sequence import Sequence

@@ -14,7 +14,6 @@ from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.scorers.corrupted import Corrupted
 from decodery.scorers.log_probability import LogProbability
 from decodery.scorers.product import Product
@@ -27,6 +26,7 @@ from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.weighted_vote import WeightedVote
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel
 from decodery.testing.statistics import chi_square
 from methods import Even

@@ -19,10 +19,10 @@ from decodery.bench.searches.settings import SearchSettings
 from decodery.cli.main import cli
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import resolve
-from decodery.extras.puzzles.alphabet import tokenizer
 from decodery.llm.llm import LM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
+from decodery.puzzles.alphabet import tokenizer
 from decodery.search.allocation import Allocation
 from decodery.search.compute_optimal import ComputeOptimal
 from decodery.testing import ScriptedChain

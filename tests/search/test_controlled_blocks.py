@@ -9,9 +9,9 @@ from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import decode, tiny_transformer
 
 MODEL, PROMPT = tiny_transformer(0), [1, 2, 3]

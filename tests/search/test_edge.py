@@ -13,11 +13,11 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.adapters import Adapter, Thin, tuned
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates
 from decodery.scorers.value_head import LinearValue
 from decodery.search.best_of_n import BestOfN
 from decodery.search.edge import Edge, _begun
 from decodery.search.weighted_vote import WeightedVote
+from decodery.step.scorer import Candidates
 from decodery.testing import decode, tiny_transformer
 from decodery.training.value import fit_switch, states_of
 from methods import DRAFTERS, Even

@@ -14,7 +14,6 @@ from decodery.core.noise import draw
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, judge
 from decodery.scorers.program_tests import ProgramTests
 from decodery.scorers.sandbox import Sandbox
 from decodery.scorers.text import TextScore
@@ -22,6 +21,7 @@ from decodery.search.base import Branches
 from decodery.search.beam import Beam
 from decodery.search.pg_td import PGTD, Programs, Tree
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.testing import TableModel, decode, tiny_transformer, to_int8
 
 TOY = TableModel(3, seed=5)

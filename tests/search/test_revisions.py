@@ -7,7 +7,7 @@ import re
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import puzzle
+from decodery.puzzles import puzzle
 from decodery.scorers import PuzzleExamples, TextScore
 from decodery.search import IAD, Revisions, WeightedVote
 from decodery.testing.scripted import Asked, Said, ScriptedLM

@@ -15,12 +15,12 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, judge
 from decodery.scorers.curiosity import Curiosity, inverted_u
 from decodery.scorers.rating import Rating
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.spec_reason import SpecReason
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
 from decodery.testing.states import distance_to_fresh

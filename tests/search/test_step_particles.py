@@ -20,7 +20,6 @@ from decodery.core.noise import PARTICLE, draw, gumbel, mix, nth_seed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search.a_star import AStar
 from decodery.search.entropic_particle_filter import EntropicParticleFilter, annealed
 from decodery.search.parallel_tempering import ParallelTempering, swap_log_ratio
@@ -32,6 +31,7 @@ from decodery.search.sweeps import Line, Sweep, log_potential
 from decodery.search.weights import effective_size, multinomial, normalised, systematic
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 
 Text = tuple[int, ...]

@@ -17,9 +17,8 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.trace import Trace
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import tokenizer
+from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search.best_of_n import BestOfN
 from decodery.search.budget_forcing import BudgetForcing
 from decodery.search.dvts import DVTS
@@ -29,6 +28,7 @@ from decodery.search.particle_filter import ParticleFilter
 from decodery.search.step_beam import StepBeam
 from decodery.search.steps import StepEnd, StepSearch, aggregated
 from decodery.search.weighted_vote import WeightedVote
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 from decodery.testing.scripted import ScriptedLM
 from decodery.testing.statistics import chi_square

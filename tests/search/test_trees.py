@@ -16,7 +16,6 @@ from decodery.core.trace import Trace
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.search import mcts
 from decodery.search.dvts import DVTS
 from decodery.search.lookahead import Lookahead
@@ -26,6 +25,7 @@ from decodery.search.steps import StepSearch
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 from methods import DRAFTERS, SEARCHES, TREES, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, plain, run, told

@@ -26,9 +26,9 @@ from decodery.server.fair import FairQueue
 from decodery.server.keys import Keys, read_keys
 from decodery.server.run import EngineFailed, Server, serve
 from decodery.server.settings import ServerSettings
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from serving import SECONDS, client, serving, tiny_lm, user, wait_until
 

@@ -12,7 +12,6 @@ import torch
 
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
 from decodery.core.requirements import Gives, Needs
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.early_exit import LEAVE, Check, Gate, Leaving
 from decodery.logits_sources.sec import SEC
 from decodery.models.batch import Batch, Segment
@@ -21,6 +20,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
 from decodery.step.forward_request import drive
+from decodery.step.logits_source import Source
 from decodery.testing import decode, tiny_transformer
 
 LAYERS, WIDTH, END = 4, 32, 1

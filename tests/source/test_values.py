@@ -20,10 +20,10 @@ from decodery.logits_sources.controlled_decoding import ControlledDecoding
 from decodery.logits_sources.transfer_q import TransferQ, expected_reward
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
-from decodery.scorers.base import Candidates, Scorer
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.step.forward_request import drive, score
+from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 from decodery.training.value import fit_value, read_judged, train_value
 from sourced import OTHER, PROMPTS, TARGET, logits_after, text

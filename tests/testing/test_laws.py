@@ -12,11 +12,11 @@ import torch
 
 from decodery.core.registry import methods
 from decodery.sampling import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.draft_length.fixed import Fixed
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import (
     Garbage,

@@ -12,10 +12,10 @@ import decodery as dc
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import END_ID
 from decodery.logits_sources.reads import Reads
 from decodery.models.batch import Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.puzzles.alphabet import END_ID
 from decodery.step.forward_request import drive, score
 from decodery.testing import tiny_transformer
 from decodery.training.distilled import Distillation, distance, drawn, said

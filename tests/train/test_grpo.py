@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import puzzle
 from decodery.models.loaders.load import load
+from decodery.puzzles import puzzle
 from decodery.scorers import TextScore
 from decodery.training.cut import quantized
 from decodery.training.grpo import GRPORecipe, surrogate, train_grpo, win_rate

@@ -12,10 +12,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.trace import Grown
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles import puzzle
-from decodery.extras.puzzles.alphabet import END_ID, tokenizer
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import silent
+from decodery.puzzles import puzzle
+from decodery.puzzles.alphabet import END_ID, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.scorers import TextScore
 from decodery.search import MCTS, BestOfN

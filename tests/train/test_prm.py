@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.extras.puzzles import puzzle
-from decodery.extras.puzzles.alphabet import encoded, tokenizer
 from decodery.models.trained.artifact import Artifact
-from decodery.scorers.base import Candidates, judge
+from decodery.puzzles import puzzle
+from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.testing import ScriptedChain
 from decodery.training import prm
 from decodery.training.prm import LABELS, PRM, PRMRecipe, annotated, labelled, train_prm

@@ -11,9 +11,9 @@ import torch
 
 import decodery as dc
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import drawn, puzzle
-from decodery.extras.puzzles.alphabet import END_ID, encoded
 from decodery.models.batch import Batch, Segment
+from decodery.puzzles import drawn, puzzle
+from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.training import puzzle_model
 from decodery.training.loop import CHECKPOINT, Plan, train
 from decodery.training.puzzle_model import (

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles.alphabet import encoded, tokenizer
-from decodery.scorers.base import Candidates, judge
+from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.scorers.process_reward import ProcessReward
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, judge
 from decodery.training.prm import PRM
 from decodery.training.puzzle_model import Shape, random_transformer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm

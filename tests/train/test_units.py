@@ -24,11 +24,11 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.placeholders import Placeholders
 from decodery.speculative.acceptance.lexical_unit import LexicalUnit as LexicalUnitRule
-from decodery.speculative.draft_length.base import Budget
 from decodery.speculative.drafters.combine import First, Fuse
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.lexical_unit import LexicalUnit
 from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import UNKNOWN
 from decodery.testing import Garbage, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8

@@ -20,8 +20,8 @@ from decodery.llm.llm import LM
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.adadec import AdaDec
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.cntp import CNTP
+from decodery.step.acceptance_rule import Rule
 from decodery.step.sequence import Sequence
 from decodery.testing import check_batch, check_state, decode, tiny_transformer, to_int8
 from decodery.training.thresholds import fit, observe, read_solutions

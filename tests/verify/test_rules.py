@@ -13,15 +13,15 @@ import torch
 from decodery.core import noise
 from decodery.core.requirements import Gives, Needs
 from decodery.sampling import Sampler
-from decodery.speculative.acceptance.base import Accepted, Laws, Rule
 from decodery.speculative.acceptance.exact import recursive_law
 from decodery.speculative.acceptance.k_seq import KSeq, discount, k_seq_law
 from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection, without_replacement
 from decodery.speculative.acceptance.typical import Typical, threshold
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import Origin, TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 from decodery.testing import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from decodery.core.errors import SettingsError
 from decodery.core.method_spec import split
-from decodery.speculative.draft_length.base import LARGEST, MOST_NODES
+from decodery.step.draft_length_policy import LARGEST, MOST_NODES
 
 from .workloads import WORKLOADS
 

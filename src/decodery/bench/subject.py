@@ -15,7 +15,7 @@ from decodery.llm.llm import LM
 from decodery.llm.resolve_settings import resolve_drafter
 from decodery.sampling.constraint import Constraint
 from decodery.sampling.timed import Clock, timed
-from decodery.speculative.draft_length.base import MOST_NODES
+from decodery.step.draft_length_policy import MOST_NODES
 from decodery.step.drafter_memory import Memory, Scope
 from decodery.step.sequence import Sequence as Decoding
 

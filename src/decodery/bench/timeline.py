@@ -9,9 +9,9 @@ from typing import Any
 from decodery.engine.engine import Engine
 from decodery.llm.llm import LM
 from decodery.llm.resolve_settings import resolve_drafter
-from decodery.speculative.acceptance.base import Accepted, Laws
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import MOST_NODES
+from decodery.step.acceptance_rule import Accepted, Laws
+from decodery.step.draft_length_policy import MOST_NODES
 from decodery.step.draft_tree import UNKNOWN, TokenTree
 from decodery.step.sequence import Sequence
 

@@ -18,7 +18,7 @@ def measure(given: dict[str, Any], out: Path | None, *, as_json: bool, resume: b
     from decodery.bench.result import SEARCH
     from decodery.bench.searches.job import SearchJob
     from decodery.bench.searches.settings import SearchSettings
-    from decodery.extras.puzzles import SPLITS
+    from decodery.puzzles import SPLITS
 
     if "splits" in given:
         *others, split = given["splits"] or ("",)

@@ -18,7 +18,7 @@ from .training import command_line
 if TYPE_CHECKING:
     from decodery.engine.output import Output
     from decodery.llm.llm import LM
-    from decodery.speculative.drafters.base import Drafter
+    from decodery.step.drafter import Drafter
 
 BATCH = "batch"
 _LEAST_TOGETHER = 5

@@ -37,7 +37,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     from decodery.core.registry import resolve
     from decodery.engine.request import Request
     from decodery.llm.resolve_settings import build_sampler, resolve_drafter, resolve_monitors
-    from decodery.speculative.draft_length.base import LARGEST
+    from decodery.step.draft_length_policy import LARGEST
 
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
     if constraints := [name for name in _CONSTRAINTS if name in chosen]:

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from decodery import __version__
 from decodery.core.errors import DecoderyError, SettingsError
+from decodery.core.version import __version__
 
 COMMANDS = (
     "demo",

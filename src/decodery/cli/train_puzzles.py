@@ -31,7 +31,7 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
     more than 80 %: outside of that no search can be told from another. Stop with Ctrl-C whenever you like: the same
     command goes on where it stopped.
     """
-    from decodery.extras.puzzles import puzzle as named
+    from decodery.puzzles import puzzle as named
     from decodery.training.puzzle_model import PuzzleRecipe, check_folder, train_puzzle_model
 
     asked, recipe = named(puzzle), PuzzleRecipe(shape=shape, steps=steps, batch=batch, lr=lr, every=every, seed=seed)
@@ -56,7 +56,7 @@ def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -
     what makes them, which decodery.models.torch.power_law.PowerLaw.load reads. Stop with Ctrl-C at any time: the same
     command goes on where it stopped.
     """
-    from decodery.extras.puzzles import puzzle as named
+    from decodery.puzzles import puzzle as named
     from decodery.training.pldr import PLDRRecipe, check_folder, train_pldr
 
     asked, recipe = named(puzzle), PLDRRecipe(steps=steps, batch=batch, lr=lr, seed=seed)
@@ -104,8 +104,8 @@ def prm(
     process-reward:head=DIR/process-reward.safetensors. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from decodery.extras.puzzles import puzzle as named
     from decodery.models.loaders.load import load
+    from decodery.puzzles import puzzle as named
     from decodery.training.prm import PRM, PRMRecipe, train_prm
 
     recipe = PRMRecipe(problems, solutions, labels, rollouts, missed, flipped, seed=seed)
@@ -150,8 +150,8 @@ def orpo(
     stopped.
     """
     from decodery.bench.searches.settings import SearchSettings
-    from decodery.extras.puzzles import puzzle as named
     from decodery.models.loaders.load import load
+    from decodery.puzzles import puzzle as named
     from decodery.training.orpo import ORPORecipe, train_orpo
 
     recipe = ORPORecipe(problems, margin, weight, steps, seed=seed)
@@ -203,8 +203,8 @@ def grpo(
     """
     from decodery.bench.searches.rewards import reward as spec_of
     from decodery.core.registry import resolve
-    from decodery.extras.puzzles import puzzle as named
     from decodery.models.loaders.load import load
+    from decodery.puzzles import puzzle as named
     from decodery.training.grpo import GRPORecipe, train_grpo
 
     recipe = GRPORecipe(problems, calibrate=calibrate, n=n, beta=beta, steps=steps, seed=seed)

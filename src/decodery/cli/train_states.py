@@ -36,10 +36,10 @@ def program_probe(
     """
     from decodery import load
     from decodery.core.errors import SettingsError
-    from decodery.extras.puzzles import puzzle as named
-    from decodery.extras.puzzles.robot import Robot
     from decodery.models.loaders.store import terminal_progress
     from decodery.monitors.probe import PROBE
+    from decodery.puzzles import puzzle as named
+    from decodery.puzzles.robot import Robot
     from decodery.training.program_probe import evaluated, train_program_probe, write_programs
 
     robot = named(puzzle)

@@ -19,8 +19,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.tokenizers.vocabulary import Vocabulary
-from decodery.sampling.base import require_number
 from decodery.sampling.constraint import Constraint
+from decodery.sampling.logits_processor import require_number
 
 from .analyser import analyser
 from .base import require_text

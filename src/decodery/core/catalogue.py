@@ -35,7 +35,18 @@ FAMILIES = {
     "train": "training",
 }
 """By family: the package, below this one, that has its base class and its methods."""
-FAMILY_OF = {package: family for family, package in FAMILIES.items()}
+BASES = {
+    "step.drafter": "draft",
+    "step.tree_policy": "draft.growth",
+    "step.acceptance_rule": "verify",
+    "step.logits_source": "source",
+    "step.draft_length_policy": "budget",
+    "step.scorer": "score",
+    "step.cache_policy": "kv",
+    "step.monitor": "monitor",
+}
+"""By module, below this one: the family of the base class there, where it lies below its package."""
+FAMILY_OF = {package: family for family, package in FAMILIES.items()} | BASES
 
 
 @dataclass(frozen=True)

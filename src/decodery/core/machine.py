@@ -17,7 +17,7 @@ def describe() -> dict[str, Any]:
     """Processor, memory (GiB), threads, system, versions and kernels, as texts, numbers and lists of texts."""
     import torch
 
-    from decodery import __version__
+    from decodery.core.version import __version__
 
     from .native import kernels
 

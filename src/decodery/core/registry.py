@@ -155,9 +155,10 @@ def method_of(value: object) -> Method | None:
 def family_of(cls: type) -> str | None:
     """The family whose package `cls`, or the nearest of its bases that is in one, lives in."""
     for base in cls.__mro__:
-        package = base.__module__.rpartition(".")[0].removeprefix(_PACKAGE + ".")
-        if package in FAMILY_OF:
-            return FAMILY_OF[package]
+        module = base.__module__.removeprefix(_PACKAGE + ".")
+        for home in (module, module.rpartition(".")[0]):
+            if home in FAMILY_OF:
+                return FAMILY_OF[home]
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.step.acceptance_rule import Accepted, Laws
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence, TokenLogprob
 

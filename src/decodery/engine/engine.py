@@ -17,8 +17,8 @@ from decodery.core.threads import one_thread
 from decodery.core.trace import Step, Trace
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
-from decodery.speculative.draft_length.base import Budget
 from decodery.step.detokenizer import Detokenizer
+from decodery.step.draft_length_policy import Budget
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import Asking, answer, together
 from decodery.step.pass_cost import CONTEXT, cost_curve

@@ -13,21 +13,21 @@ from decodery.core.conversation import Conversation
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
 from decodery.core.settings import plain
-from decodery.kv_cache.base import CachePolicy
-from decodery.logits_sources.base import Source
-from decodery.monitors.base import Monitor
 from decodery.sampling.banned import Banned
-from decodery.sampling.base import Stage
 from decodery.sampling.constraint import constrained
+from decodery.sampling.logits_processor import Stage
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.awrs import AWRS
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import LARGEST, MOST_NODES, Policy
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.forced import Forced
+from decodery.step.acceptance_rule import Rule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import LARGEST, MOST_NODES, Policy
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.embedded import Embeddings
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
 from decodery.step.sequence import KeptText, Sequence
 
 from .validation import refuse

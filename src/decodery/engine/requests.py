@@ -12,8 +12,8 @@ from decodery.step.detokenizer import Detokenizer, TextStream
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 
+from .monitoring import Watch
 from .request import Request
-from .watch import Watch
 
 
 def opened(

@@ -14,10 +14,10 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, Intervention, Site, Tap, site
 from decodery.models.layer_plan import WHOLE, Route
 from decodery.models.protocol import EmbeddingModel, writes
-from decodery.speculative.acceptance.base import Accepted, Laws
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.step.acceptance_rule import Accepted, Laws
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.embedded import reading
 from decodery.step.forward_request import Asking, Scored, score, settled
 from decodery.step.sequence import Sequence

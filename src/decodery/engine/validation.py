@@ -12,8 +12,8 @@ from decodery.core.registry import method_of
 from decodery.core.requirements import Needs, in_words
 from decodery.models.hooks import site
 from decodery.models.protocol import writes
-from decodery.sampling.base import Stage
 from decodery.sampling.constraint import Constrained, constrained
+from decodery.sampling.logits_processor import Stage
 from decodery.speculative.acceptance.coupled import Coupled
 
 if TYPE_CHECKING:

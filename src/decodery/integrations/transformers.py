@@ -30,7 +30,7 @@ from decodery.sampling import (
     TopP,
     Typical,
 )
-from decodery.sampling.base import Context, Stage, Warp
+from decodery.sampling.logits_processor import Context, Stage, Warp
 from decodery.step.sequence import Sequence as Text
 
 from .transformers_arguments import (

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.speculative.drafters.base import Drafter
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.drafter import Drafter
 
 _REFUSED = {
     "custom_generate": "decodery.integrations.transformers.generate decodes by itself",

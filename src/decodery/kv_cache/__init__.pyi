@@ -1,6 +1,5 @@
 # Written by tools/method_index.py.
 from .actqkv import ActQKV as ActQKV
-from .base import CachePolicy as CachePolicy
 from .coprocessor import Coprocessor as Coprocessor
 from .d2o import D2O as D2O
 from .dapq import DapQ as DapQ

@@ -15,9 +15,9 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy, best, entries, require_budget, shared_out
 
 from .after_prompt import Noting
-from .base import CachePolicy, best, entries, require_budget, shared_out
 
 
 @register(

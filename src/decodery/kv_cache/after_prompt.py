@@ -15,8 +15,8 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.rope import turns
+from decodery.step.cache_policy import CachePolicy, State, best, entries
 
-from .base import CachePolicy, State, best, entries
 from .selecting import precise
 
 SPARE = 256

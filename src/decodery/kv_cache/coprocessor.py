@@ -17,11 +17,11 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
+from decodery.step.cache_policy import CachePolicy, State
 from decodery.step.forward_request import Asking, score
 from decodery.step.sequence import Sequence
 
 from .after_prompt import turned
-from .base import CachePolicy, State
 
 
 @register(

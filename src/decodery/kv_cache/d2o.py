@@ -15,8 +15,8 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import entries, require_budget, shared_out
 
-from .base import entries, require_budget, shared_out
 from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
 
 

@@ -14,11 +14,11 @@ from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy, best, entries, require_budget
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
 from .after_prompt import pooled, retain
-from .base import CachePolicy, best, entries, require_budget
 from .probing import Probing, probed
 
 

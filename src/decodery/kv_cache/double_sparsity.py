@@ -13,8 +13,8 @@ from decodery.core.registry import register
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.key_channels import KeyChannels
+from decodery.step.cache_policy import best, require_budget
 
-from .base import best, require_budget
 from .selecting import Asked, Selective, dots
 
 

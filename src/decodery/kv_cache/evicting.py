@@ -14,9 +14,9 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy, State, best, entries
 
 from .after_prompt import SPARE, retain
-from .base import CachePolicy, State, best, entries
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.cache_policy import require_budget
 
 from .after_prompt import Compressing, Prompt, angles
-from .base import require_budget
 
 
 @register(

@@ -8,8 +8,8 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.cache_policy import require_budget
 
-from .base import require_budget
 from .evicting import Scored, recent_and_best
 
 

@@ -13,8 +13,7 @@ from decodery.core.registry import register
 from decodery.core.requirements import Gives
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.protocol import LanguageModel
-
-from .base import CachePolicy, State
+from decodery.step.cache_policy import CachePolicy, State
 
 
 @register(

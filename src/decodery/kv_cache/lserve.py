@@ -16,8 +16,8 @@ from decodery.models.cache.page_memory import SLOTS
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.head_gates import HeadGates
+from decodery.step.cache_policy import CachePolicy, State, require_budget, window_begins
 
-from .base import CachePolicy, State, require_budget, window_begins
 from .quest import best_pages
 from .selecting import Asked
 

@@ -17,11 +17,11 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel, takes_states
 from decodery.models.trained.meta_tokens import MetaTokens
+from decodery.step.cache_policy import CachePolicy, best, entries, require_budget
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
 from .after_prompt import Prompt
-from .base import CachePolicy, best, entries, require_budget
 from .probing import Probing, probed
 from .selecting import precise
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.cache_policy import entries, require_budget
 
 from .after_prompt import Compressing, Prompt, observing
-from .base import entries, require_budget
 from .snapkv import attended, require_window
 
 

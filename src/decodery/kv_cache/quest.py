@@ -9,8 +9,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.cache_policy import best, require_budget
 
-from .base import best, require_budget
 from .selecting import Asked, Selective, dots
 
 

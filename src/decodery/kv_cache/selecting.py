@@ -13,8 +13,7 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.portable import lane_sum
-
-from .base import CachePolicy, State, entries
+from decodery.step.cache_policy import CachePolicy, State, entries
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.cache_policy import require_budget
 
 from .after_prompt import Compressing, Prompt, observing, pooled
-from .base import require_budget
 
 
 @register(

@@ -15,9 +15,9 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_memory import SLOTS
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy, State, require_budget, window_begins
 
 from .after_prompt import turned
-from .base import CachePolicy, State, require_budget, window_begins
 
 
 @register(

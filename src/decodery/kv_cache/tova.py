@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.core.registry import register
+from decodery.step.cache_policy import best, require_budget
 
-from .base import best, require_budget
 from .evicting import Scored
 
 

@@ -16,9 +16,9 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.write_gates import WriteGates
+from decodery.step.cache_policy import CachePolicy, State
 
 from .after_prompt import turned
-from .base import CachePolicy, State
 
 
 @register(

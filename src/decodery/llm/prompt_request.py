@@ -16,22 +16,22 @@ from decodery.core.registry import resolve
 from decodery.core.settings import checked
 from decodery.engine.output import Output
 from decodery.engine.request import Request
-from decodery.kv_cache.base import CachePolicy
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.monitors.base import Monitor
-from decodery.sampling.base import Warp
 from decodery.sampling.constraint import Constrained, Constraint
+from decodery.sampling.logits_processor import Warp
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.acceptance.base import Rule
-from decodery.speculative.draft_length.base import MOST_NODES, Policy
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.acceptance_rule import Rule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import MOST_NODES, Policy
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.embedded import Embeddings
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
 from .prompts import one

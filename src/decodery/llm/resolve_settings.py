@@ -10,13 +10,13 @@ from typing import Any
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
 from decodery.engine.output import Output
-from decodery.kv_cache.base import CachePolicy
-from decodery.logits_sources.base import Source
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.monitors.base import Monitor
-from decodery.sampling.base import Warp
+from decodery.sampling.logits_processor import Warp
 from decodery.sampling.sampler import CHANCE, Sampler
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.drafter import Drafter
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
 from decodery.step.sequence import KeptText, Sequence
 
 

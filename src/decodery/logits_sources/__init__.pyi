@@ -11,7 +11,6 @@ from .partial_attention import PartialWeights as PartialWeights
 from .prefix_lm import PrefixLM as PrefixLM
 from .sec import SEC as SEC
 from .sven import SVEN as SVEN
-from .base import Source as Source
 from .transfer_q import TransferQ as TransferQ
 from .adapter import Tuned as Tuned
 from .uscd import USCD as USCD

@@ -10,8 +10,7 @@ from decodery.core.registry import register
 from decodery.core.requirements import Gives
 from decodery.models.loaders.adapters import MADE, Adapter, tuned
 from decodery.models.protocol import LanguageModel, Reader
-
-from .base import Source
+from decodery.step.logits_source import Source
 
 
 @register(

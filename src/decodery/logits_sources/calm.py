@@ -16,8 +16,8 @@ from decodery.core.requirements import Gives, Needs
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.exits import EXITS, Exits, agreeing
+from decodery.step.logits_source import Source
 
-from .base import Source
 from .early_exit import GO, LEAVE, Check, Gate, Leaving, file_in
 
 Confidence = Literal["softmax", "state", "classifier"]

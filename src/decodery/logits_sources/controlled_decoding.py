@@ -14,11 +14,11 @@ from decodery.core.requirements import Needs
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.sampling.base import require_number
-from decodery.scorers.base import Candidates, Scorer, judge
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking, Scored, score
+from decodery.step.logits_source import EXCLUDED, Source
+from decodery.step.scorer import Candidates, Scorer, judge
 
-from .base import EXCLUDED, Source
 from .contexts import Blend, Member, Part
 
 

@@ -16,11 +16,10 @@ from decodery.core.requirements import Gives, Needs
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, OpenModel, Reader, is_open
-from decodery.sampling.base import require_number
 from decodery.sampling.entropy import row_sums
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking, OfOneModel, Scored, score
-
-from .base import EXCLUDED, Source
+from decodery.step.logits_source import EXCLUDED, Source
 
 _EARLY_ROWS = 512
 """Rows of early logits that are held at a time: of 50,000 tokens they take 100 MB."""

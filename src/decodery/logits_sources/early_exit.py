@@ -19,8 +19,7 @@ from decodery.models.layer_plan import Route
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.exits import ExitHeads
 from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
-
-from .base import EXCLUDED
+from decodery.step.logits_source import EXCLUDED
 
 GO, LEAVE, END = range(3)
 """What a gate says to a row: go on, leave with what the head makes of the state here, or end the text."""

@@ -16,11 +16,11 @@ from decodery.core.requirements import Gives
 from decodery.models.hooks import Tap
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.sampling.base import require_count
 from decodery.sampling.entropy import entropy
+from decodery.sampling.logits_processor import require_count
 from decodery.step.forward_request import Asking, Scored
+from decodery.step.logits_source import Source
 
-from .base import Source
 from .contexts import Blend, Member, Part, Rows
 
 _SMALL, _LARGE = 0, 1

@@ -23,8 +23,7 @@ from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.token_routers import TokenRouters, received, uniform
 from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
-
-from .base import Source
+from decodery.step.logits_source import Source
 
 ROUTERS = "routers.safetensors"
 

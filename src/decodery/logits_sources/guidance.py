@@ -10,10 +10,10 @@ import torch
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking, Scored, together
+from decodery.step.logits_source import Source, token_ids
 
-from .base import Source, token_ids
 from .contexts import Blend, Member, Part
 
 

@@ -22,8 +22,8 @@ from decodery.models.protocol import LanguageModel, OpenModel, Reader
 from decodery.models.trained.artifact import remembered
 from decodery.models.trained.micro_steps import MICRO, MicroSteps
 from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored
+from decodery.step.logits_source import Source
 
-from .base import Source
 from .early_exit import file_in
 
 _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name them, as in hamburger:micro=DIR"

@@ -25,8 +25,7 @@ from decodery.models.torch.one_pass import Pass
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
-
-from .base import Source
+from decodery.step.logits_source import Source
 
 __all__ = ["PartialWeights"]
 

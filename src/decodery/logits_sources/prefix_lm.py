@@ -17,8 +17,7 @@ from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
-
-from .base import Source
+from decodery.step.logits_source import Source
 
 MOST = 1 << 14
 """Tokens of a prompt: each has a place for each in a mask, which then takes 256 MiB."""

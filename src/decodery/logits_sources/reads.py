@@ -14,8 +14,7 @@ from decodery.models.protocol import Capabilities, LanguageModel, Reader
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.encoded import encoded
 from decodery.step.forward_request import Asking, OfOneModel, Scored, score
-
-from .base import Source
+from decodery.step.logits_source import Source
 
 
 @dataclass(frozen=True)

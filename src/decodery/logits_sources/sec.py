@@ -14,8 +14,8 @@ from decodery.core.requirements import Gives, Needs
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
+from decodery.step.logits_source import Source
 
-from .base import Source
 from .early_exit import END, GO, LEAVE, Check, Gate, Leaving, file_in
 
 _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name them, as in sec:heads=DIR"

@@ -13,8 +13,7 @@ from decodery.models.loaders.prefixes import WEIGHTS, shipped_for
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other
 from decodery.models.trained.prefix import Prefixed, Prefixes
-
-from .base import Source
+from decodery.step.logits_source import Source
 
 
 @register(

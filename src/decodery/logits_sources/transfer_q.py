@@ -16,11 +16,11 @@ from decodery.models.hooks import Tap
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import excluded
-from decodery.sampling.base import require_number
-from decodery.scorers.base import Candidates, Scorer, judge
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking, Scored, score_all
+from decodery.step.logits_source import EXCLUDED, Source, token_ids
+from decodery.step.scorer import Candidates, Scorer, judge
 
-from .base import EXCLUDED, Source, token_ids
 from .contexts import Blend, Member, Part
 
 _ROLLOUT = 31

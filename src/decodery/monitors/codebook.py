@@ -17,9 +17,8 @@ from decodery.models.hooks import OF_LAYERS, Intervention, site
 from decodery.models.loaders.fields import Listed, Text, Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
-
-from .base import Monitor, Row
 
 __all__ = ["Codebooks"]
 

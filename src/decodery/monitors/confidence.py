@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from decodery.core.registry import register
+from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Row
 from .signature import Signature
 
 

@@ -18,9 +18,9 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import Intervention
 from decodery.models.protocol import Reader
 from decodery.models.torch.transformer import Transformer
+from decodery.step.monitor import Monitor, Prompt, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Prompt, Row
 from .turns import user_spans
 
 

@@ -17,9 +17,9 @@ from decodery.core.threads import one_thread
 from decodery.models.hooks import Intervention
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.monitor import Prompt, Row
 from decodery.step.sequence import Sequence
 
-from .base import Prompt, Row
 from .probe import Pool
 from .probed import Probed
 

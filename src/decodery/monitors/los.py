@@ -18,9 +18,9 @@ from decodery.core.threads import one_thread
 from decodery.models.loaders.fields import Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, remembered
+from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Row
 from .signature import Signature
 from .threshold import Threshold
 

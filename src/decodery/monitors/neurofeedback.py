@@ -10,9 +10,9 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader
+from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Row
 from .probe import Probe
 
 _MADE = "make one with `decodery train axis -m MODEL STATEMENTS --out DIR`"

@@ -8,9 +8,9 @@ from typing import ClassVar
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of
 from decodery.models.protocol import Reader
+from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
-from .base import Monitor
 from .probe import Probe
 
 

@@ -8,9 +8,9 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.monitor import Row
 from decodery.step.sequence import Sequence
 
-from .base import Row
 from .probed import Probed
 from .threshold import Threshold
 

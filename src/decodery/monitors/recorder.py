@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from decodery.core.requirements import Needs
+from decodery.step.monitor import Monitor, Prompt, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Prompt, Row
 from .probe import Pool
 from .signature import Signature
 

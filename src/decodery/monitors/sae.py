@@ -18,9 +18,9 @@ from decodery.models.hooks import Intervention
 from decodery.models.loaders.fields import Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Row
 from .threshold import Threshold
 
 __all__ = ["HeadCodes"]

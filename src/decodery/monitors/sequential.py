@@ -7,9 +7,9 @@ from typing import Literal
 
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.monitor import Prompt, Row
 from decodery.step.sequence import Sequence
 
-from .base import Prompt, Row
 from .probed import Probed
 from .turns import Turns
 

@@ -10,9 +10,9 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.step.detokenizer import Detokenizer
+from decodery.step.monitor import Action, Rollback, Row, Stop
 from decodery.step.sequence import Sequence
 
-from .base import Action, Rollback, Row, Stop
 from .probed import Probed
 
 _BOUNDARIES = frozenset(".,;:!?\n")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from decodery.core.requirements import Needs
+from decodery.step.monitor import Monitor, Prompt, Row
 from decodery.step.sequence import Sequence
 
-from .base import Monitor, Prompt, Row
 from .probe import Pool
 
 __all__ = ["TurnRecorder"]

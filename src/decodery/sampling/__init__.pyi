@@ -1,5 +1,5 @@
 # Written by tools/method_index.py.
-from .base import Context as Context
+from .logits_processor import Context as Context
 from .dry import DRY as DRY
 from .epsilon import Epsilon as Epsilon
 from .eta import Eta as Eta
@@ -15,11 +15,11 @@ from .sampler import ORDERS as ORDERS
 from .presence_penalty import PresencePenalty as PresencePenalty
 from .repetition_penalty import RepetitionPenalty as RepetitionPenalty
 from .sampler import Sampler as Sampler
-from .base import Stage as Stage
+from .logits_processor import Stage as Stage
 from .temperature import Temperature as Temperature
 from .top_h import TopH as TopH
 from .top_k import TopK as TopK
 from .top_p import TopP as TopP
 from .typical import Typical as Typical
-from .base import Warp as Warp
+from .logits_processor import Warp as Warp
 from .xtc import XTC as XTC

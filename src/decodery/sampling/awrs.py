@@ -19,8 +19,8 @@ import torch
 from decodery.core.noise import gumbel_topk
 from decodery.core.topk import topk
 
-from .base import Context
 from .constraint import Constraint, constrained
+from .logits_processor import Context
 from .sampler import Sampler
 
 _FIRST = 8

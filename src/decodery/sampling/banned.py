@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .base import Context, Stage, Warp
+from .logits_processor import Context, Stage, Warp
 from .masks import exclude
 
 

@@ -14,7 +14,7 @@ from decodery.core.abstract import Contract
 from decodery.core.errors import ConstraintError
 from decodery.core.requirements import Gives, Needs
 
-from .base import Context, Stage, Warp
+from .logits_processor import Context, Stage, Warp
 
 
 @dataclass(frozen=True)

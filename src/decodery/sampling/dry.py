@@ -12,8 +12,8 @@ import torch
 
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_count, require_number
 from .history import Repeats
+from .logits_processor import Context, Stage, Warp, require_count, require_number
 
 _LARGEST = 88.7228391
 """Logarithm of the largest float32: no penalty grows beyond it."""

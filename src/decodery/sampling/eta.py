@@ -10,8 +10,8 @@ import torch
 
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_number
 from .entropy import entropy
+from .logits_processor import Context, Stage, Warp, require_number
 
 
 @register(

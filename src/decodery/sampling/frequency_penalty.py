@@ -9,8 +9,8 @@ import torch
 
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_number
 from .history import Counts, token_counts
+from .logits_processor import Context, Stage, Warp, require_number
 
 
 @register("frequency-penalty", guarantee="lossy; penalty=0 is the identity")

@@ -10,7 +10,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_count, require_number
+from .logits_processor import Context, Stage, Warp, require_count, require_number
 
 
 @register("logit-bias", guarantee="lossy; an empty map is the identity")

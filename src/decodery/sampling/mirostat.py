@@ -14,7 +14,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_number
+from .logits_processor import Context, Stage, Warp, require_number
 from .masks import keep, largest
 
 _ZIPF = 100

@@ -13,8 +13,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Gives, Needs
 
-from .base import Context, Stage, Warp, require_count, require_number
 from .history import Repeats
+from .logits_processor import Context, Stage, Warp, require_count, require_number
 from .masks import largest
 
 

@@ -14,7 +14,7 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
 from decodery.models.trained.artifact import Artifact, remembered
 
-from .base import Context, Stage, Warp
+from .logits_processor import Context, Stage, Warp
 from .masks import exclude
 
 FILE = "citations.safetensors"

@@ -10,8 +10,8 @@ import torch
 
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_count
 from .history import Repeats
+from .logits_processor import Context, Stage, Warp, require_count
 from .masks import exclude
 
 

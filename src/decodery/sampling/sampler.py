@@ -18,12 +18,12 @@ from decodery.core.requirements import Needs
 from decodery.core.threads import one_thread
 from decodery.core.topk import argmax
 
-from .base import Context, Stage, Warp
 from .dry import DRY
 from .epsilon import Epsilon
 from .eta import Eta
 from .frequency_penalty import FrequencyPenalty
 from .logit_bias import LogitBias
+from .logits_processor import Context, Stage, Warp
 from .min_new_tokens import MinNewTokens
 from .min_p import MinP
 from .mirostat import Mirostat

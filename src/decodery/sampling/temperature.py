@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_number
+from .logits_processor import Context, Stage, Warp, require_number
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are 0: the most probable token, without a division."""

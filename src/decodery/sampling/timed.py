@@ -12,8 +12,8 @@ import torch
 
 from decodery.core.requirements import Needs
 
-from .base import Context
 from .constraint import Constrained, Constraint
+from .logits_processor import Context
 from .sampler import Sampler
 
 

@@ -11,8 +11,8 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_count, require_number
 from .entropy import entropy
+from .logits_processor import Context, Stage, Warp, require_count, require_number
 from .masks import largest
 
 _ROUNDING = 1 + 1e-9

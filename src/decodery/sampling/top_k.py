@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_count
+from .logits_processor import Context, Stage, Warp, require_count
 from .masks import keep
 
 

@@ -10,7 +10,7 @@ import torch
 from decodery.core.noise import WARP, draw
 from decodery.core.registry import register
 
-from .base import Context, Stage, Warp, require_number
+from .logits_processor import Context, Stage, Warp, require_number
 from .masks import largest
 
 

@@ -1,6 +1,5 @@
 # Written by tools/method_index.py.
 from .budgeted import Budgeted as Budgeted
-from .base import Candidates as Candidates
 from .corrupted import Corrupted as Corrupted
 from .curiosity import Curiosity as Curiosity
 from .infalign import InfAlign as InfAlign
@@ -16,12 +15,9 @@ from .puzzle_examples import PuzzleExamples as PuzzleExamples
 from .puzzle_oracle import PuzzleOracle as PuzzleOracle
 from .rating import Rating as Rating
 from .reward_model import RewardModel as RewardModel
-from .base import Scorer as Scorer
 from .self_evaluation import SelfEvaluation as SelfEvaluation
 from .text import TextScore as TextScore
 from .value_head import ValueHead as ValueHead
-from .base import judge as judge
-from .base import log_scores as log_scores
 from .infalign import transform as transform
 from .infalign import transformed as transformed
 from .infalign import win_rate as win_rate

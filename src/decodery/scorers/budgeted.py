@@ -9,8 +9,8 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, scores_of
 
-from .base import Candidates, scores_of
 from .wrapper import Wrapper
 
 

@@ -10,10 +10,10 @@ import torch
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer, scores_of
 
-from .base import Candidates, Scorer, scores_of
 from .log_probability import token_logprobs
 
 if TYPE_CHECKING:

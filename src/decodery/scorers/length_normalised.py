@@ -8,10 +8,10 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer, scores_of
 
-from .base import Candidates, Scorer, scores_of
 from .wrapper import Wrapper
 
 

@@ -15,8 +15,8 @@ from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader, writes
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer
 
-from .base import Candidates, Scorer
 from .reading import read, reader
 from .text import texts
 

@@ -12,8 +12,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer
 
-from .base import Candidates, Scorer
 from .reading import read, reader
 
 

@@ -16,8 +16,8 @@ from decodery.models.loaders.fields import Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer
 
-from .base import Candidates, Scorer
 from .reading import read, reader
 
 _MADE = "make one with `decodery train prm -m MODEL`"

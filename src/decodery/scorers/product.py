@@ -11,10 +11,9 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking, together
-
-from .base import Candidates, Scorer, log_scores, scores_of
+from decodery.step.scorer import Candidates, Scorer, log_scores, scores_of
 
 if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.scorer import Candidates, Scorer
 
-from .base import Candidates, Scorer
 from .sandbox import Sandbox, Verdict
 from .text import texts
 

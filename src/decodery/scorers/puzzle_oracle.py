@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from decodery.core.registry import register
-from decodery.extras.puzzles import Puzzle, puzzle
+from decodery.puzzles import Puzzle, puzzle
+from decodery.step.scorer import Candidates, Scorer
 
-from .base import Candidates, Scorer
 from .text import texts
 
 __all__ = ["PuzzleOracle"]

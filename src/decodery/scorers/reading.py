@@ -11,8 +11,7 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.step.forward_request import Asking, score_all
-
-from .base import Candidates
+from decodery.step.scorer import Candidates
 
 _CHUNK = 64
 """Rows of one text in a pass, of which each may have the logits of a whole vocabulary."""

@@ -19,8 +19,8 @@ from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer, scores_of
 
-from .base import Candidates, Scorer, scores_of
 from .text import texts
 from .wrapper import Wrapper
 

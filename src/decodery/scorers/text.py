@@ -10,8 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-
-from .base import Candidates, Scorer
+from decodery.step.scorer import Candidates, Scorer
 
 Score = Callable[[str], float | bool]
 

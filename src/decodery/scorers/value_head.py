@@ -14,8 +14,7 @@ from decodery.models.config import LAYERS
 from decodery.models.loaders.fields import Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
-
-from .base import Candidates, Scorer
+from decodery.step.scorer import Candidates, Scorer
 
 _MADE = "make one with `decodery train value -m MODEL`"
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Self
 from decodery.core.registry import resolve
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader
-
-from .base import Scorer
+from decodery.step.scorer import Scorer
 
 if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from decodery.core.errors import ContextFull, OutOfMemory, ServerError, Settings
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.models.loaders.store import Progress, silent
-from decodery.sampling.base import Stage, require_number
+from decodery.sampling.logits_processor import Stage, require_number
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
 from decodery.step.forward_request import Asking

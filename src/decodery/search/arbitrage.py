@@ -13,9 +13,9 @@ from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.sampling.base import require_number
-from decodery.scorers.base import Scorer
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
 from .judged import Judged

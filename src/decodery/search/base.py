@@ -26,11 +26,11 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
-from decodery.scorers.base import Candidates
-from decodery.speculative.acceptance.base import Accepted, Laws
+from decodery.step.acceptance_rule import Accepted, Laws
 from decodery.step.draft_tree import TokenTree
 from decodery.step.embedded import reading
 from decodery.step.forward_request import Asking, Scored, score_all
+from decodery.step.scorer import Candidates
 from decodery.step.sequence import Sequence
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.topk import topk
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.sequence import Sequence
 
 from .base import choose

@@ -11,8 +11,8 @@ from decodery.core.registry import register, resolve
 from decodery.core.requirements import Needs
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
-from decodery.scorers.base import Scorer
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
 from .allocation import Allocation

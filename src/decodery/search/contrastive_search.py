@@ -16,7 +16,7 @@ from decodery.core.topk import topk
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader, is_open
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.embedded import reading
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence

@@ -14,10 +14,10 @@ from decodery.core.requirements import Needs
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
-from decodery.scorers.base import Scorer, judge
-from decodery.speculative.acceptance.base import Laws
+from decodery.step.acceptance_rule import Laws
 from decodery.step.draft_tree import TokenTree
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, candidates, choose

@@ -19,8 +19,8 @@ from decodery.core.topk import topk
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.sampling.base import require_number
 from decodery.sampling.constraint import constrained
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 

@@ -17,7 +17,7 @@ from decodery.engine.schedule import share_prompt
 from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.adapters import Adapter, tuned
 from decodery.models.loaders.store import Progress, silent
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.step.forward_request import Asking, together
 from decodery.step.sequence import Sequence

@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 

@@ -12,8 +12,8 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
-from decodery.scorers.base import remark_of
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import remark_of
 from decodery.step.sequence import Sequence
 
 from .judged import Judged, require_attempt

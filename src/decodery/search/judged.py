@@ -9,8 +9,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader
-from decodery.scorers.base import Scorer, remark_of
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer, remark_of
 
 from .base import Search
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 

@@ -16,9 +16,9 @@ from decodery.core.requirements import Needs
 from decodery.core.topk import topk
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
-from decodery.sampling.base import require_number
-from decodery.scorers.base import Scorer, judge
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, candidates, choose, law

@@ -14,8 +14,8 @@ from decodery.core.registry import method_of
 from decodery.core.requirements import Needs
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress, silent
-from decodery.scorers.base import Scorer
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
 from .base import Search, credit

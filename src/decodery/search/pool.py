@@ -20,8 +20,8 @@ from decodery.engine.schedule import share_prompt
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
-from decodery.scorers.base import Scorer, judge
 from decodery.step.forward_request import Asking, score_all
+from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .base import Search, candidates, credit, written

@@ -20,7 +20,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.queries import Span, queries_of, with_queries
-from decodery.sampling.base import require_number
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking, off_loop
 from decodery.step.sequence import Sequence
 

@@ -15,9 +15,9 @@ from decodery.core.registry import register, resolve
 from decodery.core.requirements import Needs
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.sampling.base import require_number
-from decodery.scorers.base import Scorer
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search

@@ -23,9 +23,9 @@ from decodery.core.trace import Grown, Step, Trace
 from decodery.engine.schedule import share_prompt
 from decodery.engine.text import unread
 from decodery.models.loaders.store import Progress, silent
-from decodery.scorers.base import Scorer
 from decodery.step.embedded import reading
 from decodery.step.forward_request import Asking, score
+from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind

@@ -11,9 +11,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import RESAMPLE, gumbel
 from decodery.core.registry import register
-from decodery.sampling.base import require_number
-from decodery.scorers.base import Scorer, log_scores
+from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
 
 from .pool import require_count

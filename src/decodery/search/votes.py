@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 import torch
 
 from decodery.core.ledger import count
-from decodery.scorers.base import Scorer, log_scores
+from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
 
 from .answers import vote

@@ -16,9 +16,9 @@ from decodery.core.ledger import count
 from decodery.core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
 from decodery.core.threads import one_thread
 from decodery.sampling.awrs import Checks, Trial, weighted
-from decodery.sampling.base import Context
-from decodery.scorers.base import Scorer, judge, log_scores
+from decodery.sampling.logits_processor import Context
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer, judge, log_scores
 from decodery.step.sequence import Sequence
 
 from .base import Branches, candidates, choose, written

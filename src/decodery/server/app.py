@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from decodery import __version__
+from decodery.core.version import __version__
 from decodery.llm.llm import LM
 
 from . import chat, completions, messages, openapi, page

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from decodery import __version__
+from decodery.core.version import __version__
 
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 

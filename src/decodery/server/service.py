@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
-from decodery import __version__
+from decodery.core.version import __version__
 from decodery.diffusion.texts import Fill
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     import torch
 
     from decodery.engine.calls import Calls
-    from decodery.engine.watch import Watch
-    from decodery.kv_cache.base import CachePolicy
-    from decodery.logits_sources.base import Source
+    from decodery.engine.monitoring import Watch
     from decodery.models.cache.cache import KVCache
     from decodery.models.hooks import Intervention
     from decodery.models.protocol import Reader
     from decodery.models.tokenizers.vocabularies import Padding
-    from decodery.sampling.base import Context
+    from decodery.sampling.logits_processor import Context
     from decodery.sampling.sampler import Sampler
-    from decodery.speculative.acceptance.base import Rule
-    from decodery.speculative.draft_length.base import Policy
-    from decodery.speculative.drafters.base import Drafter
 
+    from .acceptance_rule import Rule
+    from .cache_policy import CachePolicy
     from .detokenizer import Detokenizer, TextStream
+    from .draft_length_policy import Policy
+    from .drafter import Drafter
     from .embedded import Embeddings
+    from .logits_source import Source
 
 FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from decodery.logits_sources.base import Source
 from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.sampling.base import Context
+from decodery.sampling.logits_processor import Context
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.acceptance.base import Rule
-from decodery.speculative.draft_length.base import Policy
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.acceptance_rule import Rule
+from decodery.step.draft_length_policy import Policy
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import drive, score
+from decodery.step.logits_source import Source
 
 from .running import LawBroken, decode
 from .statistics import chi_square

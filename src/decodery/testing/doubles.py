@@ -12,10 +12,10 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.noise import draw, mix, uniform
-from decodery.extras.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY
-from decodery.extras.puzzles.base import MARK
-from decodery.extras.puzzles.chain import Chain, applied
-from decodery.scorers.base import Candidates, Scorer
+from decodery.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY
+from decodery.puzzles.base import MARK
+from decodery.puzzles.chain import Chain, applied
+from decodery.step.scorer import Candidates, Scorer
 
 from .models import TableModel
 

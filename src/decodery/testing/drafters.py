@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.core.noise import mix
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
 

@@ -16,18 +16,18 @@ from weakref import WeakKeyDictionary
 import torch
 
 from decodery.core.noise import gumbel
-from decodery.kv_cache.base import CachePolicy
-from decodery.logits_sources.base import Source
 from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.monitors.base import Monitor
-from decodery.sampling.base import Context
+from decodery.sampling.logits_processor import Context
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.acceptance.base import Rule
-from decodery.speculative.draft_length.base import Policy
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.acceptance_rule import Rule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import Policy
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import Scored, drive
 from decodery.step.forward_request import score as scored_by
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
 from .drafters import Garbage

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy
 from decodery.step.sequence import Sequence
 
 from .drafters import Garbage, Oracle

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from decodery.core import noise
-from decodery.speculative.acceptance.base import Accepted, Laws, Rule
 from decodery.speculative.acceptance.rejection import Rejection
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
 

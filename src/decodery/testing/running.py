@@ -13,17 +13,17 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.kv_cache.base import CachePolicy
-from decodery.logits_sources.base import Source
 from decodery.models.protocol import LanguageModel
-from decodery.monitors.base import Monitor
 from decodery.sampling.constraint import constrained
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.acceptance.base import Accepted, Laws, Rule
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Policy
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import Policy
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
+from decodery.step.logits_source import Source
+from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
 

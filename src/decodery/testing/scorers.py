@@ -12,8 +12,8 @@ from decodery.engine.engine import Engine
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
-from decodery.scorers.base import Candidates, Scorer, judge
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Candidates, Scorer, judge
 
 from .models import Counted
 from .running import LawBroken

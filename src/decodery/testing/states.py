@@ -7,7 +7,6 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 
 from decodery.engine.request import Request
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.contexts import MemberCaches
 from decodery.logits_sources.ftp import PrunedCache
 from decodery.logits_sources.hamburger import GroupCache
@@ -15,11 +14,12 @@ from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.acceptance.base import Rule
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.draft_length.base import Policy
-from decodery.speculative.drafters.base import Drafter
+from decodery.step.acceptance_rule import Rule
+from decodery.step.draft_length_policy import Policy
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import drive, score
+from decodery.step.logits_source import Source
 from decodery.step.sequence import Sequence
 
 from .running import LawBroken, law_engine, submit

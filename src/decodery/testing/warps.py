@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.sampling.base import Context, Warp
+from decodery.sampling.logits_processor import Context, Warp
 
 from .running import LawBroken
 

@@ -21,12 +21,12 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.logits_sources.base import Source
 from decodery.logits_sources.calm import CALM, Confidence
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.trained.exits import EXITS, Exits
+from decodery.step.logits_source import Source
 
 from .card import CARD, refuse_others
 from .data import write_texts

@@ -23,9 +23,9 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.draft_length.base import Budget
-from decodery.speculative.drafters.base import Drafter, Observation
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 

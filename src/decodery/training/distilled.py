@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles.alphabet import END_ID, VOCABULARY, tokenizer
 from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.encoder_decoder import EncoderDecoder
+from decodery.puzzles.alphabet import END_ID, VOCABULARY, tokenizer
 
 from .one_stack import BEHIND
 from .two_stacks import behind, predicted, read

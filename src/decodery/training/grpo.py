@@ -15,13 +15,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.engine.engine import Engine
-from decodery.extras.puzzles import Puzzle, drawn
-from decodery.extras.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
-from decodery.scorers.base import Candidates, Scorer, judge
+from decodery.puzzles import Puzzle, drawn
+from decodery.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.scorers.infalign import transformed
+from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .cut import changeable, parameters, quantized

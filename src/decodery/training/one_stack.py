@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import END_ID, encoded
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
+from decodery.puzzles.alphabet import END_ID, encoded
 
 from .card import refuse_others
 from .cut import parameters, quantized

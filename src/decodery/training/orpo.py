@@ -17,11 +17,11 @@ from decodery.core.errors import SettingsError
 from decodery.core.trace import Grown
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles import Puzzle, drawn
-from decodery.extras.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
+from decodery.puzzles import Puzzle, drawn
+from decodery.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.search.base import Search
 from decodery.search.steps import StepSearch, aggregated

@@ -13,14 +13,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import Puzzle, drawn
-from decodery.extras.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from decodery.models.config import ModelConfig
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.power_law import OperatorNets, PowerLaw, side_by_side
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.puzzles import Puzzle, drawn
+from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
 from .card import refuse_others
 from .cut import parameters

@@ -16,10 +16,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
-from decodery.extras.puzzles import Puzzle, drawn
-from decodery.extras.puzzles.alphabet import encoded
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
+from decodery.puzzles import Puzzle, drawn
+from decodery.puzzles.alphabet import encoded
 from decodery.scorers.process_reward import ProcessHead
 from decodery.step.sequence import Sequence as Written
 

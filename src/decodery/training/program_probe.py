@@ -18,15 +18,15 @@ from decodery.core.threads import one_thread
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.extras.puzzles import drawn
-from decodery.extras.puzzles.alphabet import END_ID, encoded, tokenizer
-from decodery.extras.puzzles.robot import ACTIONS, FACINGS, Robot, State, given
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.monitors.probe import Probe
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.threshold import Threshold
+from decodery.puzzles import drawn
+from decodery.puzzles.alphabet import END_ID, encoded, tokenizer
+from decodery.puzzles.robot import ACTIONS, FACINGS, Robot, State, given
 from decodery.sampling.sampler import Sampler
 from decodery.step.sequence import Sequence
 

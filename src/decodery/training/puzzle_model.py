@@ -17,8 +17,6 @@ from torch.nn.functional import cross_entropy
 
 from decodery.compression.folder import precision
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import Puzzle, drawn
-from decodery.extras.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Visits
 from decodery.models.layer_plan import WHOLE, stops
@@ -30,6 +28,8 @@ from decodery.models.loaders.store import Progress, replacing, silent, write_tex
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.puzzles import Puzzle, drawn
+from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from decodery.search.estimators import pass_at
 
 from .card import CARD, refuse_others

@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from decodery.logits_sources.reads import Reads
 from decodery.models.families.t5 import save_t5
 from decodery.models.loaders.load import LoadedModel
@@ -30,6 +29,7 @@ from decodery.models.torch.encoder_decoder import (
     Stack,
 )
 from decodery.models.torch.weights import Dense
+from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
 from .card import CARD, refuse_others
 from .distilled import Distillation, check_teacher, distance, drawn, said

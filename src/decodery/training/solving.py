@@ -9,9 +9,9 @@ from decodery.core.noise import nth_seed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.extras.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
+from decodery.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.step.sequence import Sequence
 

@@ -11,7 +11,7 @@ from string import ascii_lowercase
 from typing import ClassVar
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles.base import SPLITS, split_of
+from decodery.puzzles.base import SPLITS, split_of
 
 _SHIFT = 13
 

@@ -18,9 +18,9 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
-from decodery.scorers.base import Candidates, Scorer, judge
 from decodery.scorers.value_head import LinearValue
 from decodery.step.forward_request import drive
+from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .lines import read_json_lines

@@ -9,11 +9,11 @@ from typing import cast
 import numpy as np
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Intervention
+from decodery.step.cache_policy import CachePolicy
 
 from .cases import PROMPT
 from .measure import Bench, Meter

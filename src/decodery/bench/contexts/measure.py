@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import numpy as np
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.llm.llm import LM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Intervention
 from decodery.models.protocol import LanguageModel
+from decodery.step.cache_policy import CachePolicy
 from decodery.step.forward_request import Asking, drive, settled
 from decodery.step.sequence import Sequence as Text
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from decodery.kv_cache.base import CachePolicy
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
+from decodery.step.cache_policy import CachePolicy
 
 from ..watching import recall
 from .bounds import Oracle

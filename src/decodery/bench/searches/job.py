@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any
 
 from decodery.core.errors import CorruptFile
-from decodery.extras.puzzles import drawn
 from decodery.llm.llm import LM
+from decodery.puzzles import drawn
 
 from ..report import save
 from ..result import SEARCH, Result, heading, write

@@ -12,15 +12,15 @@ from decodery.core.registry import resolve
 from decodery.core.requirements import Needs
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.puzzles import Puzzle
 from decodery.llm.llm import LM
 from decodery.models.loaders.store import Progress, silent
-from decodery.scorers.base import Scorer, log_scores
+from decodery.puzzles import Puzzle
 from decodery.search.answers import Answers
 from decodery.search.base import Search
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
 from decodery.search.pool import Pool, scored
 from decodery.step.forward_request import Asking
+from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
 
 from .rewards import reward

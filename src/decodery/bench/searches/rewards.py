@@ -6,7 +6,7 @@ from itertools import islice
 from random import Random
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles import Puzzle, drawn
+from decodery.puzzles import Puzzle, drawn
 
 EXACT = {"oracle": "", "outcome": ",blind=yes"}
 """By name, settings of the oracle itself."""

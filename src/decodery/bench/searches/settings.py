@@ -10,7 +10,7 @@ from typing import Any
 from decodery.core.errors import SettingsError, UnknownMethod
 from decodery.core.method_spec import parts
 from decodery.core.registry import resolve
-from decodery.extras.puzzles import SPLITS, Puzzle, puzzle
+from decodery.puzzles import SPLITS, Puzzle, puzzle
 from decodery.search.base import Search
 
 from .rewards import reward

@@ -12,10 +12,10 @@ import torch
 
 from decodery.llm.llm import LM
 from decodery.models.loaders.store import Progress
-from decodery.monitors.base import Monitor
 from decodery.monitors.factcheckmate import FactCheckmate, Shift
 from decodery.monitors.probe import Probe
 from decodery.monitors.truthprint import TruthPrInt
+from decodery.step.monitor import Monitor
 from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import FAMILIES, MORE, built_in
 from decodery.training.los import scores as los_scores

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from decodery.core.errors import SettingsError
-from decodery.extras.puzzles.robot import ACTIONS, Robot
 from decodery.llm.llm import LM
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import Progress, write_text
 from decodery.models.torch.transformer import Transformer
+from decodery.puzzles.robot import ACTIONS, Robot
 from decodery.training.program_probe import Program, accuracies, misses, reread, train_program_probe, write_programs
 from decodery.training.puzzle_model import SHAPES, PuzzleRecipe, random_transformer, train_puzzle_model
 from decodery.training.ranking import parts

@@ -8,8 +8,8 @@ from random import Random
 
 import torch
 
-from decodery.extras.puzzles import drawn
-from decodery.extras.puzzles.robot import ACTIONS, FACINGS, Robot, given
+from decodery.puzzles import drawn
+from decodery.puzzles.robot import ACTIONS, FACINGS, Robot, given
 from decodery.training.program_probe import Program
 
 from .figures import logistic

@@ -9,10 +9,9 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Gives
 from decodery.sampling.awrs import Checks, Trial, first_accepted, in_order
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 
 @register(

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from decodery.core.errors import ConstraintError
 from decodery.core.registry import register
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 
 @register(

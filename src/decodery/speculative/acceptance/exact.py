@@ -8,10 +8,9 @@ from collections.abc import Sequence as Ordered
 import torch
 
 from decodery.core import noise
+from decodery.step.acceptance_rule import Accepted, Laws
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws
 
 Tests = Iterator[tuple[float, torch.Tensor]]
 """What a rule makes of the draws at a node, in turn: the probability that each is accepted where none before it was,

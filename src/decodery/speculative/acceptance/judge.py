@@ -16,10 +16,9 @@ from decodery.models.config import LAYERS
 from decodery.models.loaders.fields import Anything, Named, Number, Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 _MADE = "make one with decodery train judge -m MODEL"
 _FACTS = {"layer": Whole(0, LAYERS.most), "bias": Number(-1e6, 1e6), "trained": Named(Anything(), 1 << 10)}

@@ -9,10 +9,9 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 
 @register(

@@ -6,11 +6,10 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 Run = tuple[int, ...]
 

@@ -11,10 +11,9 @@ from decodery.core import noise
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 
 def augmented(law: torch.Tensor, q: torch.Tensor, eta: float, alpha: float) -> torch.Tensor:

@@ -9,10 +9,10 @@ import torch
 
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
 
-from .base import Accepted, Laws, Rule
 from .exact import Tests, recursive_law, walk, without
 
 

@@ -9,10 +9,9 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.acceptance_rule import Accepted, Laws, Rule
 from decodery.step.draft_tree import TokenTree
 from decodery.step.sequence import Sequence
-
-from .base import Accepted, Laws, Rule
 
 
 def threshold(p: torch.Tensor, epsilon: float, delta: float) -> float:

@@ -10,10 +10,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.draft_length_policy import Budget, Outlook, Policy
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
-
-from .base import Budget, Outlook, Policy
 
 
 def top_probability(law: torch.Tensor) -> float:

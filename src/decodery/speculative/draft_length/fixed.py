@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget, Policy
 from decodery.step.sequence import Sequence
-
-from .base import Budget, Policy
 
 
 @register("fixed", paper="Fast Inference from Transformers via Speculative Decoding (2023)", lossless=True)

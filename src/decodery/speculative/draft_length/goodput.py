@@ -11,10 +11,9 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.draft_length_policy import Budget, Policy
+from decodery.step.drafter import Observation
 from decodery.step.sequence import Sequence
-
-from ..drafters.base import Observation
-from .base import Budget, Policy
 
 _SHRINK = 2.0
 """How many tests of its own outweigh, for a request, what all requests have seen."""

@@ -11,11 +11,10 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.draft_length_policy import Budget, Policy
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.sequence import Sequence
-
-from ..drafters.base import Observation
-from .base import Budget, Policy
 
 DEPTHS = 16
 RANKS = 8

@@ -12,9 +12,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.cache.cache import KVCache
+from decodery.step.draft_length_policy import Budget, Policy
 from decodery.step.sequence import Sequence
-
-from .base import Budget, Policy
 
 _CHOOSING = 64
 """Bytes per token of the vocabulary that choosing one token takes at most: sorted copies, masks, laws in float64."""

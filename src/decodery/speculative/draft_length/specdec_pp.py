@@ -17,9 +17,8 @@ from decodery.models.config import TOKENS
 from decodery.models.loaders.fields import Anything, Named
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.step.draft_length_policy import Budget, Outlook, Policy
 from decodery.step.sequence import Sequence
-
-from .base import Budget, Outlook, Policy
 
 HEAD = "acceptance.safetensors"
 """A head's file in the folder it was trained in."""

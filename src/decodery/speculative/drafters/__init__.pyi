@@ -11,11 +11,9 @@ from .dynamic_exit import DEL as DEL
 from .deer import Deer as Deer
 from .discrete_key_value import DiscreteKeyValue as DiscreteKeyValue
 from .draft_model import DraftModel as DraftModel
-from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE
 from .eagle_3 import EAGLE3 as EAGLE3
 from .easyspec import EasySpec as EasySpec
-from .base import Expander as Expander
 from .fspad import FSPAD as FSPAD
 from .falcon import Falcon as Falcon
 from .combine import First as First
@@ -35,7 +33,6 @@ from .msd import MSD as MSD
 from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram
 from .nested import Nested as Nested
-from .base import Observation as Observation
 from .ppd import PPD as PPD
 from .pearl import Pearl as Pearl
 from .prediction import Prediction as Prediction

@@ -13,15 +13,15 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import mix
 from decodery.core.registry import register
 from decodery.models.trained.artifact import remembered
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.datastore import Datastore
 from ..stores.trigrams import Trigrams
 from ..tree_building.monte_carlo import SearchTree, Successors, enumerate_all, search
-from .base import Drafter
 
 _PAIRS = 1 << 16
 

@@ -9,12 +9,12 @@ from time import perf_counter
 
 from decodery.core.abstract import Contract
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
 
 from ..stores.blending import Blending, Offer, Told
 from ..stores.expectations import Expectations
-from .base import Observation
 
 WIDTH = 8
 """Likeliest tokens of an adviser that are weighed."""

@@ -8,11 +8,10 @@ from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Drafter
 
 
 @dataclass(slots=True)

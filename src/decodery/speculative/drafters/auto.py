@@ -15,11 +15,12 @@ from decodery.core.requirements import Needs
 from decodery.models.loaders import drafts
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader, is_open
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..draft_length.steps import StepCosts
 from ..draft_length.trials import Trials
 from ..heads.advice import HeadAdvice
@@ -32,11 +33,10 @@ from ..stores.warm import WarmContexts
 from ..tree_building.likeliest import TOGETHER, LikeliestTree, Worth
 from ..tree_building.native_tree import NativeTree
 from .advice import Advice
-from .base import Drafter, Observation
 from .model_advice import ModelAdvice
 
 if TYPE_CHECKING:
-    from decodery.logits_sources.base import Source
+    from decodery.step.logits_source import Source
 
     from ..heads.head import DraftHead
 

@@ -11,12 +11,11 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Gives
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Composite, Drafter
 
 __all__ = ["first", "fuse", "switch"]
 

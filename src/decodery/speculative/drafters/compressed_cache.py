@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Needs
-from decodery.kv_cache.base import CachePolicy
 from decodery.models.protocol import Reader
+from decodery.step.cache_policy import CachePolicy
 from decodery.step.sequence import Sequence
 
 from .follower import Follower

@@ -11,17 +11,16 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
-from decodery.logits_sources.base import Source
 from decodery.models.protocol import Reader
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, found_slots
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.encoded import encoded
 from decodery.step.forward_request import Asking, OfOneModel
+from decodery.step.logits_source import Source
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Expander
 
 
 class Drafted(NamedTuple):

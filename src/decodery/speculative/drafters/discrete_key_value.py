@@ -10,13 +10,13 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.protocol import Reader
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.bottleneck import MADE, KeySet, Values
-from .base import Drafter, Observation
 
 _TAP = -1
 

@@ -18,8 +18,8 @@ from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_tree import TokenTree
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..trees.base import Growth
 from .follower import Follower
 from .following import Following
 from .own_layers import OwnReading

@@ -16,12 +16,12 @@ from decodery.core.requirements import Needs
 from decodery.core.topk import logsumexp, topk
 from decodery.models.layer_plan import Route
 from decodery.models.protocol import is_open
+from decodery.step.draft_length_policy import Budget, Outlook
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget, Outlook
-from .base import Observation
 from .own_layers import OwnLayers, OwnReading
 
 __all__ = ["tokens_per_layer"]

@@ -13,12 +13,11 @@ import torch
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Gives
 from decodery.sampling.constraint import Constraint, constrained
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.drafter import Composite, Drafter, Observation
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Composite, Drafter, Observation
 
 _COUNT = 1
 """Where the state keeps how many tokens of the step's draft were forced; before it stands the other drafter's."""

@@ -7,16 +7,16 @@ from typing import Any
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter, Expander, Observation, expanding
 from decodery.step.drafter_memory import Scope
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.adjacency import Adjacency
 from ..tree_building.layers import grow_layers
 from ..tree_building.template import RankRates, unbalanced
-from .base import Composite, Drafter, Expander, Observation, expanding
 
 _RETRIEVED_DEPTH = 6
 

@@ -11,12 +11,12 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Gives
+from decodery.step.draft_length_policy import MOST_NODES, Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter, Expander, Observation, expanding
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import MOST_NODES, Budget
-from .base import Composite, Drafter, Expander, Observation, expanding
 from .writing import Writing
 
 _DRAFT, _INNER = 0, 1

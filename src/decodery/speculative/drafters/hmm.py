@@ -11,10 +11,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.threads import one_thread
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.sequence import Sequence
 
 from ..stores.hmm import HMM, MADE
-from .base import Expander
 from .follower import shared
 
 

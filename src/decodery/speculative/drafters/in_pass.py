@@ -14,12 +14,12 @@ from decodery.core.requirements import Needs
 from decodery.core.topk import topk
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import Change, TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..tree_building.stages import LONGEST, SHORTEST, Stages, fastest_stages, find_stages
-from .base import Drafter, Observation
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,10 @@ from decodery.core import noise
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Gives
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Drafter, Observation
 
 _NEAR = 12.0
 """Guesses are drawn from the tokens whose logits lie at most this far, in nats, below the best."""

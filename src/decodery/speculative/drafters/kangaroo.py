@@ -21,16 +21,16 @@ from decodery.models.layer_plan import Route
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
+from decodery.step.draft_length_policy import Budget, Outlook
 from decodery.step.draft_tree import Entered, TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.forward_request import Ask, Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget, Outlook
 from ..heads.copied import copied_layer
 from ..heads.drafter import TrainedDrafter
 from ..heads.head import MADE, BoundHead, Guess, TrainedHead
 from ..heads.parts import DecoderLayer, Held, LayerShape, teacher_attention
-from .base import Observation
 from .rows import TreeRows
 
 

@@ -13,11 +13,10 @@ from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.models.loaders.drafts import UNITS
 from decodery.models.trained.placeholders import Placeholders, found_placeholders
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Drafter, Observation
 
 
 @dataclass(slots=True)

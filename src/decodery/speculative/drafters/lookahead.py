@@ -9,11 +9,10 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.noise import mix
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.sequence import Sequence
-
-from ..draft_length.base import Budget
-from .base import Drafter, Observation
 
 Gram = tuple[int, ...]
 

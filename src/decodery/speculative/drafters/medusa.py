@@ -12,10 +12,10 @@ from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.models.torch.transformer import Transformer
+from decodery.step.tree_policy import Growth
 
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
-from ..trees.base import Growth
 
 
 @dataclass(slots=True)

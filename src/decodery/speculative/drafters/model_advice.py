@@ -14,12 +14,12 @@ from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import expected
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
 from ..stores.blending import Blending
 from .advice import WIDTH, Advice, AskCosts, Opinion
-from .base import expected
 from .follower import Follower
 
 _SHARE = 0.1

@@ -9,10 +9,10 @@ import torch
 
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
+from decodery.step.tree_policy import Growth
 
 from ..heads.drafter import HeadDrafter
 from ..heads.head import EMBEDDED, DraftHead
-from ..trees.base import Growth
 from .eagle import EAGLEHead
 
 

@@ -20,12 +20,12 @@ from decodery.models.layer_plan import Route
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import fitted
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import Ask, Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
-from .base import Drafter
 from .follower import shared
 from .writing import Writing
 

@@ -12,11 +12,11 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander, Observation
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
 from ..stores.distributions import MeanDistributions
-from .base import Expander, Observation
 
 _CONTEXTS = 1 << 16
 _UNIFORM = 100.0

@@ -16,11 +16,11 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.layer_plan import Route
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Ask, Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..trees.base import Growth
-from .base import Expander
 from .rows import TreeRows
 
 

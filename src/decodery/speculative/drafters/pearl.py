@@ -16,13 +16,13 @@ from decodery.core.registry import register
 from decodery.core.requirements import Gives, Needs
 from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import UNSAID, Drafter
 from decodery.step.forward_request import Ask, Asking
 from decodery.step.pass_cost import cost_curve
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
-from .base import UNSAID, Drafter
 from .draft_model import DraftModel
 from .follower import Follower
 

@@ -9,13 +9,13 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Gives
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter, Observation
 from decodery.step.forward_request import Asking, settled
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.ngrams import Occurrences
-from .base import Composite, Drafter, Observation
 
 _OWN = 1
 """Where the state keeps where the text stands in the prediction; before it stands the other drafter's."""

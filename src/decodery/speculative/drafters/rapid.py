@@ -17,12 +17,12 @@ from decodery.core.registry import register
 from decodery.core.requirements import Gives
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
-from .base import Drafter
 from .follower import Follower
 
 _SENTENCE_END = re.compile(r"(\n|[.!?][\"')\]]*\s*)$")

@@ -11,16 +11,16 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.topk import topk
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Composite, Drafter, Expander, expanding
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.datastore import Datastore
 from ..stores.windows import Windows
 from ..tree_building.frequency import Counted, count_prefixes
 from ..tree_building.layers import grow_layers
-from .base import Composite, Drafter, Expander, expanding
 
 
 @register(

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.datastore import Datastore
 from ..tree_building.frequency import frequency_tree
-from .base import Drafter
 
 
 @register(

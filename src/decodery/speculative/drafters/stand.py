@@ -13,15 +13,15 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Gives, Needs
 from decodery.sampling.temperature import Temperature
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.distributions import MeanDistributions
 from ..tree_building.template import STAND as CALIBRATED
 from ..tree_building.template import RankRates, Template
-from .base import Drafter, Observation
 
 _CONTEXTS = 1 << 15
 

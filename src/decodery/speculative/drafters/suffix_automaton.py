@@ -9,14 +9,14 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.automaton import SuffixAutomaton as Automaton
 from ..stores.datastore import Datastore
 from ..tree_building.frequency import frequency_tree
-from .base import Drafter
 
 _LONGEST = 48
 """Longest suffix looked up in a datastore, whose order is known for 64 tokens."""

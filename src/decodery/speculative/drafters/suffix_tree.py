@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.automaton import SuffixAutomaton
 from ..stores.suffix_trie import Cursor, SuffixTrie
 from ..tree_building.best_first import Grown, Place, grow
-from .base import Drafter, Observation
 
 _TOKENS = 1 << 15
 

@@ -16,14 +16,14 @@ from decodery.models.layer_plan import Route, stops
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.skips import SkipSet, sublayers
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
 from decodery.step.drafter_memory import Scope
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..draft_length.base import Budget
 from ..stores.skip_search import SkipSearch
-from ..trees.base import Growth
 from ..trees.caterpillar import Caterpillar
 from .own_layers import OwnLayers, OwnReading, through
 

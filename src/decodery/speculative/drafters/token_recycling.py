@@ -9,14 +9,14 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Needs
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Drafter, Observation
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
 from ..stores.adjacency import Adjacency
 from ..tree_building.template import TOKEN_RECYCLING, RankRates
-from .base import Drafter, Observation
 
 
 @dataclass(frozen=True, slots=True)

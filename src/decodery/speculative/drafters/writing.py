@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import UNSAID
 from decodery.step.sequence import Sequence
-
-from .base import UNSAID
 
 
 class Writing:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.sequence import Sequence
 
 from ..drafters.advice import WIDTH, Advice, AskCosts, Opinion
-from ..drafters.base import Observation
 from ..stores.blending import Blending
 from .head import DraftHead, TrainedHead
 from .reading import HeadReading

@@ -19,16 +19,16 @@ from decodery.core.requirements import Needs
 from decodery.models.loaders.drafts import shipped_head
 from decodery.models.protocol import Reader
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander, Observation, logged
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..drafters.base import Expander, Observation, logged
-from ..trees.base import Growth
 from .head import MADE, BoundHead, DraftHead, TrainedHead
 from .reading import HeadReading
 
 if TYPE_CHECKING:
-    from decodery.logits_sources.base import Source
+    from decodery.step.logits_source import Source
 
 K = TypeVar("K", bound=BoundHead)
 _bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()

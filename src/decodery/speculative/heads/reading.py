@@ -15,10 +15,10 @@ from decodery.core.threads import one_thread
 from decodery.core.topk import likeliest
 from decodery.models.hooks import Tap
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.sequence import Sequence
 
 from ..drafters.advice import Opinion
-from ..drafters.base import Observation
 from ..drafters.rows import TreeRows
 from .head import EMBEDDED, DraftHead, Heard, Seen
 

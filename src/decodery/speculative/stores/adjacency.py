@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from decodery.core.topk import topk
+from decodery.step.drafter import Observation
 from decodery.step.drafter_memory import Guarded
-
-from ..drafters.base import Observation
 
 
 class Adjacency(Guarded):

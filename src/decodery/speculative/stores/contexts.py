@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from decodery.core.topk import topk
+from decodery.step.drafter import Observation
 from decodery.step.drafter_memory import Guarded
-
-from ..drafters.base import Observation
 
 _BITS = 17  # as in csrc/expect.cpp
 _MIX = 0x9E3779B97F4A7C15

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from decodery.core.topk import logsumexp, topk
+from decodery.step.drafter import Observation
 from decodery.step.drafter_memory import Guarded
-
-from ..drafters.base import Observation
 
 Context = tuple[int, ...]
 

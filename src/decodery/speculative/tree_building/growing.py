@@ -7,12 +7,12 @@ import torch
 
 from decodery.core import noise
 from decodery.core.topk import topk
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import Origin, TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
-from ..draft_length.base import Budget
-from ..drafters.base import Expander
 from .template import Template
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
 
-from ..drafters.base import Expander
 from .frequency import best
 
 

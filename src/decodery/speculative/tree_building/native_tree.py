@@ -11,9 +11,9 @@ from decodery.core.errors import NumericalError
 from decodery.core.native.kernels import ExpectedStruct, HappenedStruct, address, library
 from decodery.core.topk import NAN
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Observation
 from decodery.step.sequence import Sequence
 
-from ..drafters.base import Observation
 from ..stores.expectations import CONTEXTS, HEED, MEAN, Expectations
 from .likeliest import heeds
 

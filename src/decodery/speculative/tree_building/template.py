@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 
 from decodery.core.errors import SettingsError
+from decodery.step.draft_length_policy import LARGEST, Budget
 from decodery.step.draft_tree import Origin, TokenTree
 
-from ..draft_length.base import LARGEST, Budget
 from .stages import likeliest
 
 Children = Callable[[np.ndarray, np.ndarray], np.ndarray]

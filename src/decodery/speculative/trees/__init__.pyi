@@ -3,7 +3,6 @@ from .caterpillar import Caterpillar as Caterpillar
 from .dyspec import DySpec as DySpec
 from .eagle_2 import EAGLE2 as EAGLE2
 from .fixed_tree import FixedTree as FixedTree
-from .base import Growth as Growth
 from .k_chains import KChains as KChains
 from .rsd_c import RSDC as RSDC
 from .rsd_s import RSDS as RSDS

@@ -10,14 +10,14 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Gives
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..draft_length.base import Budget
-from ..drafters.base import Expander
 from ..tree_building.growing import Growing
-from .base import Growth
 
 SURE = (0.95, 0.8, 0.5)
 """Above the first of these probabilities the fewest candidates stand at a place, below the last one the most."""

@@ -7,15 +7,15 @@ from functools import lru_cache
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..draft_length.base import Budget
-from ..drafters.base import Expander
 from ..tree_building.growing import Growing
 from ..tree_building.template import MOST, Template, calibrated, constant
-from .base import Growth
 
 EAGLE = Template(
     {

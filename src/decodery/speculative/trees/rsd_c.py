@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from decodery.core.registry import register
 from decodery.core.requirements import Gives
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..draft_length.base import Budget
-from ..drafters.base import Expander
 from ..tree_building.growing import Growing
 from ..tree_building.template import constant
-from .base import Growth
 
 
 @register(

@@ -12,15 +12,15 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Gives, Needs
 from decodery.core.trace import Trace
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import TokenTree
+from decodery.step.drafter import Expander
 from decodery.step.forward_request import Asking
 from decodery.step.sequence import Sequence
+from decodery.step.tree_policy import Growth
 
-from ..draft_length.base import Budget
-from ..drafters.base import Expander
 from ..tree_building.growing import Growing
 from ..tree_building.template import Template
-from .base import Growth
 
 MEASURED = (0.196, 0.079, 0.056, 0.03, 0.022, 0.015, 0.015, 0.011, 0.01, 0.008, 0.005, 0.002)
 """Of the draft that comes with the embedded model, at temperature 0, on Spec-Bench: what

@@ -19,8 +19,9 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import OwnCaches
 from decodery.models.config import POSITIONS, ModelConfig
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.step.forward_request import Asking
-from decodery.step.sequence import Sequence
+
+from .forward_request import Asking
+from .sequence import Sequence
 
 __all__ = ["CachePolicy"]
 

@@ -19,7 +19,8 @@ from decodery.core.requirements import Needs
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Asking, off_loop, settled
+
+from .forward_request import Asking, off_loop, settled
 
 if TYPE_CHECKING:
     from decodery.engine.calls import Calls

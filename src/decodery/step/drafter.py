@@ -20,18 +20,18 @@ from decodery.core.requirements import Gives, Needs
 from decodery.core.threads import one_thread
 from decodery.core.topk import likeliest, topk
 from decodery.models.hooks import Tap
-from decodery.step.draft_tree import UNKNOWN, TokenTree
-from decodery.step.forward_request import Asking, settled
 
-from ..draft_length.base import Outlook
-from ..trees.base import Growth
+from .draft_length_policy import Outlook
+from .draft_tree import UNKNOWN, TokenTree
+from .forward_request import Asking, settled
+from .tree_policy import Growth
 
 if TYPE_CHECKING:
-    from decodery.logits_sources.base import Source
     from decodery.models.protocol import Reader
-    from decodery.step.sequence import Sequence
 
-    from ..draft_length.base import Budget
+    from .draft_length_policy import Budget
+    from .logits_source import Source
+    from .sequence import Sequence
 
 __all__ = ["Drafter", "Expander", "Observation"]
 

@@ -16,7 +16,8 @@ from decodery.models.hooks import Intervention, Tap
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
-    from decodery.step.sequence import Sequence
+
+    from .sequence import Sequence
 
 __all__ = ["Monitor", "Prompt", "Regenerate", "Rollback", "Row", "Stop"]
 

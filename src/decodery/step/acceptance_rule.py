@@ -20,10 +20,11 @@ from decodery.core.requirements import Gives, Needs
 from decodery.core.trace import Step
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
-from decodery.sampling.base import Context
-from decodery.step.draft_tree import UNKNOWN, TokenTree
-from decodery.step.forward_request import Asking, score
-from decodery.step.sequence import Sequence
+from decodery.sampling.logits_processor import Context
+
+from .draft_tree import UNKNOWN, TokenTree
+from .forward_request import Asking, score
+from .sequence import Sequence
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader

@@ -17,10 +17,10 @@ from decodery.core.ledger import count
 from decodery.core.noise import mix
 from decodery.core.requirements import Needs
 from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
-from decodery.monitors.base import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
 from decodery.step.detokenizer import TextStream
+from decodery.step.monitor import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
 from decodery.step.sequence import Sequence, Watched
 
 from .validation import name_of

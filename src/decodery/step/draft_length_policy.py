@@ -14,10 +14,10 @@ from decodery.core.requirements import Needs
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
-    from decodery.step.forward_request import Asking
-    from decodery.step.sequence import Sequence
 
-    from ..drafters.base import Observation
+    from .drafter import Observation
+    from .forward_request import Asking
+    from .sequence import Sequence
 
 __all__ = ["Budget", "Outlook", "Policy"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from decodery.core.abstract import Contract
 from decodery.core.requirements import Gives, Needs
-from decodery.step.draft_tree import Origin, TokenTree
-from decodery.step.forward_request import Asking
+
+from .draft_tree import Origin, TokenTree
+from .forward_request import Asking
 
 if TYPE_CHECKING:
-    from decodery.step.sequence import Sequence
-
-    from ..draft_length.base import Budget
-    from ..drafters.base import Expander
+    from .draft_length_policy import Budget
+    from .drafter import Expander
+    from .sequence import Sequence
 
 __all__ = ["Growth"]
 
