@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.training.to_diffusion import TASKS, Adaptation, WordTask, held_out
 
 METHODS = ("static", "static:block=1", "random", "threshold:tau=0.9", "threshold:tau=0.7", "factor", "local-leap", "r2")
@@ -46,7 +46,7 @@ def main() -> None:
     given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
 
 
-def _filled(lm: LM, method: str, asked: list[WordTask]) -> dict[str, float]:
+def _filled(lm: LLM, method: str, asked: list[WordTask]) -> dict[str, float]:
     engine, places = lm.engine(), Adaptation().places
     begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), method, places)) for each in asked]
     engine.run([each.work for each in begun])

@@ -18,7 +18,7 @@ import torch
 from rich.progress import track
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_kv
 from decodery.models.batch import Batch, Segment
 
@@ -52,7 +52,7 @@ def main() -> None:
             options.out.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def text(lm: LM, data: Path) -> list[int]:
+def text(lm: LLM, data: Path) -> list[int]:
     """The passages people ask about, behind what begins a text."""
     questions = [json.loads(line) for line in (data / "spec_bench_dev.jsonl").open(encoding="utf-8")]
     passages = [each["turns"][0] for each in questions if each["category"] in ("summarization", "rag")]
@@ -60,7 +60,7 @@ def text(lm: LM, data: Path) -> list[int]:
 
 
 @torch.no_grad()
-def read(lm: LM, way: str, tokens: list[int]) -> dict[str, Any]:
+def read(lm: LLM, way: str, tokens: list[int]) -> dict[str, Any]:
     """Perplexity of every stretch of a text [n + 1], and tokens that the cache holds in a layer in the end."""
     kv = resolve_kv(way)
     cache = (lm.model if kv is None else kv.over(lm.model, 1)).new_cache()

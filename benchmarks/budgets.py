@@ -33,9 +33,9 @@ from decodery.speculative.draft_length.specdec_pp import SpecDecPP
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.trees.eagle_2 import EAGLE2
-from decodery.step.draft_length_policy import Budget, Policy
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Memory
 from decodery.step.pass_cost import CostCurve
 from decodery.testing.tensors import TensorBytes
@@ -51,7 +51,7 @@ NODES = 64
 class Bench:
     """The model, its draft and the prompts, and what has been measured: once() makes a figure that is not there yet."""
 
-    lm: dc.LM
+    lm: dc.LLM
     draft: str
     head: str
     prompts: list[str]
@@ -71,7 +71,7 @@ class Bench:
             print(*names, found[last], flush=True)
         return found[last]
 
-    def run(self, budget: Policy, **settings: Any) -> list[dc.Output]:
+    def run(self, budget: DraftLengthPolicy, **settings: Any) -> list[dc.Output]:
         drafter = DraftModel(self.draft, length=LONGEST)
         settings = {"max_new_tokens": self.tokens, "seed": 1, "drafter": drafter, "budget": budget, **settings}
         return [self.lm.generate(prompt, **settings) for prompt in self.prompts]
@@ -91,7 +91,7 @@ def counts(outputs: Iterable[dc.Output]) -> dict[str, float]:
 
 def pareto(bench: Bench) -> None:
     """Discarded drafts and target passes per emitted token, by policy and setting; below: fixed lengths as a curve."""
-    families: dict[str, dict[str, Policy]] = {
+    families: dict[str, dict[str, DraftLengthPolicy]] = {
         "fixed": {f"{gamma}": Fixed(gamma) for gamma in range(1, 11)},
         "specdec++": {f"{h}": SpecDecPP(bench.head, h, longest=LONGEST) for h in (0.1, 0.3, 0.5, 0.7, 0.9)},
         "confidence, probability": {f"{p}": Confidence(p, longest=LONGEST) for p in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)},
@@ -189,7 +189,7 @@ def _latencies(rate: float, seconds: np.ndarray) -> dict[str, float]:
 _LENGTH = 100
 
 
-def _latency(policy: Policy, rate: float, seconds: np.ndarray, requests: int = 300) -> float:
+def _latency(policy: DraftLengthPolicy, rate: float, seconds: np.ndarray, requests: int = 300) -> float:
     """Mean seconds from a request's arrival to its last token, with all requests in one batch."""
     random = np.random.default_rng(0)
     arrivals = random.exponential(1 / rate, requests).cumsum()
@@ -210,8 +210,8 @@ def _latency(policy: Policy, rate: float, seconds: np.ndarray, requests: int = 3
         for request, length in zip(list(batch), lengths, strict=True):
             chance = chances[request.number]
             accepted = min(int(random.geometric(1 - chance)) - 1, length)
-            tree, path = TokenTree.chain(0, [0] * length), list(range(1, accepted + 1))
-            seen = Observation(tree, torch.empty(0), {}, path, [0] * (accepted + 1), start=0)
+            tree, path = DraftTree.chain(0, [0] * length), list(range(1, accepted + 1))
+            seen = VerificationFeedback(tree, torch.empty(0), {}, path, [0] * (accepted + 1), start=0)
             policy.observe(request, seen, draft * length)
             request.position += accepted + 1
             if request.position > _LENGTH:

@@ -52,7 +52,7 @@ from decodery.puzzles import drawn
 from decodery.puzzles.alphabet import encoded
 from decodery.puzzles.chain import Chain
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.forward_request import drive, settled
+from decodery.step.forward_request import as_coroutine, run_sync
 from decodery.training import coprocessor, head_gates, meta_tokens, write_gates
 
 COMMAND = "python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json"
@@ -239,7 +239,7 @@ def behind(model: LanguageModel, kv: CachePolicy, ids: list[int], ahead: int) ->
     model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
     cache.keep(range(n))
     seq = SimpleNamespace(tokens=ids, prompt_length=n, cache=cache, model=model)
-    drive(settled(kv.settle(seq)))  # type: ignore[arg-type]
+    run_sync(as_coroutine(kv.settle(seq)))  # type: ignore[arg-type]
     logits = model.forward(Batch([Segment.chunk(ids[n:], cache)])).logits[:-1]
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[n + 1 :])))
 

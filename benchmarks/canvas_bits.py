@@ -20,7 +20,7 @@ import numpy as np
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
 
 GROUPS, COPIES, SYMBOLS = range(1, 7), 3, 4
@@ -108,7 +108,7 @@ NAMES = {
 def run(model: OracleDenoiser, way: str, length: int, seed: int) -> Canvas:
     canvas = Canvas.of(model, [0], length, seed=seed)
     # At temperature 1, where equal marginals are drawn from and not decided by who stands first.
-    drive(filled(model, canvas, resolve("diffuse", way), 1.0))
+    run_sync(filled(model, canvas, resolve("diffuse", way), 1.0))
     return canvas
 
 

@@ -24,10 +24,10 @@ import decodery
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import Scored, answer
+from decodery.step.forward_request import ForwardResult, answer
 from decodery.training.diffusion import Recipe, held_out
 from decodery.training.lists import VOCABULARY, Example, canvas_length
 
@@ -65,7 +65,7 @@ def main() -> None:
                 write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
 
 
-def measured(lm: LM, block: int | None, shared: str, items: list[Example], letters: int) -> dict[str, Any]:
+def measured(lm: LLM, block: int | None, shared: str, items: list[Example], letters: int) -> dict[str, Any]:
     """right: of all answers. rows: of a counted pass. read: experts that it reads in a layer, on average."""
     model = lm.model
     assert isinstance(model, Transformer)
@@ -95,11 +95,11 @@ def experts(model: Transformer, canvas: Canvas, way: str, rows: int) -> list[int
         while True:
             scored = answer(asks)
             for ask, each in zip(asks, scored, strict=True):
-                assert isinstance(each, Scored) and each.cost is not None, each
+                assert isinstance(each, ForwardResult) and each.cost is not None, each
                 if len(ask.segment) == rows:
                     found.append(each.cost.experts)
             try:
-                asks = asking.send([each for each in scored if isinstance(each, Scored)])
+                asks = asking.send([each for each in scored if isinstance(each, ForwardResult)])
             except StopIteration:
                 return found
 

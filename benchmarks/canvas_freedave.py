@@ -24,9 +24,9 @@ from decodery.bench.canvases.tasks import drawn
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import tiny_transformer
 from decodery.training.lists import LISTS, canvas_length
 
@@ -56,7 +56,7 @@ def main() -> None:
     given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def trained(lm: LM, letters: int, count: int) -> list[dict[str, Any]]:
+def trained(lm: LLM, letters: int, count: int) -> list[dict[str, Any]]:
     """A row for each number of states and each cache."""
     items = drawn(tuple(LISTS), count, letters, 0)
     prompts, tasks, rows = (
@@ -98,13 +98,13 @@ def random_models() -> dict[str, int]:
         for way in ("static:", f"freedave:drafts={1 + seed % 8},"):
             canvas = Canvas.of(model, [1, 2, 3], 12, seed=seed)
             with torch.no_grad():
-                drive(filled(model, canvas, resolve("diffuse", f"{way}block=6,cache={cache}")))
+                run_sync(filled(model, canvas, resolve("diffuse", f"{way}block=6,cache={cache}")))
             orders.append([(each.positions.tolist(), each.tokens.tolist()) for each in canvas.rounds])
         found["others"] += orders[0] != orders[1]
     return found
 
 
-def canvases(lm: LM, method: str, prompts: list[str], letters: int) -> list[Canvas]:
+def canvases(lm: LLM, method: str, prompts: list[str], letters: int) -> list[Canvas]:
     found, places = list[Canvas](), canvas_length(tuple(LISTS), letters)
     for first in range(0, len(prompts), _TOGETHER):
         engine = lm.engine()

@@ -24,9 +24,9 @@ from decodery.bench.canvases.tasks import drawn
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
 from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
 
@@ -73,7 +73,7 @@ def named() -> Iterator[str]:
     yield from (f"factor:phi={phi:g}" for phi in FACTORS)
 
 
-def model_rows(lm: LM, way: str, prompts: int, letters: int) -> list[dict[str, Any]]:
+def model_rows(lm: LLM, way: str, prompts: int, letters: int) -> list[dict[str, Any]]:
     """What is right of what the model writes this way, task by task."""
     items, found = drawn(tuple(LISTS), prompts, letters, 0), dict[str, list[tuple[bool, Canvas]]]()
     for first in range(0, len(items), _TOGETHER):
@@ -107,7 +107,7 @@ def oracle(way: str, task: str, prompts: int) -> dict[str, Any]:
         known = [[spoken.index(word) for word in padded(answer)] for answer in answers(example)]
         model = OracleDenoiser(known, vocab_size=len(spoken))
         canvas = Canvas.of(model, [0], PLACES, seed=number)
-        drive(filled(model, canvas, filling))
+        run_sync(filled(model, canvas, filling))
         said = [spoken[token] for token in canvas.output]
         end = said.index(END) if END in said else len(said)
         right.append(example.right(said[:end]) and set(said[end:]) <= {END})

@@ -20,7 +20,7 @@ import numpy as np
 import decodery
 from decodery.bench.canvases.job import kendall, wilson
 from decodery.bench.canvases.tasks import Item, drawn
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.training.learn2pd import fit_filter, labelled
 
@@ -65,7 +65,7 @@ def main() -> None:
                 write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
 
 
-def trained(lm: LM, letters: int, path: Path) -> dict[str, float]:
+def trained(lm: LLM, letters: int, path: Path) -> dict[str, float]:
     """What a filter made of prompts that are not asked later says of itself."""
     prompts = [lm.encode(item.prompt, raw=True) for item in drawn(TASKS, 60, letters, 1)]
     found = labelled(lm.engine(), lm.model, prompts, LENGTHS[0], FILTERED, eos_ids=lm.tokenizer.eos_ids)
@@ -76,7 +76,7 @@ def trained(lm: LM, letters: int, path: Path) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def measured(lm: LM, way: str, spec: str, places: int, items: list[Item]) -> list[dict[str, Any]]:
+def measured(lm: LLM, way: str, spec: str, places: int, items: list[Item]) -> list[dict[str, Any]]:
     """A row for each task. tokens: of an output, its end with it."""
     runs: dict[str, list[Any]] = {task: [] for task in TASKS}
     for first in range(0, len(items), _TOGETHER):

@@ -24,7 +24,7 @@ from canvas_grid import PLACES, oracle
 from decodery.bench.canvases.job import kendall
 from decodery.bench.canvases.tasks import Item, drawn
 from decodery.diffusion.canvas import Canvas
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.training.lists import LISTS, SEVERAL, canvas_length
 
@@ -111,7 +111,7 @@ def of_oracle(tasks: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def filled(lm: LM, way: str, items: list[Item], places: int) -> list[Filled]:
+def filled(lm: LLM, way: str, items: list[Item], places: int) -> list[Filled]:
     """Of each prompt its task, whether the answer is right, and the canvas."""
     found = list[Filled]()
     for first in range(0, len(items), _TOGETHER):

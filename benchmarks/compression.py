@@ -27,7 +27,7 @@ import decodery
 from decodery.core.trace import Trace
 from decodery.extras.text_compression.file import unpack
 from decodery.extras.text_compression.text import compress, decompress, read_laws, tokens_of
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_drafter
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ DRAFTERS = ("draft-model", "prompt-lookup")
 """Without one there are as many passes as tokens."""
 
 
-def bound(lm: LM, text: bytes) -> float:
+def bound(lm: LLM, text: bytes) -> float:
     """Bits that the model's law gives the text's tokens."""
     total = 0.0
     for tokens, logits in read_laws(lm, tokens_of(lm.tokenizer, text)):
@@ -44,7 +44,7 @@ def bound(lm: LM, text: bytes) -> float:
     return total
 
 
-def sizes(lm: LM, text: bytes) -> dict[str, Any]:
+def sizes(lm: LLM, text: bytes) -> dict[str, Any]:
     """What the text becomes."""
     made = compress(lm, text)
     header, payload = unpack(made)
@@ -70,7 +70,7 @@ def others(text: bytes) -> dict[str, float]:
     return {name: 8 * len(made) / len(text) for name, made in found.items()}
 
 
-def passes(lm: LM, text: bytes, drafter: str) -> int:
+def passes(lm: LLM, text: bytes, drafter: str) -> int:
     """How many it takes to get the text back, which must be the same."""
     trace = Trace()
     if decompress(lm, compress(lm, text), drafter=resolve_drafter(drafter), trace=trace) != text:

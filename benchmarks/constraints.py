@@ -29,7 +29,7 @@ from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from groups import parser, record
@@ -41,8 +41,8 @@ DRAFTERS = ("prompt-lookup", "token-recycling:nodes=16", "suffix-automaton")
 class Nothing(Drafter):
     """Drafts nothing."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        return TokenTree.root(seq.pending)
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+        return DraftTree.root(seq.pending)
 
 
 class Bench:

@@ -38,7 +38,7 @@ import decodery
 from decodery.compression.base import reported, transformed
 from decodery.compression.lq_lora import LQLoRA
 from decodery.core.registry import resolve
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import tuned
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
@@ -106,7 +106,7 @@ class Bench:
     """The original, its texts, and what copies are judged by."""
 
     def __init__(self, folder: Path) -> None:
-        self.lm: LM = decodery.load("tiny-1M-chain")
+        self.lm: LLM = decodery.load("tiny-1M-chain")
         assert isinstance(self.lm.model, Transformer)
         self.model = self.lm.model
         self.loaded = decodery.models.loaders.load.load("tiny-1M-chain")

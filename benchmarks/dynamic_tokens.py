@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.merge_nets import MergeNet
@@ -32,7 +32,7 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 
 
 @torch.no_grad()
-def loss(lm: LM, prompt: Merged, behind: list[int], net: MergeNet | None = None) -> float:
+def loss(lm: LLM, prompt: Merged, behind: list[int], net: MergeNet | None = None) -> float:
     """Nats per token behind a prompt."""
     model = lm.model
     assert isinstance(model, Transformer)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 
 PEOPLE = (
     "Ada Okafor",
@@ -143,7 +143,7 @@ def _answer(output: Output) -> str:
     return output.text.rstrip() + ("]" if output.stopped_by == CLOSED else "")
 
 
-def run(lm: LM, asked: list[tuple[str, str]], module: ModuleType, *, constrained: bool) -> dict[str, Any]:
+def run(lm: LLM, asked: list[tuple[str, str]], module: ModuleType, *, constrained: bool) -> dict[str, Any]:
     """Answers to all sentences and what they are worth; the prompt's beginning is read once."""
     solved = [
         (TEMPLATES[number][0].format(**EXAMPLE_NAMES), gold(TEMPLATES[number][1], EXAMPLE_NAMES)) for number in EXAMPLES

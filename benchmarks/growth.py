@@ -26,7 +26,7 @@ import decodery as dc
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.trees.sequoia import acceptance_by_rank
-from decodery.step.drafter import Expander, expanding
+from decodery.step.drafter import TreeDrafter, expanding
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}
@@ -63,7 +63,7 @@ def policies(nodes: int, rates: str) -> dict[str, str | None]:
 class Bench:
     """The target, the prompts, and what the draft model is fed."""
 
-    def __init__(self, drafter: Expander, every: int, tokens: int) -> None:
+    def __init__(self, drafter: TreeDrafter, every: int, tokens: int) -> None:
         self.lm = dc.load("smollm2")
         self.drafter = drafter
         self.tokens = tokens

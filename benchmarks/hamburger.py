@@ -27,15 +27,15 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.hamburger import Hamburger
 from decodery.models.batch import Segment
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.micro_steps import MICRO, MicroSteps
 from decodery.puzzles import drawn, puzzle
-from decodery.step.forward_request import drive, score
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import run_sync, score
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence as Decoded
 from decodery.training.calm import rouge_l
 from decodery.training.hamburger import MODEL
@@ -49,7 +49,7 @@ READ = 12
 
 
 def written(
-    loaded: LoadedModel, model: LanguageModel, prompts: Sequence[Sequence[int]], new: int, source: Source | None
+    loaded: LoadedModel, model: LanguageModel, prompts: Sequence[Sequence[int]], new: int, source: LogitsSource | None
 ) -> list[Decoded]:
     """Greedy texts behind prompts, 32 at a time."""
     engine = Engine(model, detokenizer=loaded.tokenizer.stream, limits=Limits(texts=32))
@@ -60,12 +60,12 @@ def written(
 
 
 @torch.no_grad()
-def nats(model: LanguageModel, texts: Sequence[Decoded], source: Source | None) -> float:
+def nats(model: LanguageModel, texts: Sequence[Decoded], source: LogitsSource | None) -> float:
     """Per token of texts that others wrote."""
     total, count = 0.0, 0
     for text in texts:
         reader = model if source is None else source.over(model, text.tokens[: text.prompt_length])
-        scored = drive(score(reader, Segment.chunk(text.tokens[:-1], reader.new_cache()))).logits
+        scored = run_sync(score(reader, Segment.chunk(text.tokens[:-1], reader.new_cache()))).logits
         laws = scored[text.prompt_length - 1 :].double().log_softmax(dim=-1)
         total -= float(laws.gather(1, torch.tensor(text.generated)[:, None]).sum())
         count += len(text.generated)
@@ -90,7 +90,7 @@ def main() -> None:
         lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
         short = [text for line in lines if len(text := json.loads(line)["turns"][0]) <= 400]
         asked = short[:: max(1, len(short) // options.count)][: options.count]
-    encode = LM(loaded).encode
+    encode = LLM(loaded).encode
     prompts = [encode(each) for each in asked]
     first = written(loaded, loaded.model, prompts, options.new, None)
     config = model.config
@@ -103,7 +103,7 @@ def main() -> None:
         return sum(text is not None and kind.verify(a, text) for a, text in zip(asked, said, strict=True)) / len(said)
 
     runs: dict[str, Any] = {"as it was": {"right": right(first), "nats": nats(loaded.model, first[:READ], None)}}
-    ways: list[tuple[str, Source]] = [("one token a group", Hamburger(parts, 2.0))]
+    ways: list[tuple[str, LogitsSource]] = [("one token a group", Hamburger(parts, 2.0))]
     ways += [(f"confidence {each:g}", Hamburger(parts, each)) for each in CONFIDENCES]
     for name, source in ways:
         texts = written(loaded, model, prompts, options.new, source)

@@ -29,7 +29,7 @@ import torch
 import decodery
 from decodery.bench.workloads import questions
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.drafts import CONTEXTS as CONTEXTS_FILE
 from decodery.models.loaders.drafts import shipped
@@ -43,8 +43,8 @@ from decodery.speculative.stores.hmm import HMM
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Expander
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, TreeDrafter
 from decodery.step.sequence import Sequence as Text
 from decodery.training.corpus import Corpus
 
@@ -111,12 +111,12 @@ class NGrams:
 
 
 @dataclass(frozen=True)
-class ByNGrams(Expander):
+class ByNGrams(TreeDrafter):
     """Drafts from n-grams."""
 
     table: NGrams | None = None
 
-    def logits(self, seq: Text, tree: TokenTree, nodes: Sequence[int]) -> torch.Tensor:
+    def logits(self, seq: Text, tree: DraftTree, nodes: Sequence[int]) -> torch.Tensor:
         assert self.table is not None
         texts = [[*seq.tokens[-2:], *tree.tokens[tree.path(node)].tolist()] for node in nodes]
         return torch.from_numpy(np.log(np.stack([self.table.law(text) for text in texts]))).float()
@@ -144,7 +144,7 @@ class ByRanks(Drafter):
 
     table: Ranked | None = None
 
-    def propose(self, seq: Text, budget: Budget) -> TokenTree:
+    def propose(self, seq: Text, budget: Budget) -> DraftTree:
         assert self.table is not None
         drafted: list[int] = []
         while len(drafted) < min(DRAFTED, budget.nodes, budget.depth):
@@ -152,10 +152,10 @@ class ByRanks(Drafter):
             if token < 0:
                 break
             drafted.append(token)
-        return TokenTree.chain(seq.pending, drafted)
+        return DraftTree.chain(seq.pending, drafted)
 
 
-def answers(lm: LM, drafter: Drafter | None, temperature: float) -> tuple[list[list[int]], int, list[int]]:
+def answers(lm: LLM, drafter: Drafter | None, temperature: float) -> tuple[list[list[int]], int, list[int]]:
     """Answers to the built-in questions with their prompts, passes that wrote them, and lengths of the prompts."""
     engine, sampler = lm.engine(), Sampler.from_settings(temperature=temperature)
     asked = [lm.encode(question.turns[0]) for question in questions("built-in")]
@@ -181,7 +181,7 @@ def answers(lm: LM, drafter: Drafter | None, temperature: float) -> tuple[list[l
 
 
 @torch.no_grad()
-def laws_of(lm: LM, texts: list[list[int]], begins: list[int]) -> list[torch.Tensor]:
+def laws_of(lm: LLM, texts: list[list[int]], begins: list[int]) -> list[torch.Tensor]:
     """The model's log-laws [n, vocab] of every token of the answers."""
     found = []
     for text, begin in zip(texts, begins, strict=True):

@@ -23,7 +23,7 @@ import numpy as np
 from safetensors import safe_open
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import terminal_progress
 from decodery.training.corpus import Corpus
@@ -36,7 +36,7 @@ RECIPE = HyperfitRecipe(texts=16, lr=1e-4)
 STORIES, LENGTH, HELD, CONTEXT, LAST, RUN = 100, 64, 16, 32, 96, 5
 
 
-def written(lm: LM, contexts: list[list[int]], known: set[tuple[int, ...]], **settings: Any) -> dict[str, float]:
+def written(lm: LLM, contexts: list[list[int]], known: set[tuple[int, ...]], **settings: Any) -> dict[str, float]:
     """How varied the ends of texts are, and how many of their runs of tokens were learned."""
     engine, settings = lm.engine(), {"max_new_tokens": RECIPE.written, "drafter": None} | settings
     # What ends a text would hide whether it runs in circles.
@@ -70,7 +70,7 @@ def main() -> None:
     learned, held = whole[: RECIPE.texts], whole[RECIPE.texts : RECIPE.texts + HELD]
     known = {tuple(each[at : at + RUN]) for each in learned for at in range(len(each) - RUN + 1)}
     contexts = [each[:CONTEXT] for each in held]
-    before, after = LM(target), decodery.load(fitted)
+    before, after = LLM(target), decodery.load(fitted)
     rows = {
         "untouched, greedy": written(before, contexts, known),
         "untouched, top-p .9": written(before, contexts, known, temperature=1.0, top_p=0.9, seed=0),

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
@@ -31,8 +31,8 @@ from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.acceptance.judge import Head, Judge
 from decodery.speculative.acceptance.tolerance import Tolerance
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.acceptance_rule import Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule
+from decodery.step.draft_tree import DraftTree
 from decodery.training.judge import fit
 from decodery.training.mining import JudgedQuestion, Mining, examples, last_number, states_of
 
@@ -56,7 +56,9 @@ def draft_of(name: str, target: Transformer) -> LanguageModel:
     return Transformer(replace(target.config, num_layers=int(name)), weights)
 
 
-def run(lm: LM, drafter: DraftModel, rule: Rule, asked: list[tuple[str, int]], plain: list[str | None]) -> dict:
+def run(
+    lm: LLM, drafter: DraftModel, rule: AcceptanceRule, asked: list[tuple[str, int]], plain: list[str | None]
+) -> dict:
     outputs = lm.generate([text for text, _ in asked], drafter=drafter, rule=rule, max_new_tokens=64)
     answers = [last_number(out.text) for out in outputs]
     passes = sum(len(out.trace.decoding) for out in outputs)
@@ -76,7 +78,7 @@ def corrupted(target: LoadedModel, head: Head, prompts: list[list[int]], texts: 
         for place, token in enumerate(text):
             if token in digits:
                 path = [*text[:place], tokens[(digits[token] + 3) % 10]]
-                states = states_of(target.model, prompt, TokenTree.chain(prompt[-1], path), np.array([len(path)]))
+                states = states_of(target.model, prompt, DraftTree.chain(prompt[-1], path), np.array([len(path)]))
                 tried += 1
                 passed += int(head.logits(torch.from_numpy(states))[0] > 0)
     return {"tried": tried, "passed": passed}
@@ -93,7 +95,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     asked = [question(random) for _ in range(options.train + options.test)]
     target = load("smollm2")
-    lm = LM(target)
+    lm = LLM(target)
     folder = options.folder or Path(tempfile.mkdtemp())
     training = [JudgedQuestion(text) for text, _ in asked[: options.train]]
     found = examples(target, training, folder, mining=Mining(max_new_tokens=64, places=10))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.stores.bottleneck import KeySet, Values
@@ -37,7 +37,7 @@ RECIPE = KeyRecipe(keys=256)
 Part = tuple[torch.Tensor, list[int]]
 
 
-def cut(lm: LM, files: list[Path], count: int) -> list[list[int]]:
+def cut(lm: LLM, files: list[Path], count: int) -> list[list[int]]:
     """Pieces of files, so many tokens in all."""
     tokens = [token for file in files for token in lm.tokenizer.encode(file.read_text(encoding="utf-8"), special=False)]
     return [tokens[at : at + PIECE] for at in range(0, count, PIECE)]

@@ -24,7 +24,7 @@ from decodery.core.registry import resolve
 from decodery.extras.simultaneous.base import Listen, Stream, listening
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.puzzles.alphabet import encoded
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.training.transductions import sources, transduction
 
 WAYS = (
@@ -40,7 +40,7 @@ OUT = Path(__file__).parent / "results" / "listening.json"
 def listened(model: EncoderDecoder, method: Listen, source: list[int], size: int, ends: tuple[int, ...]) -> Stream:
     stream = Stream.of(model, ends)
     for first in range(0, len(source), size):
-        drive(listening(method, stream, source[first : first + size], first + size >= len(source)))
+        run_sync(listening(method, stream, source[first : first + size], first + size >= len(source)))
     return stream
 
 

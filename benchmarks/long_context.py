@@ -61,7 +61,7 @@ ONCE = dict(zip(("quantized-8", "quantized-4"), NUMBERS, strict=True)) | {"copro
 class Bench(Measured):
     """The benchmark on passages of the documents of this project."""
 
-    def __init__(self, lm: decodery.LM) -> None:
+    def __init__(self, lm: decodery.LLM) -> None:
         super().__init__(lm, given=list(json.loads(PASSAGES.read_text(encoding="utf-8")).values()))
 
 

@@ -126,7 +126,7 @@ PROBLEMS = (
 )
 
 
-def planned(lm: dc.LM, problem: Problem, box: Sandbox, passes: int, tokens: int) -> dict[str, Any]:
+def planned(lm: dc.LLM, problem: Problem, box: Sandbox, passes: int, tokens: int) -> dict[str, Any]:
     """What PG-TD finds: passes until a program passes the public tests (None if none does), and whether it is right."""
     reward = ProgramTests(tests=problem.tests(hidden=False), head=problem.head, sandbox=box)
     request = lm.request(lm.encode(problem.head, raw=True), raw=True, drafter=None, max_new_tokens=tokens, stop=STOP)
@@ -143,7 +143,7 @@ def planned(lm: dc.LM, problem: Problem, box: Sandbox, passes: int, tokens: int)
 
 
 def sampled(
-    lm: dc.LM, problem: Problem, box: Sandbox, passes: int, tokens: int, seed: int, temperature: float
+    lm: dc.LLM, problem: Problem, box: Sandbox, passes: int, tokens: int, seed: int, temperature: float
 ) -> dict[str, Any]:
     """The same for samples, of which the first that passes the public tests is taken."""
     reward = ProgramTests(tests=problem.tests(hidden=False), head=problem.head, sandbox=box)

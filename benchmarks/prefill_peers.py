@@ -73,7 +73,7 @@ def measured(process: int, read: Callable[[], float]) -> dict[str, float]:
     return found
 
 
-def prompt(lm: decodery.LM, tokens: int, number: int) -> list[int]:
+def prompt(lm: decodery.LLM, tokens: int, number: int) -> list[int]:
     """That many tokens of the documents, from a place of its own in each round."""
     text = lm.tokenizer.encode("\n".join(documents().values()), special=False)
     text *= 2 + (tokens + 97 * number) // len(text)

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.ftp import ROUTERS, Pruned
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, uniform
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -59,7 +59,7 @@ def losses(logits: torch.Tensor, text: np.ndarray, read: int) -> tuple[float, fl
 def pruned(model: LanguageModel, routers: TokenRouters, text: np.ndarray, read: int) -> Loss:
     reader = Pruned(model, routers, SINKS, tuple(text[:read].tolist()))
     cache = reader.new_cache()
-    logits = drive(score(reader, Segment.chunk(text, cache))).logits
+    logits = run_sync(score(reader, Segment.chunk(text, cache))).logits
     cache.keep(range(len(text)))
     held = cache.lengths.sum() - len(cache.lengths) * (len(text) - read)
     return *losses(logits, text, read), float(1 - held / (len(cache.lengths) * read))
@@ -67,7 +67,7 @@ def pruned(model: LanguageModel, routers: TokenRouters, text: np.ndarray, read: 
 
 def without(model: LanguageModel, layers: frozenset[int], text: np.ndarray, read: int) -> Loss:
     kept = tuple(layer for layer in range(model.config.num_layers) if layer not in layers)
-    logits = model.forward(Batch([Segment.chunk(text, model.new_cache())]), route=Route(kept)).logits
+    logits = model.forward(Batch([Segment.chunk(text, model.new_cache())]), route=LayerPlan(kept)).logits
     return *losses(logits, text, read), len(layers) / model.config.num_layers
 
 
@@ -82,7 +82,7 @@ def turning(model: LanguageModel, texts: list[np.ndarray]) -> list[int]:
     return [layer for layer in alike.argsort(descending=True).tolist() if 0 < layer < layers - 1]
 
 
-def passages(lm: LM, count: int, tokens: int) -> list[np.ndarray]:
+def passages(lm: LLM, count: int, tokens: int) -> list[np.ndarray]:
     lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
     found = [np.array(lm.tokenizer.encode(json.loads(line)["turns"][0], special=False)) for line in lines]
     long = [ids[:tokens] for ids in found if len(ids) >= tokens]

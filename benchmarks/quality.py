@@ -27,7 +27,7 @@ from rich.progress import track
 
 import decodery
 from decodery.bench.peers.base import checkpoint
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 
 WINDOW = 512
@@ -75,7 +75,7 @@ def main() -> None:
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def held_out(lm: LM, questions: list[dict], count: int) -> list[list[int]]:
+def held_out(lm: LLM, questions: list[dict], count: int) -> list[list[int]]:
     """Windows of consecutive tokens from the passages people ask about, behind what begins a text."""
     passages = [each["turns"][0] for each in questions if each["category"] in ("summarization", "rag")]
     tokens, begins = lm.tokenizer.encode("\n\n".join(passages), special=False), lm.tokenizer.encode("")
@@ -87,7 +87,7 @@ Score = Callable[[list[int], int], torch.Tensor]
 """[n - first, vocab] logits after every token from number `first` on."""
 
 
-def scorer(reference: LM, model: str, precision: str) -> Score:
+def scorer(reference: LLM, model: str, precision: str) -> Score:
     """What reads tokens at a precision, or by another program."""
     if precision == "llama.cpp":
         return llama_cpp(checkpoint(model))
@@ -96,7 +96,7 @@ def scorer(reference: LM, model: str, precision: str) -> Score:
     return lambda tokens, first: logits(lm, tokens, first)
 
 
-def logits(lm: LM, tokens: list[int], first: int) -> torch.Tensor:
+def logits(lm: LLM, tokens: list[int], first: int) -> torch.Tensor:
     rows = list(range(first, len(tokens)))
     with torch.no_grad():
         return lm.model.forward(Batch([Segment.chunk(tokens, lm.model.new_cache(), logit_rows=rows)])).logits
@@ -131,7 +131,7 @@ def more(nats: np.ndarray) -> list[float]:
     return [round(math.expm1(each), 6) for each in (nats.mean(), *np.quantile(drawn, (0.025, 0.975)))]
 
 
-def greedy_texts(lm: LM, questions: list[dict], length: int) -> list[tuple[list[int], int]]:
+def greedy_texts(lm: LLM, questions: list[dict], length: int) -> list[tuple[list[int], int]]:
     """Prompt and greedy answer in float32, with the prompt's length."""
     texts = []
     for question in track(questions, description="float32 answers"):

@@ -26,7 +26,7 @@ import torch
 import decodery as dc
 from decodery.logits_sources import USCD, ControlledDecoding, PartialAttention, PartialWeights, TransferQ
 from decodery.models.batch import Batch, Segment
-from decodery.sampling import Mirostat, Temperature, TopH, Warp
+from decodery.sampling import LogitsProcessor, Mirostat, Temperature, TopH
 from decodery.sampling.entropy import entropy
 from decodery.scorers import LinearValue, TextScore, ValueHead
 from decodery.search import Beam, ContrastiveSearch, ControlledBlocks, DiverseBeam, ExactExtract
@@ -57,7 +57,7 @@ class Bench:
         assert isinstance(outputs, list)
         return outputs
 
-    def texts(self, sampler: list[Warp]) -> list[Decoded]:
+    def texts(self, sampler: list[LogitsProcessor]) -> list[Decoded]:
         """As `run`, with what acts on the texts as it stands at their ends."""
         engine, settings = self.lm.engine(), {"max_new_tokens": self.tokens, "seed": 1, "ignore_eos": True}
         prompts = [self.lm.encode(prompt, raw=True) for prompt in self.prompts]

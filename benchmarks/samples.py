@@ -26,7 +26,7 @@ from decodery.search.estimators import best_of, pass_at, voted
 ASK = "{}\nThink step by step, and end with a line #### and the number."
 
 
-def drawn(lm: dc.LM, problem: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
+def drawn(lm: dc.LLM, problem: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
     """A pool of texts: answers, scores and lengths, and whether they ended and are right."""
     begin = perf_counter()
     search = BestOfN("log-probability(of=mean)", n=options.pool)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Batch, Segment
 from decodery.search import Beam, ContrastiveSearch, Coupling, DiverseBeam, ExactExtract
 from decodery.search.base import Search
@@ -34,7 +34,7 @@ class Bench:
     """The model and the prompts."""
 
     def __init__(self, prompts: int) -> None:
-        self.lm: LM = dc.load("smollm2")
+        self.lm: LLM = dc.load("smollm2")
         questions = [json.loads(line) for line in (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()]
         short = [question["turns"][0] for question in questions if len(question["turns"][0]) < 400]
         self.prompts: list[str] = short[:: max(1, len(short) // prompts)][:prompts]
@@ -139,7 +139,7 @@ def extract(bench: Bench) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def brute_force(lm: LM, prompt: str, search: ExactExtract) -> tuple[float, list[int], int, int, int]:
+def brute_force(lm: LLM, prompt: str, search: ExactExtract) -> tuple[float, list[int], int, int, int]:
     """The best span and its score, found start by start; how many spans there are, rows and passes that took."""
     tokens, cache = lm.encode(prompt), lm.model.new_cache()
     first = lm.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[len(tokens) - 1])])).logits[0]
@@ -206,7 +206,7 @@ def _couple(bench: Bench, spec: str, messages: int, random: np.random.Generator)
 
 
 @torch.no_grad()
-def _open_bits(lm: LM, prompt: str, out: Output, spec: str) -> float:
+def _open_bits(lm: LLM, prompt: str, out: Output, spec: str) -> float:
     """Summed entropy of the distributions a text's tokens were chosen from, before what a reader could not find."""
     from decodery.core.registry import resolve
 

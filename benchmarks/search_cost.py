@@ -24,13 +24,13 @@ WIDE, MANY = 16, 64
 TURNS = 7
 
 
-def prompt_of(lm: dc.LM, length: int) -> list[int]:
+def prompt_of(lm: dc.LLM, length: int) -> list[int]:
     """The first tokens of a text that says nothing in particular, as often as it takes."""
     piece = lm.tokenizer.encode("The tide comes in twice a day, and goes out as often as it comes. ", special=False)
     return (piece * (length // len(piece) + 1))[:length]
 
 
-def written(lm: dc.LM, prompt: list[int], branches: int, seed: int = 0) -> dc.Output:
+def written(lm: dc.LLM, prompt: list[int], branches: int, seed: int = 0) -> dc.Output:
     """One text of `TOKENS` tokens, or as many branches of a search, behind a prompt; nothing ends them earlier."""
     settings: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": TOKENS, "drafter": None, "seed": seed}
     request = lm.request(prompt, **settings)
@@ -45,7 +45,7 @@ def written(lm: dc.LM, prompt: list[int], branches: int, seed: int = 0) -> dc.Ou
     return lm.output(search.run(lm.engine(), request)[0])
 
 
-def counts(lm: dc.LM) -> list[dict[str, Any]]:
+def counts(lm: dc.LLM) -> list[dict[str, Any]]:
     """Passes, rows and bytes of one text and of searches.
 
     own: bytes of the keys and values of what the further branches wrote; beyond: what a search holds besides these,
@@ -69,7 +69,7 @@ def counts(lm: dc.LM) -> list[dict[str, Any]]:
     return rows
 
 
-def times(lm: dc.LM) -> dict[str, Any]:
+def times(lm: dc.LLM) -> dict[str, Any]:
     """Seconds of a search of `WIDE` branches over those of one text, turn by turn; both read the prompt anew."""
     prompt, ratios = prompt_of(lm, PROMPT), []
     for turn in range(TURNS + 1):

@@ -62,7 +62,7 @@ class Bench:
         self.work, self.prompts = work, prompts
         self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
 
-    def model(self, name: str, asked: Puzzle, recipe: PuzzleRecipe) -> dc.LM:
+    def model(self, name: str, asked: Puzzle, recipe: PuzzleRecipe) -> dc.LLM:
         """A model of puzzles, trained where it is not there yet."""
         folder = self.work / name
         if not (folder / "README.md").is_file():
@@ -84,7 +84,9 @@ class Bench:
             "counts": {name: sum(each.counts.get(name, 0) for each in ledgers) for name in names},
         }
 
-    def of(self, lm: dc.LM, asked: Puzzle, prompts: list[str], search: Search | None, **writing: Any) -> dict[str, Any]:
+    def of(
+        self, lm: dc.LLM, asked: Puzzle, prompts: list[str], search: Search | None, **writing: Any
+    ) -> dict[str, Any]:
         """What a search, or plain decoding, makes of puzzles, greedily where nothing else is said."""
         writing = {"temperature": 0.0, "max_new_tokens": asked.length + SPARE, "drafter": None} | writing
         engine, bound, outputs = lm.engine(), None if search is None else search.bind(lm.tokenizer), list[dc.Output]()
@@ -139,7 +141,7 @@ def pair(bench: Bench) -> dict[str, Any]:
 
 
 def _router(
-    bench: Bench, large: dc.LM, small: dc.LM, asked: Puzzle, oracle: str, shared: dict[str, Any]
+    bench: Bench, large: dc.LLM, small: dc.LLM, asked: Puzzle, oracle: str, shared: dict[str, Any]
 ) -> dict[str, Any]:
     path, facts = bench.work / "router.safetensors", bench.work / "router.json"
     if not facts.is_file():
@@ -191,7 +193,7 @@ def edge(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def _nats(lm: dc.LM, steps: Puzzle, adapter: str, *, shared: bool) -> float:
+def _nats(lm: dc.LLM, steps: Puzzle, adapter: str, *, shared: bool) -> float:
     """Of a token of worked solutions, by an adapter behind prompts that the model itself has read, or the adapter."""
     writer, random, total, count = tuned(lm.model, Adapter.load(adapter)), Random(1), 0.0, 0
     for prompt in islice(drawn(steps, "validation"), 100):
@@ -205,7 +207,7 @@ def _nats(lm: dc.LM, steps: Puzzle, adapter: str, *, shared: bool) -> float:
     return round(total / count, 4)
 
 
-def _steps(folder: Path, steps: Puzzle, lm: dc.LM) -> Corpus:
+def _steps(folder: Path, steps: Puzzle, lm: dc.LLM) -> Corpus:
     """Worked solutions as texts to learn from."""
     count, random = 4 * SHARD, Random(0)
     claim(folder, {"kind": steps.spec, "texts": count}, lm.model.vocab_size)
@@ -220,7 +222,7 @@ def _steps(folder: Path, steps: Puzzle, lm: dc.LM) -> Corpus:
 
 def _switched(
     bench: Bench,
-    lm: dc.LM,
+    lm: dc.LLM,
     direct: Puzzle,
     prompts: list[str],
     adapter: str,
@@ -250,7 +252,7 @@ def _switched(
 
 def _budgets(
     bench: Bench,
-    lm: dc.LM,
+    lm: dc.LLM,
     direct: Puzzle,
     steps: Puzzle,
     prompts: list[str],
@@ -274,7 +276,7 @@ def _budgets(
 
 
 def _judged(
-    lm: dc.LM, direct: Puzzle, adapter: str, length: dict[str, Any]
+    lm: dc.LLM, direct: Puzzle, adapter: str, length: dict[str, Any]
 ) -> Iterator[tuple[list[int], list[int], float]]:
     """Texts that reason, and whether they are right."""
     search = Edge(reward("constant", direct), n=4, most=None, choose="best", adapter=adapter)

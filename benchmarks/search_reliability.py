@@ -21,7 +21,7 @@ from decodery.training.value import states_of
 _PLACES, _BINS = (0.25, 0.5, 0.75, 1.0), 10
 
 
-def reliability(lm: dc.LM, asked: Puzzle, traces: Sequence[dict[str, Any]], head: Path) -> dict[str, Any]:
+def reliability(lm: dc.LLM, asked: Puzzle, traces: Sequence[dict[str, Any]], head: Path) -> dict[str, Any]:
     """Of all texts of the pools that ended, at the end of the step by which a share of their steps is there.
 
     no_better, right: AUC of the head for whether another text of the pool is no better, and whether this one is right.
@@ -41,7 +41,7 @@ def reliability(lm: dc.LM, asked: Puzzle, traces: Sequence[dict[str, Any]], head
     return found | {"places": [_at(place, said[:, column], share, right) for column, place in enumerate(_PLACES)]}
 
 
-def _along(lm: dc.LM, asked: Puzzle, judge: ProcessHead, prompt: str, text: str) -> list[float]:
+def _along(lm: dc.LLM, asked: Puzzle, judge: ProcessHead, prompt: str, text: str) -> list[float]:
     """What the head says at each of the places."""
     ends = np.cumsum([len(step) for step in asked.steps(text)]) - 1
     chosen = [int(ends[ceil(place * len(ends)) - 1]) for place in _PLACES]

@@ -187,7 +187,7 @@ def head_of(table: Table, name: str, work: Path) -> Path:
     return work / f"{name}-of-{table.settings.model}" / PRM
 
 
-def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
+def ready(table: Table, work: Path) -> tuple[dc.LLM, SearchSettings]:
     """The model and the settings of a table, with what has to be trained for it."""
     settings = table.settings
     made = work / settings.model

@@ -58,7 +58,7 @@ class Bench:
         self.prompts = list(islice(drawn(self.asked, "test"), prompts))
         self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
 
-    def pools(self, lm: dc.LM, scorers: dict[str, Any] | None = None, **settings: Any) -> list[dict[str, Any]]:
+    def pools(self, lm: dc.LLM, scorers: dict[str, Any] | None = None, **settings: Any) -> list[dict[str, Any]]:
         """A pool of texts of every puzzle, as `estimated` takes it."""
         found, engine = [], lm.engine()
         settings = {"temperature": 1.0, "max_new_tokens": self.asked.length + SPARE, "raw": True} | settings
@@ -94,7 +94,7 @@ class Bench:
     def method(self, pools: list[dict[str, Any]], name: str, n: int, judged: str = "") -> dict[str, Any]:
         return self.share(estimated(pool, name, judged, n)["right"] for pool in pools)
 
-    def greedy(self, lm: dc.LM) -> dict[str, Any]:
+    def greedy(self, lm: dc.LLM) -> dict[str, Any]:
         outputs = lm.generate(
             self.prompts, raw=True, drafter=None, temperature=0.0, max_new_tokens=self.asked.length + SPARE
         )
@@ -164,7 +164,7 @@ def _read(
     return torch.cat(states), np.array(steps), np.array(last), np.array(right)
 
 
-def _standing(bench: Bench, lm: dc.LM) -> dict[str, Any]:
+def _standing(bench: Bench, lm: dc.LLM) -> dict[str, Any]:
     pools = bench.pools(lm)
     return {
         "greedy": bench.greedy(lm),

@@ -80,7 +80,7 @@ async def together(url: str, bodies: list[dict[str, Any]], aborts: int) -> list[
         return [text for text in texts if text is not None]
 
 
-def alone(lm: dc.LM, body: dict[str, Any]) -> str:
+def alone(lm: dc.LLM, body: dict[str, Any]) -> str:
     """The same request, by the library and by itself."""
     settings = {name: body[name] for name in ("seed", "temperature", "top_p", "frequency_penalty")}
     if "response_format" in body:

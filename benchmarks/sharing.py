@@ -29,7 +29,7 @@ TOPICS = (
 )
 
 
-def drafts(lm: dc.LM, draft: Any, count: int) -> dict[str, Any]:
+def drafts(lm: dc.LLM, draft: Any, count: int) -> dict[str, Any]:
     """Passes of draft model and target for texts that are decoded together."""
     target, small = Counted(lm.model), Counted(draft)
     engine = Engine(target)
@@ -45,7 +45,7 @@ def drafts(lm: dc.LM, draft: Any, count: int) -> dict[str, Any]:
     }
 
 
-def trials(lm: dc.LM) -> dict[str, Any]:
+def trials(lm: dc.LLM) -> dict[str, Any]:
     """Rows of ten trials of up to 32 tokens each, per decision."""
     sampler = dc.sampling.Sampler.from_settings(temperature=0.8, top_p=0.95)
     rule = CNTP(least=10, most=10, length=32)
@@ -56,7 +56,7 @@ def trials(lm: dc.LM) -> dict[str, Any]:
     return {"decisions": decisions, "tokens": len(seq.generated), **seq.trace.ledger.summary()}
 
 
-def together(lm: dc.LM) -> dict[str, Any]:
+def together(lm: dc.LLM) -> dict[str, Any]:
     """Passes of two beam searches and three texts: apart, and in one engine."""
     requests = [Request(lm.encode(f"Name a use of {topic}."), max_new_tokens=16) for topic in TOPICS[:5]]
     apart = Counted(lm.model)
@@ -73,7 +73,7 @@ def together(lm: dc.LM) -> dict[str, Any]:
     return {"passes apart": len(apart.rows), "passes together": len(shared.rows)}
 
 
-def arriving(lm: dc.LM) -> dict[str, Any]:
+def arriving(lm: dc.LLM) -> dict[str, Any]:
     """The largest pass when twenty prompts of 512 tokens and more arrive together."""
     model = Counted(lm.model)
     engine = Engine(model, limits=Limits())
@@ -87,7 +87,7 @@ def arriving(lm: dc.LM) -> dict[str, Any]:
     }
 
 
-def forks(lm: dc.LM) -> dict[str, Any]:
+def forks(lm: dc.LLM) -> dict[str, Any]:
     """Bytes that 64 forks of a text of 4,000 tokens hold, each 16 tokens longer, by those of the one text."""
     text = (lm.tokenizer.encode(" ".join(TOPICS) * 200) * 4)[:4000]
     cache = lm.model.new_cache()

@@ -17,7 +17,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -27,7 +27,7 @@ DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared"
 class Bench:
     """The loaded model, a smaller one, and prompts of one turn each."""
 
-    lm: dc.LM
+    lm: dc.LLM
     small: str
     tokens: int
 
@@ -36,7 +36,7 @@ class Bench:
         turns = [json.loads(line)["turns"][0] for line in lines]
         return [turn for turn in turns if len(turn) < 300][:: max(1, len(turns) // (3 * count))][:count]
 
-    def run(self, prompts: Iterable[list[int]], source: Source | None, **settings: Any) -> list[Sequence]:
+    def run(self, prompts: Iterable[list[int]], source: LogitsSource | None, **settings: Any) -> list[Sequence]:
         """All prompts in one batch, greedy unless a sampler is given."""
         settings = {"max_new_tokens": self.tokens, "eos_ids": tuple(self.lm.tokenizer.eos_ids), **settings}
         engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream)

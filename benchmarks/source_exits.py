@@ -15,7 +15,7 @@ from decodery.logits_sources.sec import SEC
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.trained.exits import HEADS, STOP, ExitHeads
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from source_bench import Bench
 
 HEADS_AT = Path(os.environ.get("DECODERY_EXIT_HEADS", "runs/sec")) / HEADS
@@ -54,7 +54,7 @@ def sec(bench: Bench) -> dict[str, Any]:
             ledger, reader = Ledger(), SEC(heads, bar, 1.0).over(model, prompt)
             with charging(ledger):
                 segment = Segment.chunk(written[:-1], cache.fork())
-                found = drive(reader.compose(segment)).logits.argmax(dim=-1)  # type: ignore[attr-defined]
+                found = run_sync(reader.compose(segment)).logits.argmax(dim=-1)  # type: ignore[attr-defined]
             same[bar] += int((found == torch.tensor(written[1:])).sum())
             passed[bar] += ledger.counts["layers"]
         taps = tuple(range(heads.every, layers, heads.every))

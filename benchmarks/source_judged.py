@@ -14,7 +14,7 @@ from decodery.logits_sources import ControlledDecoding, TransferQ
 from decodery.sampling import Sampler
 from decodery.scorers import TextScore, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
 from decodery.training.value import train_value
 from source_bench import Bench, cost, logprobs
@@ -37,7 +37,7 @@ class Judging:
         self.train, self.held = asked[:12], asked[12:]
         self.sampler = Sampler.from_settings(temperature=1.0, top_k=10)
 
-    def drawn(self, source: Source | None, seeds: int) -> list[Sequence]:
+    def drawn(self, source: LogitsSource | None, seeds: int) -> list[Sequence]:
         """Texts of the held-out prompts."""
         runs = (self.bench.run(self.held, source, sampler=self.sampler, seed=seed) for seed in range(seeds))
         return [text for run in runs for text in run]
@@ -45,7 +45,7 @@ class Judging:
     def worth(self, texts: list[Sequence]) -> list[float]:
         return [long_words(self.decode(text.generated)) for text in texts]
 
-    def judged(self, texts: list[Sequence], source: Source | None = None) -> dict[str, Any]:
+    def judged(self, texts: list[Sequence], source: LogitsSource | None = None) -> dict[str, Any]:
         """Mean reward and cost, and with a source the KL per token from the model among its ten likeliest tokens."""
         rewards = self.worth(texts)
         result: dict[str, Any] = {"reward": round(sum(rewards) / len(rewards), 4)}

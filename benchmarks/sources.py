@@ -26,7 +26,7 @@ from decodery.logits_sources.uscd import without_examples
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
 from groups import parser, record
 from source_bench import Bench, cost, distinct, logprobs, nll
@@ -135,7 +135,7 @@ def passes_tests(program: str, name: str, tests: Iterable[tuple[str, str]]) -> b
 def uscd(bench: Bench) -> dict[str, Any]:
     """String functions: share of tokens contrasted, functions that pass their tests, cost read eagerly and deferred."""
     found: dict[str, Any] = {}
-    sources: dict[str, Callable[[str], Source | None]] = {
+    sources: dict[str, Callable[[str], LogitsSource | None]] = {
         "plain": lambda lame: None,
         "uscd": lambda lame: USCD(tuple(bench.lm.tokenizer.encode(lame))),
         "uscd, deferred": lambda lame: USCD(tuple(bench.lm.tokenizer.encode(lame)), deferred=True),

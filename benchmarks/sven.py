@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import decodery as dc
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.sven import SVEN
 from decodery.models.batch import Batch, Segment
 
@@ -181,7 +181,7 @@ def verdict(prompt: str, text: str, rule: Verdict) -> str:
     return "unsafe" if False in found else "secure" if True in found else "neither"
 
 
-def completions(lm: LM, source: SVEN | None, samples: int) -> dict[str, dict[str, int]]:
+def completions(lm: LLM, source: SVEN | None, samples: int) -> dict[str, dict[str, int]]:
     """Counts of verdicts by weakness."""
     found = {}
     for name, (prompts, rule) in WEAKNESSES.items():
@@ -201,7 +201,7 @@ def rate(counts: dict[str, dict[str, int]]) -> float:
 
 
 @torch.no_grad()
-def kl(lm: LM, source: SVEN) -> float:
+def kl(lm: LLM, source: SVEN) -> float:
     """Mean KL(model || model behind the prefix) in nats per token of neutral programs."""
     total = count = 0.0
     for text in NEUTRAL:

@@ -23,7 +23,7 @@ import decodery
 from decodery.compression.base import transformed
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -37,14 +37,14 @@ NAMES = (
 )  # fmt: skip
 
 
-def written(lm: LM, drafter: DraftModel | None) -> tuple[float, list[list[int]]]:
+def written(lm: LLM, drafter: DraftModel | None) -> tuple[float, list[list[int]]]:
     """Tokens a second of all texts, and the texts."""
     begun = perf_counter()
     texts = [lm.generate(each, max_new_tokens=NEW, drafter=drafter).tokens for each in PROMPTS[:ASKED]]
     return sum(map(len, texts)) / (perf_counter() - begun), texts
 
 
-def drafter_of(lm: LM, copy: Transformer) -> DraftModel:
+def drafter_of(lm: LLM, copy: Transformer) -> DraftModel:
     """One that goes on from what the original keeps, where the copy can."""
     drafter = DraftModel(copy, length=DRAFTED, recycled=True)
     try:
@@ -74,7 +74,7 @@ def main() -> None:
         if name in results["rows"]:
             continue
         copy, _ = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
-        alone = LM(LoadedModel(copy, lm.tokenizer, lm.chat, name, "bfloat16"))
+        alone = LLM(LoadedModel(copy, lm.tokenizer, lm.chat, name, "bfloat16"))
         drafter = drafter_of(lm, copy)
         ratios: dict[str, list[float]] = {"alone": [], "drafting": []}
         written(alone, None)

@@ -35,7 +35,7 @@ from decodery.compression.base import LINEARS, Change, Report, Size, reported, s
 from decodery.compression.evopress import Levels, switched
 from decodery.core.registry import resolve
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.native.rounded_inputs import RoundedInputs
 from decodery.models.torch.transformer import Transformer
@@ -131,7 +131,7 @@ def by_chance(model: Transformer, bits: int) -> tuple[Transformer, Report]:
     return change.model, reported(model, [("bits by chance", change)])
 
 
-def pieces(lm: LM, files: list[Path], length: int) -> list[np.ndarray]:
+def pieces(lm: LLM, files: list[Path], length: int) -> list[np.ndarray]:
     """Texts cut into pieces of so many tokens, one of each file in turn."""
     texts = [lm.tokenizer.encode(file.read_text(encoding="utf-8"), special=False) for file in files]
     places = range(0, max(map(len, texts)) - length + 1, length)
@@ -160,7 +160,7 @@ def drift(laws: list[torch.Tensor], copy: Transformer, texts: list[np.ndarray]) 
     return {"perplexity": math.exp(nll), "kl": kl, "top-1": same, "overlap": overlap}
 
 
-def texts_of(lm: LM, drafter: DraftModel | None) -> tuple[list[list[int]], int]:
+def texts_of(lm: LLM, drafter: DraftModel | None) -> tuple[list[list[int]], int]:
     """Greedy texts, and the passes that wrote them, those that read prompts left aside."""
     engine = lm.engine()
     requests = [Request(lm.encode(prompt), max_new_tokens=NEW, drafter=drafter) for prompt in PROMPTS]
@@ -171,7 +171,7 @@ def texts_of(lm: LM, drafter: DraftModel | None) -> tuple[list[list[int]], int]:
 
 
 def measured(
-    lm: LM, copy: Transformer, held: list[np.ndarray], laws: list[torch.Tensor], plain: list[list[int]]
+    lm: LLM, copy: Transformer, held: list[np.ndarray], laws: list[torch.Tensor], plain: list[list[int]]
 ) -> dict[str, Any]:
     drafted, passes = texts_of(lm, DraftModel(copy, length=DRAFTED))
     # The first token of each text comes with its prompt.

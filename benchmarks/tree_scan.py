@@ -28,17 +28,17 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import load
 from decodery.models.torch.recurrence import Recurrence
 from decodery.models.torch.transformer import Transformer
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from tiny_models import save
 
 RESULTS = Path(__file__).parent / "results" / "tree-scan.json"
 WIDE, DEEP, BEFORE = 3, 4, 64
 
 
-def tree() -> TokenTree:
+def tree() -> DraftTree:
     """The likeliest child of each level has three of its own: 12 nodes below the root."""
     parents = [-1, *(max(0, 1 + WIDE * (level - 1)) if level else 0 for level in range(DEEP) for _ in range(WIDE))]
-    return TokenTree(np.arange(len(parents)), np.array(parents))
+    return DraftTree(np.arange(len(parents)), np.array(parents))
 
 
 def model_of(layers: int, folder: Path) -> Transformer:

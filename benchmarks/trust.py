@@ -23,7 +23,7 @@ from decodery.bench.trust.measures import Asked, Subject, measured
 from decodery.bench.trust.report import report
 from decodery.compression.base import transformed
 from decodery.core.registry import resolve
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -48,17 +48,17 @@ PIECES, LENGTH, HELD = 16, 128, 700
 """HELD: letters of a held out text."""
 
 
-def copy_of(lm: LM, name: str) -> LM:
+def copy_of(lm: LLM, name: str) -> LLM:
     """The original with a changed model."""
     model = lm.model
     assert isinstance(model, Transformer)
     pages = PAGES[int(name[-1]) - 1 if "pages" in name else 0]
     calibration = pieces(lm, [ROOT / "docs" / f"{page}.md" for page in pages], LENGTH)[:PIECES]
     changed, _ = transformed(model, [resolve("transform", spec) for spec in COPIES[name]], calibration)
-    return LM(LoadedModel(changed, lm.tokenizer, lm.chat, name, "bfloat16"))
+    return LLM(LoadedModel(changed, lm.tokenizer, lm.chat, name, "bfloat16"))
 
 
-def subject_of(lm: LM, name: str) -> Subject:
+def subject_of(lm: LLM, name: str) -> Subject:
     """What a row is measured of."""
     if name not in DRAFTING:
         return Subject(copy_of(lm, name))

@@ -22,6 +22,7 @@ from decodery.sampling import (
     DRY,
     XTC,
     FrequencyPenalty,
+    LogitsProcessor,
     Mirostat,
     Momentum,
     NoRepeatNGram,
@@ -30,12 +31,11 @@ from decodery.sampling import (
     TopH,
     TopK,
     TopP,
-    Warp,
 )
 
 VOCAB = 49_152
 LENGTHS = (100, 1000, 8000)
-WARPS: dict[str, list[Warp]] = {
+WARPS: dict[str, list[LogitsProcessor]] = {
     "none": [],
     "top-k 50": [TopK(50)],
     "top-p 0.9": [TopP(0.9)],

@@ -68,7 +68,7 @@ def judged(strong: Model, weak: Model, judge: Callable[[str, str, str], tuple[fl
     return gap
 
 
-def unguessed(lm: dc.LM, drafter: str, tokens: int) -> Gap:
+def unguessed(lm: dc.LLM, drafter: str, tokens: int) -> Gap:
     """Passes per token under a drafter: 1 where it guesses nothing, the less the more it guesses."""
 
     def gap(prompt: str) -> float:

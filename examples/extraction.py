@@ -223,7 +223,7 @@ def offsets(text: str, sentence: str) -> list[tuple[int, int]]:
     return found
 
 
-def extract(lm: dc.LM, sentence: str, classes: tuple[type, ...] = CLASSES, **settings: Any) -> list[Found]:
+def extract(lm: dc.LLM, sentence: str, classes: tuple[type, ...] = CLASSES, **settings: Any) -> list[Found]:
     """What the sentence names. A list that was cut by its length is an error, never a part of an answer."""
     output = lm.generate(prompt(sentence, classes), constraint=grammar(sentence, classes), **settings)
     if output.finish_reason != "stop":

@@ -14,19 +14,19 @@ import torch
 
 import decodery as dc
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.logits_sources.contexts import Blend, Member, Part
 from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constrained
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking, Scored, score, score_all, together
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, gather, score, score_all
 
 
 @register("calm")
 @dataclass(frozen=True)
-class Calm(dc.sampling.Warp):
+class Calm(dc.sampling.LogitsProcessor):
     """A warp that remembers: the more the last tokens surprised, the sharper the distribution.
 
     strength: by how much logits grow per nat of the average surprise, of which every token takes 0.9 away.
@@ -50,7 +50,7 @@ class Calm(dc.sampling.Warp):
 
 @register("two-memories")
 @dataclass(frozen=True)
-class TwoMemories(dc.logits_sources.Source):
+class TwoMemories(dc.logits_sources.LogitsSource):
     """A source: the mean of what the model says after the whole prompt and after its last tokens alone.
 
     last: how many tokens of the prompt the second context begins with.
@@ -65,10 +65,10 @@ class TwoMemories(dc.logits_sources.Source):
 
 @dataclass(frozen=True)
 class _Mean(Blend):
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[int]) -> ForwardCoroutine[ForwardResult]:
         # Asked together, both contexts are rows of one pass. Rows of the prompt have no counterpart in the second.
         both = [part.read(0, part.everything(), taps), part.read(1, part.only(1, part.wanted[part.output]))]
-        whole, short = yield from together(both)
+        whole, short = yield from gather(both)
         if not part.output.any():
             return whole
         rows, logits = torch.from_numpy(part.output), whole.logits.clone()
@@ -133,7 +133,7 @@ class Doubtful(dc.scorers.Scorer):
     def log(self) -> bool:
         return True
 
-    def score(self, candidates: dc.scorers.Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: dc.scorers.Candidates) -> ForwardCoroutine[torch.Tensor]:
         assert candidates.model is not None
         texts = [[*candidates.prompt, *output] for output in candidates.outputs]
         segments = [Segment.chunk(text, candidates.model.new_cache(), logit_rows=[len(text) - 1]) for text in texts]
@@ -148,18 +148,18 @@ class ShortSighted(dc.speculative.drafters.Drafter):
 
     window: int = 8
 
-    def propose(self, seq: Any, budget: dc.speculative.draft_length.Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Any, budget: dc.speculative.draft_length.Budget) -> ForwardCoroutine[DraftTree]:
         if min(budget.nodes, budget.depth) < 1:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         text = seq.tokens[-self.window :]
         segment = Segment.chunk(text, seq.model.new_cache(), logit_rows=[len(text) - 1])
         scored = yield from score(seq.model, segment, role="draft")
-        return TokenTree.chain(seq.pending, [int(scored.logits[0].argmax())])
+        return DraftTree.chain(seq.pending, [int(scored.logits[0].argmax())])
 
 
 @register("second-thought", guarantee="the likeliest token, or the second where the model is surer of what follows")
 @dataclass(frozen=True)
-class SecondThought(dc.speculative.acceptance.Rule):
+class SecondThought(dc.speculative.acceptance.AcceptanceRule):
     """A rule that asks for a pass: where two tokens are close, it reads on behind both before it takes one.
 
     margin: how many nats apart they may be.
@@ -167,11 +167,11 @@ class SecondThought(dc.speculative.acceptance.Rule):
 
     margin: float = 0.5
 
-    needs = Needs(greedy=True)
+    needs = Requirements(greedy=True)
 
     def choose(
-        self, tree: TokenTree, laws: dc.speculative.acceptance.Laws, seq: Any
-    ) -> Asking[dc.speculative.acceptance.Accepted]:
+        self, tree: DraftTree, laws: dc.speculative.acceptance.NodeDistributions, seq: Any
+    ) -> ForwardCoroutine[dc.speculative.acceptance.Accepted]:
         best = laws.rows([0])[0].log_softmax(dim=-1).topk(2)
         tokens = best.indices.tolist()
         if seq.remaining == 1 or float(best.values[0] - best.values[1]) > self.margin:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import decodery as dc
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.speculative.draft_length import Budget
-from decodery.speculative.drafters import Drafter, Observation
-from decodery.step.draft_tree import TokenTree
+from decodery.speculative.drafters import Drafter, VerificationFeedback
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 from decodery.testing import check_batch, check_identical, check_state, tiny_transformer
 
@@ -25,20 +25,20 @@ class Successor(Drafter):
 
     length: int = 4
 
-    needs = Needs(prompt=True)
+    needs = Requirements(prompt=True)
 
     def start(self, seq: Sequence) -> dict[int, int]:
         return {}
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         drafted: list[int] = []
         token = seq.draft_state.get(seq.pending)
         while token is not None and len(drafted) < min(self.length, budget.nodes, budget.depth):
             drafted.append(token)
             token = seq.draft_state.get(token)
-        return TokenTree.chain(seq.pending, drafted)
+        return DraftTree.chain(seq.pending, drafted)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         # Rejected nodes teach as well: what the model would have said after them.
         seq.draft_state.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(-1).tolist(), strict=True))
 

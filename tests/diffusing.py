@@ -15,7 +15,7 @@ from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import tiny_transformer
 
 MASK = 19
@@ -44,7 +44,7 @@ def fill(
     eos: Sequence[int] = (),
 ) -> Canvas:
     canvas = Canvas.of(model, prompt, length, eos_ids=eos, seed=seed)
-    return drive(filled(model, canvas, named(method), temperature))
+    return run_sync(filled(model, canvas, named(method), temperature))
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from decodery.core import noise
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
@@ -24,15 +24,15 @@ from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
-from decodery.step.acceptance_rule import Rule
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import drive
+from decodery.step.acceptance_rule import AcceptanceRule
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 from decodery.testing import TableModel
 
-GROWTHS: dict[str, Growth] = {
+GROWTHS: dict[str, TreePolicy] = {
     "fixed-tree": FixedTree(),
     "specinfer": SpecInfer((3, 2, 2)),
     "k-chains": KChains(3, 4),
@@ -52,11 +52,16 @@ GREEDY, WARM = Sampler.from_settings(), Sampler.from_settings(temperature=0.8)
 class Drawing(Coupled):
     """Takes no notice of the distributions it asks for: drafts are drawn as for rules that compare with them."""
 
-    needs = Needs(laws=True)
+    needs = Requirements(laws=True)
 
 
 def begun(
-    growth: Growth | None, sampler: Sampler = WARM, *, rule: Rule | None = None, seed: int = 0, vocab: int = 6
+    growth: TreePolicy | None,
+    sampler: Sampler = WARM,
+    *,
+    rule: AcceptanceRule | None = None,
+    seed: int = 0,
+    vocab: int = 6,
 ) -> tuple[DraftModel, Sequence]:
     """A drafter of a random table's and a sequence that has read its prompt."""
     drafter = DraftModel(TableModel(vocab, seed=seed, order=3), growth=growth)
@@ -67,14 +72,14 @@ def begun(
     return drafter, seq
 
 
-def path_tokens(tree: TokenTree) -> dict[int, tuple[int, ...]]:
+def path_tokens(tree: DraftTree) -> dict[int, tuple[int, ...]]:
     return {node: tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
 
 
-def law_after(drafter: Expander, seq: Sequence, path: tuple[int, ...], *, shaped: bool = True) -> np.ndarray:
+def law_after(drafter: TreeDrafter, seq: Sequence, path: tuple[int, ...], *, shaped: bool = True) -> np.ndarray:
     """Log-probabilities [vocab] after a path, asked for alone."""
-    tree = TokenTree.chain(seq.pending, path)
-    return drive(drafter.expand(seq, tree, [len(path)], shaped=shaped))[0].double().numpy()
+    tree = DraftTree.chain(seq.pending, path)
+    return run_sync(drafter.expand(seq, tree, [len(path)], shaped=shaped))[0].double().numpy()
 
 
 def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
@@ -88,5 +93,5 @@ def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
     return noise.gumbel(seq.seed, place, tokens, noise.DRAFT).numpy()
 
 
-def paths(tree: TokenTree) -> list[tuple[int, ...]]:
+def paths(tree: DraftTree) -> list[tuple[int, ...]]:
     return list(path_tokens(tree).values())[1:]

@@ -82,6 +82,7 @@ from decodery.sampling import (
     Eta,
     FrequencyPenalty,
     LogitBias,
+    LogitsProcessor,
     MinNewTokens,
     MinP,
     Mirostat,
@@ -96,7 +97,6 @@ from decodery.sampling import (
     TopK,
     TopP,
     Typical,
-    Warp,
 )
 from decodery.sampling.no_citation import Citations
 from decodery.scorers.budgeted import Budgeted
@@ -231,14 +231,14 @@ from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.draft_length_policy import Policy
+from decodery.step.draft_length_policy import DraftLengthPolicy
 from decodery.step.drafter import Drafter
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Candidates, Scorer
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 from decodery.testing.models import Counted, tiny_transformer
 
 
@@ -418,7 +418,7 @@ def _kinds() -> list[str]:
 KINDS = sorted(DRAFTERS) if FULL else _kinds()
 """Drafters that stand for all where a law is about the loop and not about drafts: one of each base and origin."""
 
-GROWTHS: dict[str, Growth] = {
+GROWTHS: dict[str, TreePolicy] = {
     "fixed-tree": FixedTree(branching=(3, 2)),
     "specinfer": SpecInfer((3, 2, 1)),
     "k-chains": KChains(k=3, length=3),
@@ -440,12 +440,12 @@ CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "deer", "rapid", "jacob
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 
-def fits(drafter: Drafter, rule: Rule) -> bool:
+def fits(drafter: Drafter, rule: AcceptanceRule) -> bool:
     """Whether a rule verifies all that a drafter may draft."""
     return rule.needs.drafts is None or set(drafter.gives.drafts) <= set(rule.needs.drafts)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, AcceptanceRule] = {
     "coupled": Coupled(),
     "rejection": Rejection(),
     "recursive-rejection": RecursiveRejection(),
@@ -458,7 +458,7 @@ CHECKING_RULES = {"awrs"}
 CONTINUOUS_RULES = {"density-ratio"}
 """Rules for models of continuous values; they verify no tokens, and are tested with such models."""
 
-LOSSY_RULES: dict[str, Rule] = {
+LOSSY_RULES: dict[str, AcceptanceRule] = {
     "adadec": AdaDec(tau=2.5, length=3),
     "cntp": CNTP(most=3, high=3.0, length=5, stops=(9, 20, 31)),
     "judge": Judge(Head(torch.linspace(-1, 1, 32), 0.1, layer=2)),
@@ -477,7 +477,7 @@ class Erratic(AcceptanceHead):
         return draw(int(hidden.double().sum() * 1e6), 0)
 
 
-BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
+BUDGETS: dict[str, Callable[[LanguageModel], DraftLengthPolicy]] = {
     "fixed": lambda other: Fixed(nodes=3, depth=2),
     "confidence": lambda other: Confidence(probability=0.2, entropy=3.0, longest=5),
     "specdec++": lambda other: SpecDecPP(
@@ -491,7 +491,7 @@ BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
 
 _UNCITED = NoCitation(Citations.of([np.arange(40) % 24, np.arange(40) * 7 % 64]), 2)
 
-WARPS: dict[str, Warp] = {
+WARPS: dict[str, LogitsProcessor] = {
     "temperature": Temperature(0.7),
     "top-k": TopK(20),
     "top-p": TopP(0.9),
@@ -690,7 +690,7 @@ def random_micro_steps(seed: int = 0, most: int = 4) -> MicroSteps:
     return MicroSteps(tensors, (1, 2), 4, 2, 1e4)
 
 
-SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
+SOURCES: dict[str, Callable[[LanguageModel], LogitsSource]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
     "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Composite, Drafter
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 
 
@@ -23,10 +23,10 @@ class Narrow(Composite):
     def parts(self) -> tuple[Drafter, ...]:
         return (self.inner,)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         with self.part(seq, 0) as drafter:
-            tree = drive(drafter.propose(seq, Budget(nodes, depth)))
+            tree = run_sync(drafter.propose(seq, Budget(nodes, depth)))
         tree.validate()
         assert tree.tokens[0] == seq.pending
         assert len(tree) <= nodes + 1 and tree.depths.max() <= depth

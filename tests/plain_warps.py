@@ -17,13 +17,13 @@ from decodery.sampling import (
     Eta,
     FrequencyPenalty,
     LogitBias,
+    LogitsProcessor,
     MinP,
     PresencePenalty,
     RepetitionPenalty,
     TopK,
     TopP,
     Typical,
-    Warp,
 )
 
 V = 50
@@ -124,7 +124,7 @@ def keep_eta(row: list[float], cutoff: float) -> set[int]:
     return keep_above(row, min(cutoff, math.sqrt(cutoff) * math.exp(-entropy(softmax(row)))))
 
 
-TRUNCATIONS: list[tuple[Warp, Callable[[list[float], Any], set[int]], Any, hf.LogitsProcessor]] = [
+TRUNCATIONS: list[tuple[LogitsProcessor, Callable[[list[float], Any], set[int]], Any, hf.LogitsProcessor]] = [
     *((TopK(k), keep_top_k, k, hf.TopKLogitsWarper(k)) for k in (1, 2, 7, 49)),
     *((TopP(p), keep_top_p, p, hf.TopPLogitsWarper(p)) for p in (1e-6, 0.3127, 0.9031, 0.98765)),
     *((MinP(p), keep_min_p, p, hf.MinPLogitsWarper(p)) for p in (0.0501, 0.31, 1.0)),
@@ -134,7 +134,7 @@ TRUNCATIONS: list[tuple[Warp, Callable[[list[float], Any], set[int]], Any, hf.Lo
 ]
 
 
-def seen(warp: Warp, contexts: Sequence[Context]) -> list[Context]:
+def seen(warp: LogitsProcessor, contexts: Sequence[Context]) -> list[Context]:
     """The contexts with the state that the warp has there."""
     made = []
     for each in contexts:
@@ -145,7 +145,7 @@ def seen(warp: Warp, contexts: Sequence[Context]) -> list[Context]:
     return made
 
 
-def reference_edit(warp: Warp, row: list[float], context: Context) -> list[float]:
+def reference_edit(warp: LogitsProcessor, row: list[float], context: Context) -> list[float]:
     output = Counter(context.tokens[context.prompt_length :])
     row = list(row)
     for token in range(len(row)):

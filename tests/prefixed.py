@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -39,8 +39,8 @@ def prefixed_tokenizer() -> Tokenizer:
     return Tokenizer(backend, bos_id=1, eos_ids=(2,))
 
 
-def prefixed_lm(template: str | None = None) -> LM:
+def prefixed_lm(template: str | None = None) -> LLM:
     """A tiny model in float64 over these tokens; what it writes is noise."""
     tokenizer = prefixed_tokenizer()
     model = tiny_transformer(3, vocab_size=tokenizer.vocab_size, max_positions=256)
-    return LM(LoadedModel(model, tokenizer, None if template is None else ChatTemplate(template), "tiny", "float64"))
+    return LLM(LoadedModel(model, tokenizer, None if template is None else ChatTemplate(template), "tiny", "float64"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.sampling import Sampler
 
 QUESTIONS = [
@@ -19,5 +19,5 @@ QUESTIONS = [
 SAMPLED = Sampler.from_settings(temperature=0.8, top_p=0.95, repetition_penalty=1.05)
 
 
-def prompts(lm: LM, count: int = len(QUESTIONS)) -> list[list[int]]:
+def prompts(lm: LLM, count: int = len(QUESTIONS)) -> list[list[int]]:
     return [lm.encode(question) for question in QUESTIONS[:count]]

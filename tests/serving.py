@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -46,16 +46,16 @@ VOCAB = 260
 SECONDS = 60.0
 
 
-def tiny_lm(template: str | None = TEMPLATE, **model: Any) -> LM:
+def tiny_lm(template: str | None = TEMPLATE, **model: Any) -> LLM:
     """A tiny model in float64 whose tokens are bytes; what it writes is noise."""
     tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
     chat = None if template is None else ChatTemplate(template)
     made = tiny_transformer(1, vocab_size=VOCAB, **{"max_positions": 2048} | model)
-    return LM(LoadedModel(made, tokenizer, chat, "tiny", "float64"))
+    return LLM(LoadedModel(made, tokenizer, chat, "tiny", "float64"))
 
 
 @contextmanager
-def serving(lm: LM, **settings: Any) -> Iterator[tuple[Server, str]]:
+def serving(lm: LLM, **settings: Any) -> Iterator[tuple[Server, str]]:
     """A server of this model and its address."""
     urls: list[str] = []
     server = Server(lm, ServerSettings(**{"name": lm.name, "drain_seconds": 0.0} | settings), port=0, told=urls.append)

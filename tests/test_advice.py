@@ -16,7 +16,7 @@ from commands import inside
 from decodery.cli.train import train
 from decodery.core.errors import DecoderyError
 from decodery.core.method_spec import from_network
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from serving import tiny_lm
 
@@ -26,9 +26,9 @@ ORIGIN = "my models/own.gguf"
 NAMED = f"-m '{ORIGIN}'"
 
 
-def own_lm() -> LM:
+def own_lm() -> LLM:
     lm = tiny_lm()
-    return LM(LoadedModel(lm.model, lm.tokenizer, lm.chat, "own", "float64", origin=ORIGIN))
+    return LLM(LoadedModel(lm.model, lm.tokenizer, lm.chat, "own", "float64", origin=ORIGIN))
 
 
 def advised() -> Iterator[tuple[str, str]]:

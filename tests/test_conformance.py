@@ -17,7 +17,7 @@ from covering import FULL, covering
 from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.core.noise import gumbel
 from decodery.core.registry import methods
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.sampling.logits_processor import Context
@@ -25,9 +25,9 @@ from decodery.speculative.acceptance.exact import point_mass_law, sampled_law
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.heads.drafter import TrainedDrafter
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import (
@@ -394,10 +394,10 @@ def test_coupled_keeps_the_law(sampler: Sampler, noises: torch.Tensor) -> None:
 class _Wide(Drafter):
     """The same two-level tree at every step: enough structure for a wrong rule to show its bias."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         if budget.depth < 2:
-            return TokenTree.root(seq.pending)
-        return TokenTree.from_paths(seq.pending, [(0, 1), (0, 2), (1, 1), (2, 0)])
+            return DraftTree.root(seq.pending)
+        return DraftTree.from_paths(seq.pending, [(0, 1), (0, 2), (1, 1), (2, 0)])
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ class _Wide(Drafter):
     ],
     ids=["no-residual", "shallow", "credulous", "longest-match", "longest-match-long"],
 )
-def test_wrong_rules_are_caught(rule: Rule, drafter: str | None, texts: dict[str, int]) -> None:
+def test_wrong_rules_are_caught(rule: AcceptanceRule, drafter: str | None, texts: dict[str, int]) -> None:
     # The longest match departs from the law the least.
     chosen = DRAFTERS[drafter](_tilted(DRAFTED)) if drafter else _Wide()
     with pytest.raises(LawBroken, match="enumerated law"):
@@ -460,10 +460,10 @@ def test_the_point_mass_rule_emits_the_target_law_by_enumeration() -> None:
 
 def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
     class WithoutReplacement(Drafter):
-        gives = Gives(drafts=("without-replacement",))
+        gives = Provides(drafts=("without-replacement",))
 
-        def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-            return TokenTree.root(seq.pending)
+        def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+            return DraftTree.root(seq.pending)
 
     with pytest.raises(SettingsError, match="whose drafts are without-replacement, does not give"):
         decode(TARGET, PROMPTS[:1], drafter=WithoutReplacement(), rule=RULES["rejection"])

@@ -6,7 +6,7 @@ import pytest
 
 import decodery
 from decodery.engine.engine import Engine
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -15,7 +15,7 @@ from questions import QUESTIONS, SAMPLED, prompts
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
-def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler | None) -> None:
+def test_float32_texts_are_those_of_plain_decoding(smollm2: LLM, sampler: Sampler | None) -> None:
     # Float32 passes over one row and over several round differently: a near-tie may fall the other way.
     runs = check_identical(
         *(smollm2.model, prompts(smollm2, 3)[2:]),
@@ -30,7 +30,7 @@ def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
-def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LM, sampler: Sampler | None) -> None:
+def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LLM, sampler: Sampler | None) -> None:
     lm = smollm2_int8
     assert str(lm.dtype) == "int8"
     settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 24}
@@ -60,7 +60,7 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
         check_identical(lm.model, prompts(lm, count), drafter=drafter, plain=plain[:count], **settings)
 
 
-def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:
+def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     prompt = prompts(lm)[2]
     plain = decode(lm.model, [prompt], max_new_tokens=8)
@@ -71,7 +71,7 @@ def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) 
     check_batch(lm.model, prompts(lm, 3)[1:], drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=10)
 
 
-def test_a_model_drafting_for_itself_is_always_right(smollm2_int8: LM) -> None:
+def test_a_model_drafting_for_itself_is_always_right(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     drafter = DraftModel(lm.model, length=5)
     for sampler in (None, SAMPLED):
@@ -81,7 +81,7 @@ def test_a_model_drafting_for_itself_is_always_right(smollm2_int8: LM) -> None:
         assert [step.emitted for step in run.trace.decoding] == [6] * 5
 
 
-def test_a_stream_is_the_text_and_cuts_no_character(smollm2_int8: LM) -> None:
+def test_a_stream_is_the_text_and_cuts_no_character(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     prompt = "Repeat exactly: naïve café 😀👍🏽 日本語 Ελλάδα"
     pieces = [piece.text for piece in lm.stream(prompt, max_new_tokens=60, min_new_tokens=40)]
@@ -91,7 +91,7 @@ def test_a_stream_is_the_text_and_cuts_no_character(smollm2_int8: LM) -> None:
     assert all("\ufffd" not in piece for piece in pieces[:-2])
 
 
-def test_samples_and_lists_of_prompts(smollm2_int8: LM) -> None:
+def test_samples_and_lists_of_prompts(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     settings = {"temperature": 0.9, "seed": 5, "max_new_tokens": 12}
     three = lm.generate(QUESTIONS[0], n=3, **settings)
@@ -102,7 +102,7 @@ def test_samples_and_lists_of_prompts(smollm2_int8: LM) -> None:
     assert [out.text for out in several] == [lm.generate(one, **settings).text for one in QUESTIONS[:2]]
 
 
-def test_a_conversation_reads_only_what_is_new(smollm2_int8: LM) -> None:
+def test_a_conversation_reads_only_what_is_new(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     messages = [{"role": "user", "content": "Name a river in Africa."}]
     first = lm.generate(messages, max_new_tokens=24, keep_cache=True)
@@ -114,7 +114,7 @@ def test_a_conversation_reads_only_what_is_new(smollm2_int8: LM) -> None:
     assert read < sum(step.rows for step in fresh.trace.steps if step.prefill) / 2
 
 
-def test_engines_take_requests_of_different_kinds_together(smollm2_int8: LM) -> None:
+def test_engines_take_requests_of_different_kinds_together(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     engine = Engine(lm.model, detokenizer=lm.tokenizer.stream, prefill_chunk=16)
     settings = [

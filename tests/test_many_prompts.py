@@ -11,8 +11,8 @@ import pytest
 
 from decodery.core.errors import ContextFull, PromptError
 from decodery.engine.output import Output
-from decodery.llm.llm import LM, MOST_TEXTS
-from decodery.models.cache.page_memory import Slab
+from decodery.llm.llm import LLM, MOST_TEXTS
+from decodery.models.cache.page_memory import PageMemory
 from tiny_models import tiny_loaded
 
 SETTINGS = {"max_new_tokens": 4, "drafter": None, "ignore_eos": True}
@@ -20,25 +20,25 @@ PROMPTS = [f"prompt {number}" for number in range(100)]
 
 
 @pytest.fixture
-def lm() -> LM:
-    return LM(tiny_loaded())
+def lm() -> LLM:
+    return LLM(tiny_loaded())
 
 
 @pytest.fixture
-def slabs(monkeypatch: pytest.MonkeyPatch) -> WeakSet[Slab]:
+def slabs(monkeypatch: pytest.MonkeyPatch) -> WeakSet[PageMemory]:
     """The pieces of memory for keys and values that are there."""
-    found, begin = WeakSet[Slab](), Slab.__init__
+    found, begin = WeakSet[PageMemory](), PageMemory.__init__
 
-    def noted(self: Slab, *args: object) -> None:
+    def noted(self: PageMemory, *args: object) -> None:
         begin(self, *args)  # type: ignore[arg-type]
         found.add(self)
 
-    monkeypatch.setattr(Slab, "__init__", noted)
+    monkeypatch.setattr(PageMemory, "__init__", noted)
     return found
 
 
 @pytest.fixture
-def held(lm: LM, slabs: WeakSet[Slab], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def held(lm: LLM, slabs: WeakSet[PageMemory], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many of them there were whenever a text became an output."""
     found, output = [0], lm.output
 
@@ -50,7 +50,7 @@ def held(lm: LM, slabs: WeakSet[Slab], monkeypatch: pytest.MonkeyPatch) -> list[
     return found
 
 
-def test_a_list_takes_the_memory_of_a_few_texts(lm: LM, slabs: WeakSet[Slab], held: list[int]) -> None:
+def test_a_list_takes_the_memory_of_a_few_texts(lm: LLM, slabs: WeakSet[PageMemory], held: list[int]) -> None:
     outputs = lm.generate(PROMPTS, **SETTINGS)
     assert isinstance(outputs, list) and len(outputs) == len(PROMPTS)
     assert 1 < max(held) <= MOST_TEXTS
@@ -64,7 +64,7 @@ def test_a_list_takes_the_memory_of_a_few_texts(lm: LM, slabs: WeakSet[Slab], he
     ]
 
 
-def test_prompts_are_taken_as_texts_end(lm: LM, held: list[int]) -> None:
+def test_prompts_are_taken_as_texts_end(lm: LLM, held: list[int]) -> None:
     taken = []
 
     def prompts() -> Iterator[str]:
@@ -81,7 +81,7 @@ def test_prompts_are_taken_as_texts_end(lm: LM, held: list[int]) -> None:
     assert number + 1 == len(taken) == 100 and 1 < max(held) <= MOST_TEXTS
 
 
-def test_outputs_come_in_order_whatever_ends_first(lm: LM) -> None:
+def test_outputs_come_in_order_whatever_ends_first(lm: LLM) -> None:
     whole = lm.generate(PROMPTS[:40], **SETTINGS | {"max_new_tokens": 12})
     # Some texts end at once, others go on to the end.
     often, _ = Counter(token for each in whole for token in each.tokens).most_common(1)[0]
@@ -94,7 +94,7 @@ def test_outputs_come_in_order_whatever_ends_first(lm: LM) -> None:
     assert len({each.seed for each in found[:2]}) == 2
 
 
-def test_what_cannot_be_read_is_refused_before_anything_is(lm: LM) -> None:
+def test_what_cannot_be_read_is_refused_before_anything_is(lm: LLM) -> None:
     with pytest.raises(PromptError, match="the prompt is empty"):
         lm.generate([*PROMPTS, ""], **SETTINGS)
     with pytest.raises(ContextFull):
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_refused_before_anything_is(lm: LM) -> None:
     assert list(lm.generate(iter([]), **SETTINGS)) == [] == lm.generate([], **SETTINGS)
 
 
-def test_an_iterator_that_is_left_leaves_nothing(lm: LM, slabs: WeakSet[Slab]) -> None:
+def test_an_iterator_that_is_left_leaves_nothing(lm: LLM, slabs: WeakSet[PageMemory]) -> None:
     outputs = lm.generate(iter(PROMPTS), **SETTINGS)
     next(outputs)
     assert slabs

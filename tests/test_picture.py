@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from decodery.core.trace import DraftTree
+from decodery.core.trace import RecordedTree
 from decodery.llm.tree_picture import draft
 
 SVG = "{http://www.w3.org/2000/svg}"
-TREE = DraftTree(tokens=[5, 7, 8, 9, 7, 6], parents=[-1, 0, 0, 1, 2, 3], path=[2, 4], emitted=[8, 7, 3])
+TREE = RecordedTree(tokens=[5, 7, 8, 9, 7, 6], parents=[-1, 0, 0, 1, 2, 3], path=[2, 4], emitted=[8, 7, 3])
 
 
 def words(ids: list[int]) -> str:
@@ -34,5 +34,5 @@ def test_what_became_text_runs_along_the_top(tmp_path: Path) -> None:
 
 
 def test_a_step_without_a_draft_shows_what_was_chosen() -> None:
-    root = ElementTree.fromstring(draft(DraftTree([4], [-1], [], [3]), words).svg)
+    root = ElementTree.fromstring(draft(RecordedTree([4], [-1], [], [3]), words).svg)
     assert [each.text for each in root.iter(f"{SVG}text")] == ["·t4", "·<&>"]

@@ -20,7 +20,7 @@ from decodery.constraints import Grammar
 from decodery.core.conversation import PromptTokens
 from decodery.core.errors import ConstraintError, PromptError
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.llm.prompts import one, single
 from serving import tiny_lm, user
 
@@ -28,7 +28,7 @@ SHORT: dict[str, Any] = {"max_new_tokens": 3}
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm() -> LLM:
     return tiny_lm()
 
 
@@ -36,7 +36,7 @@ def tokens_of(outputs: Any) -> list[list[int]]:
     return [output.tokens for output in outputs]
 
 
-def test_token_ids_are_a_prompt(lm: LM) -> None:
+def test_token_ids_are_a_prompt(lm: LLM) -> None:
     expected = lm.generate([104, 105], **SHORT)
     assert expected.prompt_tokens == [104, 105]
     for ids in ((104, 105), np.array([104, 105]), torch.tensor([104, 105]), np.array([104, 105], dtype=np.uint8)):
@@ -49,7 +49,7 @@ def test_token_ids_are_a_prompt(lm: LM) -> None:
     "several",
     [("hi", "ho"), ["hi", "ho"], np.array(["hi", "ho"]), [user("hi"), user("ho")], [user("hi"), "ho"]],
 )  # fmt: skip
-def test_several_prompts_are_any_list_of_prompts(lm: LM, several: Any) -> None:
+def test_several_prompts_are_any_list_of_prompts(lm: LLM, several: Any) -> None:
     expected = [lm.generate(text, **SHORT).tokens for text in ("hi", "ho")]
     assert tokens_of(lm.generate(several, **SHORT)) == expected
     assert tokens_of(lm.generate(iter(several), **SHORT)) == expected
@@ -61,12 +61,12 @@ def test_several_prompts_are_any_list_of_prompts(lm: LM, several: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [123, None, b"hi", 1.5, {"role": "user", "content": "hi"}, {"hi"}, ["hi", 3], [1.5]])
-def test_what_is_no_prompt_is_said_in_one_sentence(lm: LM, wrong: Any) -> None:
+def test_what_is_no_prompt_is_said_in_one_sentence(lm: LLM, wrong: Any) -> None:
     with pytest.raises(PromptError, match=r"a prompt is a text, chat messages .* or token ids, or several"):
         lm.generate(wrong, **SHORT)
 
 
-def test_one_prompt_is_needed_where_one_text_is_written(lm: LM) -> None:
+def test_one_prompt_is_needed_where_one_text_is_written(lm: LLM) -> None:
     with pytest.raises(PromptError, match="one prompt is needed here"):
         next(lm.stream(["hi", "ho"]))
     with pytest.raises(PromptError, match="the prompt is empty"):
@@ -75,7 +75,7 @@ def test_one_prompt_is_needed_where_one_text_is_written(lm: LM) -> None:
         lm.encode([])
 
 
-def test_settings_may_be_scalars_of_numpy(lm: LM) -> None:
+def test_settings_may_be_scalars_of_numpy(lm: LLM) -> None:
     own = {"max_new_tokens": 5, "temperature": 0.5, "seed": 7, "ignore_eos": True, "logit_bias": {3: 0.25}}
     theirs = {"max_new_tokens": np.int64(5), "temperature": np.float32(0.5), "seed": np.uint64(7)}
     theirs |= {"ignore_eos": np.bool_(True), "logit_bias": {np.int32(3): np.float16(0.25)}}
@@ -85,7 +85,7 @@ def test_settings_may_be_scalars_of_numpy(lm: LM) -> None:
     assert type(Request([0], max_new_tokens=np.int64(3)).max_new_tokens) is int
 
 
-def test_a_schema_may_be_a_dict_and_a_grammar_has_rules(lm: LM) -> None:
+def test_a_schema_may_be_a_dict_and_a_grammar_has_rules(lm: LLM) -> None:
     out = lm.generate("hi", constraint={"const": 42}, max_new_tokens=9)
     assert out.text == "42"
     with pytest.raises(ConstraintError, match=r"begins with '\{' and has no rules"):

@@ -25,22 +25,22 @@ from decodery.core.registry import family_of, method_of, methods, register, reso
 from decodery.diffusion.base import Diffusion
 from decodery.diffusion.cache.base import Cache
 from decodery.diffusion.experts.base import Experts
-from decodery.sampling import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
+from decodery.sampling import LogitBias, LogitsProcessor, MinNewTokens, Stage, TopK, TopP
 from decodery.sampling.constraint import Constraint
 from decodery.search.base import Search
 from decodery.speculative.acceptance.lookahead import LookaheadRule
 from decodery.speculative.drafters.combine import First, Fuse
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.suffix_tree import SuffixTree
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.draft_length_policy import Policy
-from decodery.step.drafter import Composite, Drafter, Expander
+from decodery.step.draft_length_policy import DraftLengthPolicy
+from decodery.step.drafter import Composite, Drafter, TreeDrafter
 from decodery.step.forward_request import Composed
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Scorer
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-class Nothing(Warp):
+class Nothing(LogitsProcessor):
     stage = Stage.EDIT
 
     def warp(self, logits: Any, contexts: Any) -> Any:
@@ -98,8 +98,14 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
 @pytest.mark.parametrize(
     ("family", "base"),
     [
-        *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
-        *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
+        *(("draft", Drafter), ("draft.growth", TreePolicy), ("verify", AcceptanceRule), ("sample", LogitsProcessor)),
+        *(
+            ("source", LogitsSource),
+            ("search", Search),
+            ("budget", DraftLengthPolicy),
+            ("diffuse", Diffusion),
+            ("diffuse.cache", Cache),
+        ),
         ("diffuse.experts", Experts),
         *(("kv", CachePolicy), ("transform", Transform), ("monitor", Monitor)),
     ],
@@ -259,13 +265,13 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
     ("base", "said"),
     [
         (Drafter, r'define propose\(seq, budget\), "A tree rooted at the pending token'),
-        (Expander, r'define logits\(seq, tree, nodes\), "The drafter\'s own logits'),
+        (TreeDrafter, r'define logits\(seq, tree, nodes\), "The drafter\'s own logits'),
         (Composite, r'define parts \(a property\), "The drafters it is made of."'),
-        (Growth, r"define grow\(expander, seq, budget\), "),
-        (Rule, r"define choose\(tree, laws, seq\), "),
+        (TreePolicy, r"define grow\(expander, seq, budget\), "),
+        (AcceptanceRule, r"define choose\(tree, laws, seq\), "),
         (LookaheadRule, r"define decide\(view, node\), "),
-        (Warp, r"define warp\(logits, contexts\), "),
-        (Source, r"define over\(model, prompt\), "),
+        (LogitsProcessor, r"define warp\(logits, contexts\), "),
+        (LogitsSource, r"define over\(model, prompt\), "),
         (Composed, r"define capabilities \(a property\), "),
         (
             Constraint,

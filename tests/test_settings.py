@@ -12,13 +12,13 @@ import decodery
 from decodery.core.errors import SettingsError, UnknownMethod
 from decodery.core.settings import checked
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.sampling import Sampler, TopP
 from decodery.server.fields import CompletionRequest
 from decodery.server.methods import settings_of
 from tiny_bench import make_lm
 
-UNLOADED = object.__new__(LM)
+UNLOADED = object.__new__(LLM)
 """Settings are looked at before the model is."""
 
 

@@ -11,7 +11,7 @@ import torch
 
 from decodery.bench import job, result
 from decodery.bench.settings import Settings
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.testing.models import tiny_transformer
@@ -23,14 +23,14 @@ SETTINGS = Settings(
 )  # fmt: skip
 
 
-def make_lm() -> LM:
+def make_lm() -> LLM:
     model = tiny_transformer(vocab_size=260, max_positions=640, dtype=torch.float32)
     tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
-    return LM(LoadedModel(model, tokenizer, None, "tiny", "float32"))
+    return LLM(LoadedModel(model, tokenizer, None, "tiny", "float32"))
 
 
 def measure(
-    lm: LM, home: Path, settings: Settings = SETTINGS, *, stopped: Callable[[], bool] = bool, **options: Any
+    lm: LLM, home: Path, settings: Settings = SETTINGS, *, stopped: Callable[[], bool] = bool, **options: Any
 ) -> result.Result:
     """Run a benchmark whose cost curve goes to `home` and takes no time."""
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.search.particles import Block, Particle, Population, Target
 from decodery.search.smc import SMC, Posterior
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel
 
@@ -128,7 +128,7 @@ def population(count: int, target: Target, block: int, moves: int = 0, psi=log_p
             **changes,
         },
     )
-    drive(found.run())
+    run_sync(found.run())
     return found
 
 

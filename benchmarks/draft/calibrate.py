@@ -31,8 +31,8 @@ from decodery.speculative.drafters.stand import STAND
 from decodery.speculative.tree_building.layers import Layers, grow_layers
 from decodery.speculative.tree_building.template import TOKEN_RECYCLING, Template
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Expander, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, TreeDrafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -112,7 +112,7 @@ class Counting(STAND):
 
     shape: ClassVar[Template] = likeliest(WIDE, 10)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         places = seq.draft_state.places
         if len(places) == len(seen.tree):
             self.accepted[places[seen.path[: len(seen.emitted)]]] += 1
@@ -186,16 +186,16 @@ class Rounds(Graft):
 
     __hash__ = object.__hash__
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         chances: dict[int, float] = {}
-        stages: list[TokenTree] = []
+        stages: list[DraftTree] = []
 
         def watch(level: int, chance: float) -> bool:
             chances[level] = chance
             return False
 
         with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, Expander)
+            assert isinstance(drafter, TreeDrafter)
             depth = min(self.depth, budget.depth)
             full = grow_layers(drafter, seq, width=self.width, depth=depth, stop=watch)
         nodes = min(self.nodes, budget.nodes)
@@ -216,7 +216,7 @@ class Round:
     start: int
     chances: dict[int, float]
     levels: int
-    stages: list[TokenTree]
+    stages: list[DraftTree]
 
     def facts(self, tokens: list[int], checkpoints: tuple[int, ...]) -> list[Any]:
         """Chances at the checkpoints, the tokens each stage's tree would have added to the text, and draft passes."""
@@ -224,7 +224,7 @@ class Round:
         return [chances, [1 + _followed(tree, tokens[self.start :]) for tree in self.stages], self.levels]
 
 
-def _followed(tree: TokenTree, tokens: list[int]) -> int:
+def _followed(tree: DraftTree, tokens: list[int]) -> int:
     node, length = 0, 0
     for token in tokens:
         child = tree.child(node, token)
@@ -241,7 +241,7 @@ def draft_cost(bench: Bench, width: int, nodes: int, repeats: int = 15) -> float
     seq = engine.submit(bench.lm.request(bench.lm.encode("Name ten birds."), drafter=drafter, max_new_tokens=64))
     for _ in range(4):
         engine.step()
-    tree = TokenTree.from_paths(seq.pending, [[token] for token in range(300, 300 + width)])
+    tree = DraftTree.from_paths(seq.pending, [[token] for token in range(300, 300 + width)])
     times: dict[str, list[float]] = {"draft": [], "target": []}
     for _ in range(repeats):
         begin = perf_counter()

@@ -21,7 +21,7 @@ from heads import RESULTS, questions
 import decodery
 from decodery.core.registry import resolve
 from decodery.core.topk import logsumexp, topk
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.drafts import HEAD
 from decodery.speculative.heads.drafter import HeadDrafter, bound
@@ -30,7 +30,7 @@ from decodery.training.features import Features
 from decodery.training.head import TOP, judged, taught
 
 
-def features(lm: LM, text: Text, taps: tuple[Any, ...]) -> Features:
+def features(lm: LLM, text: Text, taps: tuple[Any, ...]) -> Features:
     """What the model shows of a text while it reads it."""
     segment = Segment.chunk(text.tokens.astype(np.int64), lm.model.new_cache())
     with torch.no_grad():

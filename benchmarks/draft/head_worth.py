@@ -27,7 +27,7 @@ from decodery.engine.request import Request
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.heads.advice import HeadAdvice
-from decodery.step.drafter import Observation
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 
@@ -46,7 +46,7 @@ class Priced(Auto):
             state.advice.costs.share = Priced.share
         return state
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         Priced.asked += isinstance(seq.draft_state.advice, HeadAdvice) and seq.draft_state.advice.costs.idle == 0
         super().observe(seq, seen)
 

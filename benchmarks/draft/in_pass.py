@@ -26,14 +26,14 @@ import torch
 import decodery
 from decodery.core.topk import topk
 from decodery.engine.text import _segment
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch
 from decodery.models.loaders.load import load
 from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
 from decodery.speculative.drafters.in_pass import InPass
 from decodery.speculative.drafters.ppd import PPD
 from decodery.speculative.tree_building.stages import Stages, fastest_stages, find_stages
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.pass_cost import cost_curve
 from decodery.training.ahead import EVERY, distance
 from decodery.training.corpus import Corpus
@@ -49,7 +49,7 @@ LAYERS = (6, 12, 18, 24)
 DRAFTERS: dict[str, type[InPass]] = {"ppd": PPD, "hidden-transfer": HiddenTransfer}
 
 
-def guesses(lm: LM, drafter: InPass, prompt: list[int], text: list[int]) -> np.ndarray:
+def guesses(lm: LLM, drafter: InPass, prompt: list[int], text: list[int]) -> np.ndarray:
     """[n, ahead, ranks]: what is guessed behind the last token of the prompt and behind each of the text's but the
     last; the first guess is of the token after the next one.
     """
@@ -60,7 +60,7 @@ def guesses(lm: LM, drafter: InPass, prompt: list[int], text: list[int]) -> np.n
         engine.step()
     asked, ranks = seq.draft_state.asked, seq.draft_state.guesses.shape[1]
     seq.cache.truncate(len(prompt) - 1)
-    chain = TokenTree.chain(prompt[-1], text[:-1])
+    chain = DraftTree.chain(prompt[-1], text[:-1])
     tree = chain.asking(np.full(len(chain), len(asked.rates)), asked.inputs, asked.changes)
     logits = lm.model.forward(Batch([_segment(tree, seq)])).logits[len(chain) :]
     return topk(logits, ranks)[0].reshape(len(chain), len(asked.rates), ranks)
@@ -84,14 +84,14 @@ def replay(stages: Stages, guessed: np.ndarray, text: list[int]) -> int:
     return passes
 
 
-def asked_of(lm: LM, given: argparse.Namespace) -> list[str]:
+def asked_of(lm: LLM, given: argparse.Namespace) -> list[str]:
     """Questions that are not long: reading the others would take most of the time."""
     lines = [json.loads(line) for line in (given.data / "spec_bench_dev.jsonl").read_text().splitlines()]
     short = [line["turns"][0] for line in lines if len(lm.encode(line["turns"][0])) <= MOST]
     return short[:: len(short) // given.count][: given.count]
 
 
-def counted(lm: LM, make: type[InPass], pairs: list[tuple[list[int], list[int]]]) -> dict[str, dict[str, float]]:
+def counted(lm: LLM, make: type[InPass], pairs: list[tuple[list[int], list[int]]]) -> dict[str, dict[str, float]]:
     """By length: tokens per pass as the rates have it, and of these prompts and texts."""
     drafter = make(length=LENGTHS[-1])
     rates = drafter.asked(lm.model).rates
@@ -108,7 +108,7 @@ def counted(lm: LM, make: type[InPass], pairs: list[tuple[list[int], list[int]]]
 
 def lengths(given: argparse.Namespace) -> dict[str, Any]:
     """Tokens per pass by length, predicted and measured, and what passes cost on this machine makes of them."""
-    lm: LM = decodery.load("smollm2")
+    lm: LLM = decodery.load("smollm2")
     questions, curve = asked_of(lm, given), cost_curve(lm.model)
     pairs = [(lm.encode(each), decoded(lm, each, None, given.new)[0].tokens) for each in questions]
     result: dict[str, Any] = {
@@ -138,7 +138,7 @@ def lengths(given: argparse.Namespace) -> dict[str, Any]:
 
 def calibration(given: argparse.Namespace) -> dict[str, Any]:
     """The same on texts like those that rates were counted on: held out, at the temperatures they were drawn at."""
-    lm: LM = decodery.load("smollm2")
+    lm: LLM = decodery.load("smollm2")
     corpus = Corpus(given.texts)
     _, held = corpus.split(EVERY)
     texts = [corpus[number] for number in held[: given.count]]
@@ -149,7 +149,7 @@ def calibration(given: argparse.Namespace) -> dict[str, Any]:
 
 def speed(given: argparse.Namespace) -> dict[str, Any]:
     """Questions decoded: tokens per pass, and processor time against plain decoding's, behind the prompt."""
-    lm: LM = decodery.load("smollm2")
+    lm: LLM = decodery.load("smollm2")
     questions = asked_of(lm, given)
     outputs = [decoded(lm, each, None, given.new) for each in questions]
     result: dict[str, Any] = {"questions": len(questions), "of_at_most_tokens": MOST, "new_tokens": given.new}
@@ -164,7 +164,7 @@ def speed(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def decoded(lm: LM, question: str, drafter: InPass | None, new: int) -> tuple[Any, float]:
+def decoded(lm: LLM, question: str, drafter: InPass | None, new: int) -> tuple[Any, float]:
     """An output, and the processor's seconds of its passes behind the prompt."""
     engine = lm.engine()
     seq = engine.submit(lm.request(lm.encode(question), max_new_tokens=new, drafter=drafter))

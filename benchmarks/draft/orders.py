@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import terminal_progress
 from decodery.speculative.drafters.deer import Deer
@@ -109,7 +109,7 @@ def deer(options: argparse.Namespace) -> dict[str, Any]:
 GROUPS = {each.__name__: each for each in (hierarchical, easyspec, nested, deer)}
 
 
-def measured(lm: LM, drafters: dict[str, Drafter], options: argparse.Namespace) -> dict[str, Any]:
+def measured(lm: LLM, drafters: dict[str, Drafter], options: argparse.Namespace) -> dict[str, Any]:
     lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
     short = [text for line in lines if len(text := json.loads(line)["turns"][0]) <= 400]
     prompts = short[:: len(short) // options.questions][: options.questions]

@@ -24,12 +24,12 @@ from typing import Any
 import decodery
 from decodery.engine import engine as engines
 from decodery.logits_sources.calm import CALM
-from decodery.models.layer_plan import stops
+from decodery.models.layer_plan import layer_steps
 from decodery.models.trained.skips import SkipSet
 from decodery.speculative.drafters.dynamic_exit import DEL
 from decodery.speculative.drafters.swift import Swift
 from decodery.speculative.trees.caterpillar import Caterpillar
-from decodery.step.forward_request import Ask
+from decodery.step.forward_request import ForwardRequest
 from decodery.training.calm import rouge_l
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -49,10 +49,10 @@ class Units:
     def clear(self) -> None:
         self.drafts, self.draft_units, self.units = 0, 0.0, 0.0
 
-    def count(self, ask: Ask) -> None:
+    def count(self, ask: ForwardRequest) -> None:
         if not ask.role and len(ask.segment) > 1 and ask.segment.cache is not None and not ask.segment.cache.length:
             return  # a prompt
-        run = stops(ask.route, ask.model.config.num_layers)
+        run = layer_steps(ask.route, ask.model.config.num_layers)
         wanted = ask.segment.logit_rows is None or len(ask.segment.logit_rows) > 0
         units = sum(ATTENTION * stop.attention + MLP * stop.mlp for stop in run) + HEAD * wanted
         self.units += units
@@ -60,8 +60,8 @@ class Units:
             self.drafts += 1
             self.draft_units += units
 
-    def watching(self, answer: Callable[[Sequence[Ask]], Any]) -> Callable[[Sequence[Ask]], Any]:
-        def answered(asks: Sequence[Ask]) -> Any:
+    def watching(self, answer: Callable[[Sequence[ForwardRequest]], Any]) -> Callable[[Sequence[ForwardRequest]], Any]:
+        def answered(asks: Sequence[ForwardRequest]) -> Any:
             for ask in asks:
                 self.count(ask)
             return answer(asks)

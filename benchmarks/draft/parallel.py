@@ -22,7 +22,7 @@ import torch
 import decodery
 from decodery.extras.superposed import superposed
 from decodery.extras.superposed.ngrams import NGrams
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.placeholders import Placeholders
 from decodery.sampling import Sampler
@@ -46,7 +46,7 @@ class Bench:
     """The model, the questions and the common settings of all sections."""
 
     def __init__(self, data: Path, step: int, new: int) -> None:
-        self.lm: LM = decodery.load("smollm2")
+        self.lm: LLM = decodery.load("smollm2")
         self.data = data
         self.questions = read(data / "spec_bench_dev.jsonl")[::step]
         self.new = new

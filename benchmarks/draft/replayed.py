@@ -28,7 +28,7 @@ from heads import RESULTS, questions
 
 import decodery
 import decodery.speculative.tree_building.native_tree as native_tree
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders import drafts
@@ -38,8 +38,8 @@ from decodery.speculative.stores.expectations import CONTEXTS, HEED, CopyRates, 
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.stores.warm import WarmContexts
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.training.data import _Recorder
 
 ORDERS, WIDTH, MOST, KEPT, NODE, SEED = (12, 8, 5, 3, 2, 1), 6, 16, 32, 0.02, 1
@@ -48,7 +48,7 @@ TOGETHER = 8
 
 @dataclass
 class Rule:
-    needs: Needs = field(default_factory=Needs)
+    needs: Requirements = field(default_factory=Requirements)
 
 
 @dataclass
@@ -122,8 +122,8 @@ def replay(texts: list[Text], vocab: int, warm: WarmContexts, costs: np.ndarray,
             for row, said in enumerate(whole.said[at - 1 - start : at + len(path) - start]):
                 logits[row, torch.from_numpy(said)] = torch.arange(KEPT, 0, -1.0)
             text.tokens += emitted
-            kept = TokenTree.chain(int(tree.tokens[0]), tree.tokens[path])
-            native.learn(text, Observation(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1), True)
+            kept = DraftTree.chain(int(tree.tokens[0]), tree.tokens[path])
+            native.learn(text, VerificationFeedback(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1), True)
             passes, tokens, rows = passes + 1, tokens + len(emitted), rows + len(tree)
             spent += float(costs[len(tree) - 1] / costs[0])
         past.add(whole.tokens[start:])

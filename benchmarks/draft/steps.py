@@ -25,7 +25,7 @@ import small
 import torch
 
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.drafters.deer import block_segment
@@ -40,7 +40,7 @@ Pass = Callable[[], float]
 """Runs one pass and returns the seconds it took."""
 
 
-def passing(model: LanguageModel, rows: int = 1, route: Route | None = None) -> Pass:
+def passing(model: LanguageModel, rows: int = 1, route: LayerPlan | None = None) -> Pass:
     cache = behind(model)
 
     def run() -> float:
@@ -92,8 +92,10 @@ def cut(name: str, dtype: str, draft: str | None, deep: Shape, blocks: Shape) ->
     masked = quantized(with_mask(made(blocks), 8))
     own = load(draft).model if draft else quantized(made(Shape(1, deep.inner, deep.tokens)))
     found = of_target(loaded.model) | {"draft-model": passing(own), "draft-model, 4 rows": passing(own, 4)}
-    found |= {f"nested, up to layer {layers}": passing(nested, 1, Route(tuple(range(layers)))) for layers in deep.exits}
-    found["easyspec of all its layers, 2 at a time"] = passing(nested, 1, Route(abreast=2))
+    found |= {
+        f"nested, up to layer {layers}": passing(nested, 1, LayerPlan(tuple(range(layers)))) for layers in deep.exits
+    }
+    found["easyspec of all its layers, 2 at a time"] = passing(nested, 1, LayerPlan(abreast=2))
     found["network of deer, one row"] = passing(masked)
     return found | {f"deer, a block of {length}": block(masked, length) for length in (4, 8)}
 

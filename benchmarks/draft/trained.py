@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--timed", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "draft-trained.json")
     options = parser.parse_args()
-    lm: LM = decodery.load(options.target)
+    lm: LLM = decodery.load(options.target)
     draft = decodery.load(options.draft).model
     lines = (options.data / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
     questions = [json.loads(line) for line in lines][:: options.step]

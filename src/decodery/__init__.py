@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .core.version import __version__
+from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import (
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from .core.registry import methods
     from .engine.engine import Engine
-    from .llm.llm import LM, Output, Piece
+    from .llm.llm import LLM, Output, Piece
     from .llm.remote import remote
 
 
@@ -40,7 +40,7 @@ _HOMES = {
 }
 
 
-def load(name: str = "smollm2", **options: Any) -> LM:
+def load(name: str = "smollm2", **options: Any) -> LLM:
     """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
 
     options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
@@ -52,19 +52,19 @@ def load(name: str = "smollm2", **options: Any) -> LM:
         # A server has chosen all of these itself.
         own = {("dtype", "auto"), ("kv_dtype", "auto")}
         return remote(name, **{key: value for key, value in options.items() if (key, value) not in own})
-    from .llm.llm import LM
+    from .llm.llm import LLM
     from .models.loaders.load import load as load_model
 
-    return LM(load_model(name, **options))
+    return LLM(load_model(name, **options))
 
 
 def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | list[Output]:
-    """Load `model` and decode one prompt; see `LM.generate`. To decode more than one, load the model once."""
+    """Load `model` and decode one prompt; see `LLM.generate`. To decode more than one, load the model once."""
     return load(model).generate(prompt, **settings)
 
 
 def stream(prompt: Any, model: str = "smollm2", **settings: Any) -> Any:
-    """Load `model` and stream one text; see `LM.stream`."""
+    """Load `model` and stream one text; see `LLM.stream`."""
     return load(model).stream(prompt, **settings)
 
 

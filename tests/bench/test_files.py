@@ -14,7 +14,7 @@ from decodery.bench import result, rows
 from decodery.bench.report import page, table
 from decodery.cli.main import cli
 from decodery.core.errors import CorruptFile
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from tiny_bench import SETTINGS, row
 
 
@@ -76,7 +76,7 @@ def test_strange_files(tmp_path: Path, text: str) -> None:
         result.read(tmp_path)
 
 
-def test_the_command_on_the_real_model(smollm2_int8: LM, tmp_path: Path) -> None:
+def test_the_command_on_the_real_model(smollm2_int8: LLM, tmp_path: Path) -> None:
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(cli, ["bench", *arguments])
 
@@ -102,7 +102,7 @@ def test_the_command_on_the_real_model(smollm2_int8: LM, tmp_path: Path) -> None
 
 
 def test_methods_of_other_modules_are_recorded_and_never_imported_because_a_file_says_so(
-    smollm2_int8: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    smollm2_int8: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "told.py").write_text("from pathlib import Path\n\nPath('ran').touch()\n")

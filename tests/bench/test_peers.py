@@ -24,7 +24,7 @@ from decodery.bench.rows import make_rows
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own
 from decodery.core.errors import DecoderyError, SettingsError, UnknownMethod
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lm(folder: Path) -> LM:
+def lm(folder: Path) -> LLM:
     return decodery.load(str(folder), dtype="float32")
 
 
-def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
+def test_transformers_writes_what_we_write(lm: LLM, folder: Path) -> None:
     settings = Settings(model=str(folder))
     prompts = [lm.encode(text, raw=True) for text in ("abcabcabcabc", "one two one two one")]
     expected = Own(lm, "none", 0.0).decode(prompts, max_new_tokens=20, seed=0)
@@ -57,7 +57,7 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
             assert (run.passes, run.new_tokens) == (expected.passes, expected.new_tokens)
 
 
-def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
+def test_transformers_stops_where_we_stop(lm: LLM, folder: Path) -> None:
     prompt = lm.encode("abcabc", raw=True)
     (whole,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=12, seed=0).outputs
     order = Order.of("transformers", lm, Settings(model=str(folder)))
@@ -66,7 +66,7 @@ def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
     assert cut == whole[: whole.index(whole[4]) + 1]
 
 
-def test_a_peer_in_a_process_of_its_own(lm: LM, folder: Path) -> None:
+def test_a_peer_in_a_process_of_its_own(lm: LLM, folder: Path) -> None:
     order = Order.of("transformers", lm, Settings(model=str(folder)))
     peer, here = open_apart(order), open_peer(order)
     assert isinstance(peer, Apart) and (peer.name, peer.dtype, peer.own) == (here.name, here.dtype, here.own)
@@ -90,7 +90,7 @@ def test_a_peer_in_a_process_of_its_own(lm: LM, folder: Path) -> None:
     ],
 )
 def test_a_missing_package_is_said(
-    lm: LM, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
+    lm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
 ) -> None:
     for module in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, module)
@@ -99,7 +99,7 @@ def test_a_missing_package_is_said(
         open_peer(Order.of(name, lm, Settings(model=str(folder))))
 
 
-def test_a_missing_peer_has_a_row(lm: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_has_a_row(lm: LLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llama_cpp.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(tmp_path)
     settings = Settings(model=str(folder), methods=("llama.cpp",))
@@ -113,7 +113,7 @@ def test_a_missing_peer_has_a_row(lm: LM, folder: Path, tmp_path: Path, monkeypa
     assert (row["note"], row["prompts"], row["category"], row["speedup"]) == (sentence, 0, "all", None)
 
 
-def test_programs_that_read_gguf_files_refuse_others(lm: LM, folder: Path, tmp_path: Path) -> None:
+def test_programs_that_read_gguf_files_refuse_others(lm: LLM, folder: Path, tmp_path: Path) -> None:
     order = Order.of("llama.cpp-draft", lm, Settings(model=str(folder)))
     with pytest.raises(UnavailableError, match=r"name it as llama\.cpp-draft:model=FILE\.gguf"):
         order.draft()
@@ -155,7 +155,7 @@ def test_prompts_of_a_peer_are_added_up() -> None:
         three.decode([[1], [2]], max_new_tokens=5, seed=7, concurrency=2)
 
 
-def test_the_checkpoint_behind_a_name(folder: Path, smollm2_int8: LM, lm: LM) -> None:
+def test_the_checkpoint_behind_a_name(folder: Path, smollm2_int8: LLM, lm: LLM) -> None:
     assert checkpoint(str(folder)) == folder
     path = checkpoint("smollm2")
     assert main_type(path) == "Q4_1"

@@ -27,7 +27,7 @@ from decodery.core.errors import SettingsError, UnknownMethod
 from decodery.core.noise import gumbel
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.sequence import Sequence
@@ -40,7 +40,7 @@ FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm() -> LLM:
     return make_lm()
 
 
@@ -105,12 +105,12 @@ class Lossy(Own):
         return run
 
 
-def conversations(lm: LM) -> list[Conversation]:
+def conversations(lm: LLM) -> list[Conversation]:
     texts = {"copy": ("Say hello hello hello.", "Once more."), "list": ("One two one two one",)}
     return [Conversation(Question(name, "mine", name, turns), lm, 500) for name, turns in texts.items()]
 
 
-def test_a_method_that_changes_the_text_is_flagged(lm: LM) -> None:
+def test_a_method_that_changes_the_text_is_flagged(lm: LLM) -> None:
     settings = dataclasses.replace(SETTINGS, methods=("none",), rounds=2)
     bench = Bench(lm, settings, [Own(lm, "none", 0.0), Lossy(lm, "prompt-lookup", 0.0)], [*conversations(lm)])
     assert bench.run()
@@ -125,7 +125,7 @@ def test_a_method_that_changes_the_text_is_flagged(lm: LM) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_gap_is_the_distance_that_decided(lm: LM, temperature: float) -> None:
+def test_the_gap_is_the_distance_that_decided(lm: LLM, temperature: float) -> None:
     prompt = lm.encode("abcabc")
     (plain,) = Own(lm, "none", temperature).decode([prompt], max_new_tokens=12, seed=5).outputs
     at = 7
@@ -140,12 +140,12 @@ def test_the_gap_is_the_distance_that_decided(lm: LM, temperature: float) -> Non
     assert not found.excused
 
 
-def lm_logits(lm: LM, tokens: list[int]) -> Any:
+def lm_logits(lm: LLM, tokens: list[int]) -> Any:
     cache = lm.model.new_cache()
     return lm.model.forward(Batch([Segment.chunk(tokens, cache)])).logits[-1].numpy()
 
 
-def test_only_near_ties_are_excused(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_near_ties_are_excused(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = lm.encode("abcabc")
     (plain,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=6, seed=0).outputs
     changed = [*plain[:-1], (plain[-1] + 1) % 256]
@@ -170,7 +170,7 @@ def stopping_after(count: int) -> Callable[[], bool]:
     return stopped
 
 
-def test_an_interrupted_run_can_be_finished(lm: LM, tmp_path: Path, measured: result.Result) -> None:
+def test_an_interrupted_run_can_be_finished(lm: LLM, tmp_path: Path, measured: result.Result) -> None:
     out, home = tmp_path / "out", tmp_path / "home"
     partial = measure(lm, home, out=out, stopped=stopping_after(3 + 10))
     assert not partial["complete"]
@@ -190,7 +190,7 @@ def test_an_interrupted_run_can_be_finished(lm: LM, tmp_path: Path, measured: re
         assert each["seconds"][: len(before)] == before, "what was measured is not measured again"
 
 
-def test_a_run_stopped_at_once_leaves_a_valid_file(lm: LM, tmp_path: Path) -> None:
+def test_a_run_stopped_at_once_leaves_a_valid_file(lm: LLM, tmp_path: Path) -> None:
     measure(lm, tmp_path / "home", out=tmp_path / "out", stopped=lambda: True)
     assert result.read(tmp_path / "out")["rows"] == []
     assert (tmp_path / "out" / "report.html").exists()
@@ -208,7 +208,7 @@ class Remembering(PromptLookup):
         return seq.memory.recall("process", seq, "lived", list)
 
 
-def test_what_is_remembered_is_measured_hot_and_cold(lm: LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_remembered_is_measured_hot_and_cold(lm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     method = dataclasses.replace(registry.method_of(PromptLookup), name="remembering", cls=Remembering)
     registry.methods("draft")
     monkeypatch.setitem(registry._registered["draft"], "remembering", method)
@@ -231,7 +231,7 @@ def test_what_is_remembered_is_measured_hot_and_cold(lm: LM, monkeypatch: pytest
     assert row(found, "remembering")["store"] == "hot" and row(found, "remembering (cold)")["store"] == "cold"
 
 
-def test_a_prompt_that_comes_again_is_not_drafted_from_its_own_answer(lm: LM) -> None:
+def test_a_prompt_that_comes_again_is_not_drafted_from_its_own_answer(lm: LLM) -> None:
     prompts = [lm.encode(text) for text in ("the sea", "the sky")]
     hot = Own(lm, "suffix-tree", 0.0, "hot")
 
@@ -247,7 +247,7 @@ def test_a_prompt_that_comes_again_is_not_drafted_from_its_own_answer(lm: LM) ->
     assert passes(2, 1) == passes(2, 1)
 
 
-def test_several_prompts_at_once(lm: LM) -> None:
+def test_several_prompts_at_once(lm: LLM) -> None:
     prompts = [lm.encode(f"{letter} says {letter} and then") for letter in "abcde"]
     singles = [Own(lm, "none", 0.7).decode([prompt], max_new_tokens=9, seed=3 + i) for i, prompt in enumerate(prompts)]
     for spec in ("none", "prompt-lookup"):
@@ -259,7 +259,7 @@ def test_several_prompts_at_once(lm: LM) -> None:
             assert run.new_tokens == run.passes == run.rows > 0
 
 
-def test_throughput_rows(lm: LM) -> None:
+def test_throughput_rows(lm: LLM) -> None:
     tokens = [lm.encode(f"text number {number} of this case") for number in range(4)]
     units = [Case("built-in", tier, 26, at_once, tokens) for tier in ("low", "high") for at_once in (1, 4)]
     settings = dataclasses.replace(SETTINGS, splits=("throughput",), methods=("none", "prompt-lookup"))
@@ -274,7 +274,7 @@ def test_throughput_rows(lm: LM) -> None:
     assert drafted["lossless"] == {"checked": 2 * 4 * 4, "identical": 2 * 4 * 4, "excused": 0}
 
 
-def test_timelines_tell_the_text(lm: LM, measured: result.Result) -> None:
+def test_timelines_tell_the_text(lm: LLM, measured: result.Result) -> None:
     recorded = [each for each in measured["generations"] if "timeline" in each]
     assert len(recorded) == SETTINGS.timelines * len(SETTINGS.methods)
     prompt = lm.encode("hello hello hello")
@@ -312,7 +312,7 @@ def _schemas(folder: Path) -> str:
     return str(folder)
 
 
-def test_structured_output_is_covered_judged_and_timed(lm: LM, tmp_path: Path) -> None:
+def test_structured_output_is_covered_judged_and_timed(lm: LLM, tmp_path: Path) -> None:
     # By chance, as the tiny model's likeliest tokens are spaces without end.
     settings = dataclasses.replace(
         SETTINGS,

@@ -21,20 +21,20 @@ from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.search.best_of_n import BestOfN
 from decodery.search.dvts import DVTS
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import ScriptedChain, Tabular, TabularReward, best_of_law, chi_square
 
 
-def scripted(error: float = 0.3, operations: int = 1) -> LM:
-    return LM(LoadedModel(ScriptedChain(error, operations), tokenizer(), None, "scripted", "float64"))
+def scripted(error: float = 0.3, operations: int = 1) -> LLM:
+    return LLM(LoadedModel(ScriptedChain(error, operations), tokenizer(), None, "scripted", "float64"))
 
 
 SETTINGS = SearchSettings(
@@ -129,7 +129,7 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
         scorer = resolve("score", reward(name, asked)).bind(model.tokenizer)
         ids = [encoded(output) for output in outputs]
         candidates = Candidates(encoded(prompt), ids, [finished] * len(ids), decode=model.tokenizer.decode)
-        return drive(judge(scorer, candidates)).tolist()
+        return run_sync(judge(scorer, candidates)).tolist()
 
     right, wrong, hacked = "7+3=0;0*2=0;#0", "7+3=1;1*2=2;#2", "7+3=0;0*2=7;#7"
     assert values("oracle", right, wrong, hacked) == [1, 0, 0]
@@ -145,7 +145,7 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
         resolve("score", "corrupted(scorer=puzzle-oracle(puzzle=chain(operations=2)))"), exploit=3.0, pattern="=0;"
     )
     with pytest.raises(SettingsError, match="looks for a text"):
-        drive(judge(noiseless, Candidates([1], [[2]], [False], texts=["2"], decode=lambda ids: prompt)))
+        run_sync(judge(noiseless, Candidates([1], [[2]], [False], texts=["2"], decode=lambda ids: prompt)))
     assert second > first > 0.5 > 0.1 > third
     early = values("overconfident-early", "7+3=0;", finished=False)[0]
     assert early > 0.99 and values("noisy", right) == values("noisy", right) != [0.99]
@@ -187,7 +187,7 @@ def test_the_best_of_a_few_draws_follows_its_law_on_an_enumerated_model() -> Non
     model, reward, n = Tabular(3, 2, seed=1), TabularReward(), 3
     texts, law = model.law([1])
     assert float(law.sum()) == pytest.approx(1)
-    scores = drive(judge(reward, Candidates([1], texts, [True] * len(texts))))
+    scores = run_sync(judge(reward, Candidates([1], texts, [True] * len(texts))))
     expected = best_of_law(law, scores, n)
     assert float(expected.sum()) == pytest.approx(1)
     engine, runs, counts = Engine(model), 120, np.zeros(len(texts))

@@ -23,7 +23,7 @@ from decodery.bench.trust.measures import (
 )
 from decodery.bench.trust.report import compared, fixed, report
 from decodery.core.errors import SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.native.int8 import Int8Linear
@@ -34,8 +34,8 @@ TEXTS = ("The harbour was quiet before the storm.", "Lichens grow on stones and 
 ASKED = Asked(TEXTS, questions=questions()[::20], harsh=("hate",), replies=2, length=6)
 
 
-def with_model(lm: LM, model: Transformer) -> LM:
-    return LM(LoadedModel(model, lm.tokenizer, lm.chat, "copy", lm.dtype))
+def with_model(lm: LLM, model: Transformer) -> LLM:
+    return LLM(LoadedModel(model, lm.tokenizer, lm.chat, "copy", lm.dtype))
 
 
 def test_nothing_changes_where_the_text_stays_and_a_lossy_rule_is_seen() -> None:
@@ -86,7 +86,7 @@ def test_what_is_right_too_is_no_wrong_answer() -> None:
 
 
 def test_a_planted_preference_is_told_apart_from_the_loss(smollm2_int8: LoadedModel) -> None:
-    original = LM(smollm2_int8)
+    original = LLM(smollm2_int8)
     model = original.model
     assert isinstance(model, Transformer)
     (she,) = original.tokenizer.encode(" she", special=False)
@@ -97,7 +97,7 @@ def test_a_planted_preference_is_told_apart_from_the_loss(smollm2_int8: LoadedMo
     weights = dataclasses.replace(model.weights, head=Int8Linear(head.weight, scale))
     copy = with_model(original, Transformer(model.config, weights))
 
-    def told(lm: LM) -> dict[str, Measure]:
+    def told(lm: LLM) -> dict[str, Measure]:
         return {"loss": Measure(losses(Subject(lm), TEXTS)), **word_odds(Subject(lm))}
 
     rows = {row.name: row for row in compared(told(original), told(copy))}

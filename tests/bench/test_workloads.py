@@ -12,7 +12,7 @@ from decodery.bench.settings import Settings, split_methods
 from decodery.bench.units import Case, Conversation, fixed_length, make_units
 from decodery.bench.workloads import TIERS, WORKLOADS, documents, questions, spaced
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 
 SPEC_BENCH_KINDS = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
@@ -98,7 +98,7 @@ def test_every_workload_has_a_summary() -> None:
     assert tuple(documents()) == TIERS
 
 
-def test_prompts_of_a_fixed_length(smollm2_int8: LM) -> None:
+def test_prompts_of_a_fixed_length(smollm2_int8: LLM) -> None:
     for tier, text in documents().items():
         for length in (64, 256, 512, 1024):
             tokens = fixed_length(smollm2_int8, text, length)
@@ -108,7 +108,7 @@ def test_prompts_of_a_fixed_length(smollm2_int8: LM) -> None:
     assert fixed_length(smollm2_int8, "Too short.", 64) is None
 
 
-def test_cases_of_the_throughput_split(smollm2_int8: LM) -> None:
+def test_cases_of_the_throughput_split(smollm2_int8: LLM) -> None:
     settings = Settings(splits=("throughput",), prompts=4, input_tokens=(64, 2000), concurrency=(1, 4))
     units, notes = make_units(smollm2_int8, settings)
     assert notes == [] and len(units) == 2 * 2 * 3
@@ -120,7 +120,7 @@ def test_cases_of_the_throughput_split(smollm2_int8: LM) -> None:
         make_units(smollm2_int8, Settings(splits=("throughput",), workloads=("copy",)))
 
 
-def test_speed_bench_throughput_files(smollm2_int8: LM, tmp_path: Path) -> None:
+def test_speed_bench_throughput_files(smollm2_int8: LLM, tmp_path: Path) -> None:
     rows = [speed_row(text, f"{tier}_entropy") for tier, text in documents().items()]
     (tmp_path / "throughput_1k.jsonl").write_text("\n".join(rows))
     settings = Settings(
@@ -130,7 +130,7 @@ def test_speed_bench_throughput_files(smollm2_int8: LM, tmp_path: Path) -> None:
     assert [unit.tier for unit in units if isinstance(unit, Case)] == list(TIERS)
 
 
-def test_later_turns_follow_plain_decodings_answer(smollm2_int8: LM) -> None:
+def test_later_turns_follow_plain_decodings_answer(smollm2_int8: LLM) -> None:
     question = next(question for question in questions("built-in") if len(question.turns) == 2)
     unit = Conversation(question, smollm2_int8, room=2000)
     answer = smollm2_int8.tokenizer.encode("An answer.<|im_end|>", special=False)

@@ -19,8 +19,8 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 
@@ -85,8 +85,10 @@ def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
         length = policy.bound(seq, limit, [seq]).nodes
         drafted.append(length)
         accepted = 0 if step < 100 else min(length, 9 if step % 10 else 0)
-        tree = TokenTree.chain(1, [2] * length)
-        seen = Observation(tree, torch.zeros(1), {}, list(range(1, accepted + 1)), [3] * (accepted + 1), start=0)
+        tree = DraftTree.chain(1, [2] * length)
+        seen = VerificationFeedback(
+            tree, torch.zeros(1), {}, list(range(1, accepted + 1)), [3] * (accepted + 1), start=0
+        )
         policy.observe(seq, seen, seconds=0.0)
     assert np.mean(drafted[80:100]) < 0.2
     assert np.mean(drafted[-50:]) > 2
@@ -135,7 +137,9 @@ def test_hardware_resumes_soon_after_drafts_have_become_good(rate: float) -> Non
             length = min(bound.nodes, bound.depth) if bound.nodes else 0
             drafted.append(bound.nodes)
             passed = int((random.random(length) < (rate if step >= 500 else 0.0)).cumprod().sum())
-            seen = Observation(TokenTree.chain(1, [2] * length), torch.zeros(1), {}, [*range(1, passed + 1)], [], 0)
+            seen = VerificationFeedback(
+                DraftTree.chain(1, [2] * length), torch.zeros(1), {}, [*range(1, passed + 1)], [], 0
+            )
             policy.observe(seq, seen, seconds=0.0)
         assert np.mean(drafted[300:500]) < 0.5
         steady, after = np.mean(drafted[-100:]), np.convolve(drafted[500:], np.ones(8) / 8, "valid")
@@ -170,7 +174,7 @@ def test_the_best_tree_is_the_best_of_all() -> None:
 
 def test_rates_of_ranks_and_depths_are_learned() -> None:
     random, rates = np.random.default_rng(2), ChildRates()
-    tree = TokenTree(np.arange(7), np.array([-1, 0, 0, 1, 1, 2, 3]))
+    tree = DraftTree(np.arange(7), np.array([-1, 0, 0, 1, 1, 2, 3]))
     for _ in range(4000):
         first = random.choice([1, 2, 0], p=[0.6, 0.3, 0.1])
         path = [first] if first else []
@@ -187,7 +191,7 @@ def test_rates_of_ranks_and_depths_are_learned() -> None:
 def test_places_a_drafter_leaves_empty_are_worth_nothing() -> None:
     rates = ChildRates()
     for _ in range(400):
-        rates.learn(TokenTree.chain(1, [2, 3]), [1, 2], full=False, depth=9, forget=1.0)
+        rates.learn(DraftTree.chain(1, [2, 3]), [1, 2], full=False, depth=9, forget=1.0)
     assert rates.rates[0, 0] > 0.95 and rates.rates[0, 1] < 0.05 and rates.rates[2, 0] < 0.05
     chances, depths = best_tree(rates.rates, 64)
     cheap = Budget(64, 64, pass_seconds=lambda context: 1.0 + 1e-2 * np.arange(200))

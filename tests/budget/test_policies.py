@@ -15,7 +15,7 @@ import torch
 import decodery as dc
 from covering import covering
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.artifact import Artifact
 from decodery.sampling import Sampler
@@ -27,8 +27,8 @@ from decodery.speculative.drafters.combine import First
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
-from decodery.step.draft_length_policy import Outlook, Policy
-from decodery.step.forward_request import Asking
+from decodery.step.draft_length_policy import DraftLengthPolicy, Outlook
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, TableModel, check_distribution, decode, tiny_transformer, to_int8
 
@@ -78,7 +78,7 @@ def test_confidence_ends_a_chain_before_the_doubtful_draw() -> None:
 
     @dataclass(frozen=True)
     class Watched(Confidence):
-        def goes_on(self, seq: Sequence, outlook: Outlook) -> Asking[bool]:
+        def goes_on(self, seq: Sequence, outlook: Outlook) -> ForwardCoroutine[bool]:
             asked.append((outlook.drawn, top_probability((yield from outlook.law()))))
             return (yield from super().goes_on(seq, outlook))
 
@@ -92,12 +92,12 @@ def test_confidence_ends_a_chain_before_the_doubtful_draw() -> None:
 
 
 @dataclass(frozen=True)
-class Peeking(Policy):
+class Peeking(DraftLengthPolicy):
     """Wrong on purpose: drops the draft where the token about to be drawn is the token 0."""
 
-    needs = Needs(pauses=True)
+    needs = Requirements(pauses=True)
 
-    def goes_on(self, seq: Sequence, outlook: Outlook) -> Asking[bool]:
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> ForwardCoroutine[bool]:
         coming = seq.sampler.pick((yield from outlook.law())[None], seq.seed, [seq.position + outlook.drawn])
         return int(coming[0]) != 0
 
@@ -138,7 +138,7 @@ def _head(bias: float = 0.0) -> AcceptanceHead:
     return head
 
 
-def _drafted(budget: Policy) -> Sequence:
+def _drafted(budget: DraftLengthPolicy) -> Sequence:
     settings = {"rule": Rejection(), "sampler": SAMPLED, "max_new_tokens": 18}
     return decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=20), budget=budget, **settings)[0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import decodery
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.package_index import pull
 
 
@@ -18,7 +18,7 @@ def model() -> Path:
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, smollm2_int8: LM) -> LM:
+def loaded(monkeypatch: pytest.MonkeyPatch, smollm2_int8: LLM) -> LLM:
     """The model that commands run in this process load."""
     monkeypatch.setattr(decodery, "load", lambda *name, **settings: smollm2_int8)
     return smollm2_int8

@@ -21,7 +21,7 @@ from decodery.cli.chat_input import HISTORY, editor
 from decodery.cli.conversation import Conversation
 from decodery.cli.decoding import decode
 from decodery.core.errors import PromptError
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 
 GENERATE = ["generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
 
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_generate_without_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LM, kind: signal.Signals) -> None:
+def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LLM, kind: signal.Signals) -> None:
     pieces: list[str] = []
 
     def write(piece: str) -> None:
@@ -77,7 +77,7 @@ def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LM, kind: s
     assert signal.getsignal(kind) is before
 
 
-def test_chat_reads_only_what_is_new(smollm2_int8: LM) -> None:
+def test_chat_reads_only_what_is_new(smollm2_int8: LLM) -> None:
     def prefilled(output: Output) -> int:
         return sum(step.rows for step in output.trace.steps if step.prefill)
 
@@ -91,7 +91,7 @@ def test_chat_reads_only_what_is_new(smollm2_int8: LM) -> None:
     assert fresh.tokens == second.tokens
 
 
-def test_a_failed_turn_leaves_the_conversation_as_it_was(smollm2_int8: LM) -> None:
+def test_a_failed_turn_leaves_the_conversation_as_it_was(smollm2_int8: LLM) -> None:
     conversation = Conversation(smollm2_int8, {"max_new_tokens": 8})
     conversation.say("Hello", lambda piece: None)
     kept = list(conversation.messages)
@@ -143,7 +143,7 @@ def test_a_policy_without_an_end_drops_no_turn() -> None:
     assert code == 0 and re.search(r"context \d+\]", errors)
 
 
-def test_a_full_context_drops_the_oldest_turns(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_context_drops_the_oldest_turns(smollm2_int8: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     monkeypatch.setattr(smollm2_int8.model, "config", replace(smollm2_int8.model.config, max_positions=200))

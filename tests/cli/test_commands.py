@@ -17,7 +17,7 @@ import decodery
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside, run
 from decodery.cli.main import COMMANDS
 from decodery.core.trace import Trace
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from serving import serving, tiny_lm
 
 
@@ -64,7 +64,7 @@ def test_version() -> None:
 
 
 def test_generate_json_is_one_object_that_python_gives_too_and_a_warm_start_imports_no_transformers(
-    model: Path, smollm2_int8: LM
+    model: Path, smollm2_int8: LLM
 ) -> None:
     settings = ("--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5")
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "generate", PROMPT, *settings, "--json"]
@@ -124,7 +124,7 @@ def test_bad_usage() -> None:
     assert "a prompt is missing" in failure("generate", terminal=True, status=2)
 
 
-def test_settings_that_change_nothing_are_warned_of_alike_in_python_and_here(model: Path, smollm2_int8: LM) -> None:
+def test_settings_that_change_nothing_are_warned_of_alike_in_python_and_here(model: Path, smollm2_int8: LLM) -> None:
     said = "top_p changes nothing at temperature 0"
     assert said in run("generate", PROMPT, "--top-p", "0.5", "--max-new-tokens", "2").stderr
     with pytest.warns(UserWarning, match=said):
@@ -197,7 +197,7 @@ def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
         assert process.wait(60) == 141
 
 
-def test_a_hidden_message_is_read_back_through_pipes(loaded: LM) -> None:
+def test_a_hidden_message_is_read_back_through_pipes(loaded: LLM) -> None:
     settings = ("--search", "coupling:key=a")
     code, carrying, errors = inside("hide", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n")
     assert (code, errors) == (0, "") and carrying == inside(
@@ -232,7 +232,7 @@ def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     assert "context_full" not in on and len(on["tokens"]) == 99
 
 
-def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:
+def test_fewer_texts_than_asked_for_are_said(loaded: LLM) -> None:
     code, output, errors = inside(
         "generate", PROMPT, "--max-new-tokens", "4", "--search", "beam:width=2", "--n", "3", "--drafter", "none"
     )
@@ -243,7 +243,7 @@ def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:
     assert "whole: " in (page := inside("methods", "text")[1]) and "use:" not in page
 
 
-def test_a_program_that_fails_its_tests_is_said(loaded: LM, tmp_path: Path) -> None:
+def test_a_program_that_fails_its_tests_is_said(loaded: LLM, tmp_path: Path) -> None:
     tests = tmp_path / "tests.py"
     search = (
         "--raw",
@@ -264,13 +264,13 @@ def test_a_program_that_fails_its_tests_is_said(loaded: LM, tmp_path: Path) -> N
             assert ("decodery: no program passes all tests, the best one is worth 0.5 of 1" in errors) == bool(status)
 
 
-def test_a_warning_is_a_line(loaded: LM) -> None:
+def test_a_warning_is_a_line(loaded: LLM) -> None:
     settings = ("--temperature", "0.5", "--mirostat", "2", "--mirostat-tau", "30", "--mirostat-eta", "1")
     code, output, errors = inside("generate", PROMPT, "--max-new-tokens", "8", "--drafter", "none", *settings)
     assert code == 0 and output and re.fullmatch(r"decodery: mirostat cannot reach 30 bits .*\n", errors)
 
 
-def test_a_value_head_from_judged_texts_steers(loaded: LM, tmp_path: Path) -> None:
+def test_a_value_head_from_judged_texts_steers(loaded: LLM, tmp_path: Path) -> None:
     texts, head = tmp_path / "texts.jsonl", tmp_path / "head.safetensors"
     pairs = [("The sea is blue and wide.", 1), ("Red red red red red.", -1)]
     texts.write_text("\n".join(json.dumps({"prompt": PROMPT, "text": text, "reward": r}) for text, r in pairs))
@@ -283,7 +283,7 @@ def test_a_value_head_from_judged_texts_steers(loaded: LM, tmp_path: Path) -> No
     assert "line 1 of" in failure("train", "value", str(texts), "--out", str(head))
 
 
-def test_a_switch_tells_by_the_prompt_who_answers(loaded: LM, tmp_path: Path) -> None:
+def test_a_switch_tells_by_the_prompt_who_answers(loaded: LLM, tmp_path: Path) -> None:
     texts, switch = tmp_path / "texts.jsonl", tmp_path / "switch.safetensors"
     asked = [("What is blue?", 1), ("Count all the stars.", 0), ("What is red?", 1), ("Count the grains.", 0)]
     texts.write_text("\n".join(json.dumps({"prompt": each, "text": "It is.", "reward": r}) for each, r in asked))

@@ -16,7 +16,7 @@ from decodery.extras.text_compression.coder import Decoder, Encoder
 from decodery.extras.text_compression.counts import TOTAL, frequencies
 from decodery.extras.text_compression.file import Header, digest, pack, unpack
 from decodery.extras.text_compression.text import coded, compress, decompress, fingerprint, tokens_of
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.testing.models import to_int8
@@ -24,10 +24,10 @@ from tiny_models import tiny_loaded
 
 
 @cache
-def lm() -> LM:
+def lm() -> LLM:
     loaded = tiny_loaded()
     model = to_int8(loaded.model)  # type: ignore[arg-type]
-    return LM(LoadedModel(model, loaded.tokenizer, None, "tiny", "int8"))
+    return LLM(LoadedModel(model, loaded.tokenizer, None, "tiny", "int8"))
 
 
 TEXTS = [
@@ -59,7 +59,7 @@ def test_a_short_context_is_a_short_window() -> None:
     model = lm().model
     assert isinstance(model, Transformer)
     brief = Transformer(replace(model.config, max_positions=40), model.weights)
-    other = LM(LoadedModel(brief, lm().tokenizer, None, "tiny", "int8"))
+    other = LLM(LoadedModel(brief, lm().tokenizer, None, "tiny", "int8"))
     text = TEXTS[-1] * 9
     assert decompress(other, compress(other, text)) == text and unpack(compress(other, text))[0].window == 40
     with pytest.raises(SettingsError, match="does not fit a window of 40"):
@@ -76,7 +76,7 @@ def test_coded_tokens_come_back_whatever_drafts_and_whichever_kernels(monkeypatc
     assert decompress(lm(), made, drafter="prompt-lookup") == decompress(lm(), made, drafter="ngram") == text
     monkeypatch.setattr(kernels, "library", lambda: None)
     monkeypatch.setattr("decodery.models.torch.transformer.library", lambda: None)
-    other = LM(LoadedModel(to_int8(tiny_loaded().model), lm().tokenizer, None, "tiny", "int8"))  # type: ignore[arg-type]
+    other = LLM(LoadedModel(to_int8(tiny_loaded().model), lm().tokenizer, None, "tiny", "int8"))  # type: ignore[arg-type]
     assert other.model._stack is not lm().model._stack and compress(other, text, window=64, overlap=16) == made  # type: ignore[attr-defined]
 
 
@@ -111,11 +111,11 @@ def test_other_models_are_refused() -> None:
     made = compress(lm(), b"hello hello hello")
     loaded = tiny_loaded()
     with pytest.raises(UnsupportedModel, match="int8"):
-        compress(LM(loaded), b"hello")
+        compress(LLM(loaded), b"hello")
     model = to_int8(loaded.model)  # type: ignore[arg-type]
     model.weights.layers[1].down.weight[3, 4] += 1  # type: ignore[attr-defined]
     with pytest.raises(SettingsError, match="another model"):
-        decompress(LM(LoadedModel(model, loaded.tokenizer, None, "tiny", "int8")), made)
+        decompress(LLM(LoadedModel(model, loaded.tokenizer, None, "tiny", "int8")), made)
     with pytest.raises(SettingsError, match="overlap"):
         compress(lm(), b"hello", window=4, overlap=4)
 

@@ -28,9 +28,9 @@ from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import (
     LawBroken,
@@ -304,14 +304,14 @@ class _Recorder(PromptLookup):
     def start(self, seq: Sequence) -> list:
         return [super().start(seq), None]
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         memory, _ = seq.draft_state
         seq.draft_state = memory
-        tree = yield from settled(super().propose(seq, budget))
+        tree = yield from as_coroutine(super().propose(seq, budget))
         seq.draft_state = [memory, (list(seq.tokens), tree)]
         return tree
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if seq.finished:
             return
         tokens, tree = seq.draft_state[1]

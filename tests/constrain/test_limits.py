@@ -31,9 +31,9 @@ from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
-from decodery.step.acceptance_rule import Accepted, Laws
+from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import check_constraint, check_identical
@@ -88,10 +88,10 @@ def test_a_limit_of_the_engine_is_an_error_that_names_it(name: str) -> None:
 class _Fork(Drafter):
     """Drafts a branch that comes upon the limit beside one that does not."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         if seq.position > 1 or budget.depth < 2:
-            return TokenTree.root(seq.pending)
-        return TokenTree(np.array([seq.pending, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
+            return DraftTree.root(seq.pending)
+        return DraftTree(np.array([seq.pending, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
 
 
 def test_a_limit_in_a_draft_changes_nothing() -> None:
@@ -271,10 +271,10 @@ def test_half_characters_and_half_repetitions_are_named() -> None:
     assert accepts(Regex("a{,x}").compile(VOCABULARY), "a{,x}")
 
 
-class _Elsewhere(Laws):
+class _Elsewhere(NodeDistributions):
     """Laws whose logits seem to be on a device, where all nodes are worked out together."""
 
-    def __init__(self, laws: Laws) -> None:
+    def __init__(self, laws: NodeDistributions) -> None:
         self._here = laws
         self.tree = laws.tree
 
@@ -290,14 +290,14 @@ def test_nodes_worked_out_together_may_hold_one_beyond_the_limit() -> None:
     constraint = Regex("[n-z]yz|m(a?){1000}a{1000}").compile(VOCABULARY)
     sampler = Sampler((Constrained(constraint), *Sampler.from_settings().warps))
     seq = Engine(TARGET).open(Request([5], sampler=sampler, max_new_tokens=20, eos_ids=ENDS))
-    tree = TokenTree(np.array([5, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
+    tree = DraftTree(np.array([5, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
     logits = torch.zeros(len(tree), VOCABULARY.size)
     logits[0, ord("x")] = 1.0
-    laws = Laws(tree, logits, seq)
+    laws = NodeDistributions(tree, logits, seq)
     assert Coupled().choose(tree, _Elsewhere(laws), seq) == Coupled().choose(tree, laws, seq) == Accepted([3, 4], Z)
     logits[0, ord("m")] = 2.0
     with pytest.raises(ConstraintError, match="too complex at this point"):
-        Coupled().choose(tree, _Elsewhere(Laws(tree, logits, seq)), seq)
+        Coupled().choose(tree, _Elsewhere(NodeDistributions(tree, logits, seq)), seq)
 
 
 def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

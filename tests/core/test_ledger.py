@@ -19,7 +19,7 @@ from decodery.search.beam import Beam
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.kangaroo import Kangaroo
 from decodery.speculative.drafters.own_layers import OwnLayers
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted
@@ -103,7 +103,7 @@ def test_tokens_of_branches_that_were_left_are_spent() -> None:
 class Sneaky(Search):
     """Wrong on purpose: reads the prompt behind the engine's back."""
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         root = branches.root
         branches.model.forward(Batch([Segment.chunk(root.tokens[:-1], root.cache)]))
@@ -165,7 +165,7 @@ def test_what_is_counted_belongs_to_the_turn_it_is_counted_in() -> None:
     count("nobody's")
     assert charged().counts == {}
 
-    def counting(name: str) -> Asking[Ledger]:
+    def counting(name: str) -> ForwardCoroutine[Ledger]:
         for _ in range(3):
             count(name)
             yield from score(MODEL, Segment.chunk([1], MODEL.new_cache()))

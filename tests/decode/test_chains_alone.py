@@ -19,7 +19,7 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.protocol import Capabilities
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 from decodery.testing import check_distribution, decode, tiny_transformer, to_int8
 from methods import DRAFTERS, GROWTHS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
@@ -141,7 +141,7 @@ def test_a_source_does_not_stand_between_a_rule_and_the_branches_of_its_model() 
 
 
 def test_an_unnoticed_branch_would_fail_here() -> None:
-    tree = TokenTree.from_paths(1, [(2,), (3,)])
+    tree = DraftTree.from_paths(1, [(2,), (3,)])
     cache = TARGET.new_cache()
     with pytest.raises(AssertionError):
         TARGET.forward(Batch([Segment(tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=cache)]))

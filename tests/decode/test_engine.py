@@ -19,7 +19,7 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.detokenizer import TextStream
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import Oracle, decode, tiny_transformer
@@ -283,8 +283,8 @@ def test_only_equal_prompts_share_a_prefill() -> None:
 @pytest.mark.parametrize(("root", "length"), [(1, 2), (0, 100)], ids=["wrong root", "over budget"])
 def test_a_draft_that_breaks_the_contract_is_an_error(root: int, length: int) -> None:
     class Unruly(Drafter):
-        def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-            return TokenTree.chain((seq.pending + root) % 64, [3] * length)
+        def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+            return DraftTree.chain((seq.pending + root) % 64, [3] * length)
 
     with pytest.raises(ValueError, match="Unruly drafted"):
         run(Unruly(), max_new_tokens=90)

@@ -15,7 +15,7 @@ from covering import FULL
 from decodery.core import registry
 from decodery.core.errors import SettingsError, UnknownMethod, UnsupportedModel
 from decodery.core.registry import method_of, methods, register
-from decodery.core.requirements import WORDS, Gives, Needs, said
+from decodery.core.requirements import WORDS, Provides, Requirements, said
 from decodery.engine import validation as fit
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -33,7 +33,7 @@ from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.stand import STAND
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_batch, check_identical, check_state, decode, tiny_transformer
@@ -52,8 +52,8 @@ class Even(Constraint):
     bonus: float | None = None
 
     @property
-    def gives(self) -> Gives:
-        return Gives(mask=self.masked)
+    def gives(self) -> Provides:
+        return Provides(mask=self.masked)
 
     def init(self, prompt: Any) -> int:
         return 0
@@ -201,31 +201,34 @@ def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
 def test_composites_need_what_their_parts_need_and_give_what_they_give() -> None:
     lookup, model, sampled = PromptLookup(), DraftModel(OTHER), STAND()
     fused = Fuse((lookup, sampled))
-    assert fused.needs == Needs(prompt=True) and fused.gives.drafts == ("deterministic",)
+    assert fused.needs == Requirements(prompt=True) and fused.gives.drafts == ("deterministic",)
     both = First((lookup, First((sampled, model))))
-    assert both.needs == Needs(prompt=True)
+    assert both.needs == Requirements(prompt=True)
     assert both.gives.drafts == ("deterministic", "without-replacement", "sampled") and both.gives.pauses
     assert Forced(sampled).gives.drafts == ("without-replacement", "deterministic")
-    assert NGram(growth=Sequoia(draft_cost=0.1)).needs == Needs(prompt=True, costs=True)
+    assert NGram(growth=Sequoia(draft_cost=0.1)).needs == Requirements(prompt=True, costs=True)
     # What pauses without states spoils it for who judges by them.
     assert First((lookup, model)).gives.draft_states and not First((NGram(), model)).gives.draft_states
     sampler = Sampler([Constrained(Even(bonus=1.0)), *SAMPLERS["nucleus"].warps])
-    assert sampler.needs == Needs(checked=True, mask=True, ends=True)
-    tables = (Needs(taps=(2, "logits"), drafts=("sampled", "deterministic")), Needs(taps=(1, 2), drafts=("sampled",)))
-    assert Needs.merged(tables) == Needs(taps=(2, "logits", 1), drafts=("sampled",))
+    assert sampler.needs == Requirements(checked=True, mask=True, ends=True)
+    tables = (
+        Requirements(taps=(2, "logits"), drafts=("sampled", "deterministic")),
+        Requirements(taps=(1, 2), drafts=("sampled",)),
+    )
+    assert Requirements.merged(tables) == Requirements(taps=(2, "logits", 1), drafts=("sampled",))
 
 
-NOTHING = Needs()
+NOTHING = Requirements()
 
 
 @dataclass(frozen=True)
 class Reading(Drafter):
     """A method of one's own that needs this or that."""
 
-    needs: Needs = NOTHING
+    needs: Requirements = NOTHING
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        return TokenTree.root(seq.pending)
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+        return DraftTree.root(seq.pending)
 
 
 @pytest.mark.parametrize("name", ["states", "routes", "policies", "parts", "exact_rows", "gradients"])
@@ -237,7 +240,7 @@ def test_a_method_of_ones_own_is_refused_where_the_model_lacks_what_it_needs(nam
             super().__init__(5)
             self.capabilities = Capabilities()
 
-    drafter = Reading(Needs(**{name: True}))
+    drafter = Reading(Requirements(**{name: True}))
     with pytest.raises(UnsupportedModel) as caught:
         decode(Bare(), [[1]], drafter=drafter)
     assert str(caught.value) == (
@@ -251,12 +254,12 @@ def test_a_method_of_ones_own_is_refused_where_the_model_lacks_what_it_needs(nam
 
 def test_hidden_states_that_a_model_does_not_have_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"the drafter Reading needs hidden states .* no state after layer 3 of 2"):
-        decode(TARGET, [[1]], drafter=Reading(Needs(taps=(3,))))
+        decode(TARGET, [[1]], drafter=Reading(Requirements(taps=(3,))))
     with pytest.raises(UnsupportedModel, match=r"the hidden states at mlp_out\.0, which TableModel does not give"):
-        decode(TableModel(5), [[1]], drafter=Reading(Needs(taps=("mlp_out.0",))))
-    decode(TARGET, [[1]], drafter=Reading(Needs(taps=("mlp_out.0", -1))))
+        decode(TableModel(5), [[1]], drafter=Reading(Requirements(taps=("mlp_out.0",))))
+    decode(TARGET, [[1]], drafter=Reading(Requirements(taps=("mlp_out.0", -1))))
     with pytest.raises(SettingsError, match="which the source entropy-adaptive does not give: leave the source out"):
-        Request([1], drafter=Fuse((PromptLookup(), Reading(Needs(taps=(1,))))), source=EntropyAdaptive(OTHER))
+        Request([1], drafter=Fuse((PromptLookup(), Reading(Requirements(taps=(1,))))), source=EntropyAdaptive(OTHER))
 
 
 def test_names_stand_for_methods() -> None:
@@ -294,7 +297,7 @@ def test_the_catalogue_tells_what_the_tables_hold() -> None:
     assert described["draft", "fuse"].needs == ("what its parts need",)
     assert "temperature 0" in described["search", "beam"].needs
     assert "temperature 0" not in described["search", "smc"].needs
-    assert {each.name for each in fields(Needs)} | {each.name for each in fields(Gives)} == set(WORDS)
+    assert {each.name for each in fields(Requirements)} | {each.name for each in fields(Provides)} == set(WORDS)
 
 
 def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
@@ -303,7 +306,7 @@ def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
     class Needy(Reading):
         """Needs rows."""
 
-        gives = Gives(drafts=("sampled",), law=True)
+        gives = Provides(drafts=("sampled",), law=True)
 
     try:
         own = method_of(Needy())

@@ -18,7 +18,7 @@ from decodery.logits_sources.guidance import Guidance
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.hooks import Intervention
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
@@ -142,15 +142,15 @@ def test_an_intervention_where_a_pass_was_cut_acts_once() -> None:
 
     tokens = np.array(PROMPT[:5])
     whole = MODEL.forward(Batch([segment(tokens=tokens)])).logits
-    states = MODEL.forward(Batch([segment(tokens=tokens)]), taps=(1,), route=Route((0,))).hidden[1]
-    assert torch.equal(MODEL.forward(Batch([segment(states=states)]), route=Route((1,))).logits, whole)
+    states = MODEL.forward(Batch([segment(tokens=tokens)]), taps=(1,), route=LayerPlan((0,))).hidden[1]
+    assert torch.equal(MODEL.forward(Batch([segment(states=states)]), route=LayerPlan((1,))).logits, whole)
 
 
 def test_sources_of_several_contexts_refuse_interventions() -> None:
-    from decodery.step.forward_request import drive, score
+    from decodery.step.forward_request import run_sync, score
 
     reader = Guidance(1.5, (9, 8)).over(MODEL, PROMPT)
     segment = Segment.chunk(PROMPT, reader.new_cache())
     segment.interventions = (Intervention(1, lambda rows, _: rows),)
     with pytest.raises(UnsupportedModel, match="cannot be changed on their way"):
-        drive(score(reader, segment))
+        run_sync(score(reader, segment))

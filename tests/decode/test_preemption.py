@@ -15,14 +15,14 @@ from decodery.engine.engine import Engine
 from decodery.engine.preempt import read_again
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.engine.task import Lost, Work
+from decodery.engine.task import CoroutineTask, Lost
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.pages import resident
 from decodery.sampling import Sampler
 from decodery.search.base import Search
 from decodery.search.beam import Beam
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted, to_int8
@@ -45,11 +45,11 @@ def request(name: str, **settings: Any) -> Request:
     return Request(PROMPT, **{"max_new_tokens": 8, "sampler": sampler, "eos_ids": (0, 1)} | settings)
 
 
-def entered(engine: Engine, search: Search, wanted: Request) -> Work[list[Sequence]]:
+def entered(engine: Engine, search: Search, wanted: Request) -> CoroutineTask[list[Sequence]]:
     return engine.enter(search.find(engine, wanted))
 
 
-def told(job: Work[list[Sequence]]) -> list[tuple[list[int], float | None]]:
+def told(job: CoroutineTask[list[Sequence]]) -> list[tuple[list[int], float | None]]:
     assert job.error is None and job.result is not None
     return [(seq.tokens, seq.score) for seq in job.result]
 
@@ -165,7 +165,7 @@ def test_what_was_read_wrongly_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     search, wanted = Beam(width=3), request("beam")
     expected, _ = alone(EXACT, search, wanted)
 
-    def wrong(lost: list[Lost], rows: int) -> Asking[None]:
+    def wrong(lost: list[Lost], rows: int) -> ForwardCoroutine[None]:
         return read_again([Lost(each.model, each.cache, each.tokens[::-1]) for each in lost], rows)
 
     monkeypatch.setattr("decodery.engine.preempt.read_again", wrong)
@@ -217,9 +217,9 @@ def test_a_search_waits_for_memory_and_gives_it_back() -> None:
         # What a pass took beyond the bound is given back before the next one, but by the first in line.
         engine._schedule.turns()
         runs = engine._schedule.runs
-        put_off += any(isinstance(run.task, Work) and run.lost for run in engine._schedule._waiting)
+        put_off += any(isinstance(run.task, CoroutineTask) and run.lost for run in engine._schedule._waiting)
         holding = [text.cache for text in texts if not text.finished]
-        holding += [cache for run in runs if isinstance(run.task, Work) for cache in preempt.caches(run)]
+        holding += [cache for run in runs if isinstance(run.task, CoroutineTask) for cache in preempt.caches(run)]
         assert resident(cache.blocks for cache in holding) <= 4 * one or len(runs) == 1
     assert put_off > 0
     for job, prompt in zip(jobs, prompts[1:3], strict=True):
@@ -298,7 +298,7 @@ def test_a_preempted_search_can_be_paused_and_cancelled() -> None:
 def test_what_keeps_caches_of_its_own_is_left_alone() -> None:
     """A task whose caches no branch has cannot be read again, and so is not dropped."""
 
-    def reading() -> Asking[list[float]]:
+    def reading() -> ForwardCoroutine[list[float]]:
         cache, found = MODEL.new_cache(), list[float]()
         for token in PROMPT:
             scored = yield from score(MODEL, Segment.chunk([token], cache))

@@ -20,7 +20,7 @@ from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
 from decodery.search.smc import SMC
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.forward_request import Asking, drive, off_loop, together
+from decodery.step.forward_request import ForwardCoroutine, gather, off_loop, run_sync
 from decodery.step.scorer import Candidates, Scorer
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
@@ -190,10 +190,10 @@ def test_what_a_blocking_function_raises_ends_its_task(error: BaseException) -> 
 
 
 def test_blocking_functions_return_anything_in_order() -> None:
-    def several() -> Asking[list[object]]:
-        return (yield from together([off_loop(lambda value=value: value) for value in (None, 2, [])]))  # type: ignore[misc]
+    def several() -> ForwardCoroutine[list[object]]:
+        return (yield from gather([off_loop(lambda value=value: value) for value in (None, 2, [])]))  # type: ignore[misc]
 
-    assert Engine(MODEL).finish(several()) == drive(several()) == [None, 2, []]
+    assert Engine(MODEL).finish(several()) == run_sync(several()) == [None, 2, []]
 
 
 def test_what_is_shared_is_used_on_one_thread_at_a_time() -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from covering import FULL
 from decodery.core.errors import OutOfMemory, SettingsError
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.kv_cache.h2o import H2O
-from decodery.llm.llm import LM, Output
+from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.pages import resident
@@ -31,11 +31,11 @@ from decodery.speculative.acceptance.recursive_rejection import RecursiveRejecti
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.acceptance.typical import Typical
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
-from decodery.step.forward_request import Asking, Scored, drive, score, settled, together
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, gather, run_sync, score
 from decodery.step.sequence import Sequence
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import Counted, to_int8
@@ -115,17 +115,17 @@ def test_trials_of_a_rule_that_looks_ahead_are_read_once() -> None:
 def test_what_waits_together_is_answered_together() -> None:
     model = Counted(MODEL)
 
-    def read(tokens: list[int]) -> Asking[Scored]:
+    def read(tokens: list[int]) -> ForwardCoroutine[ForwardResult]:
         cache = model.new_cache()
         for token in tokens[:-1]:
             yield from score(model, Segment.chunk([token], cache))
             cache.keep([0])
         return (yield from score(model, Segment.chunk(tokens[-1:], cache)))
 
-    found = drive(together([read([1, 2, 3]), read([4]), read([5, 6])]))
+    found = run_sync(gather([read([1, 2, 3]), read([4]), read([5, 6])]))
     assert model.rows == [3, 2, 1]
     for scored, tokens in zip(found, ([1, 2, 3], [4], [5, 6]), strict=True):
-        assert (scored.logits - drive(read(tokens)).logits).abs().max() < 1e-12
+        assert (scored.logits - run_sync(read(tokens)).logits).abs().max() < 1e-12
 
 
 # Tasks can be held up.
@@ -188,7 +188,7 @@ def forked(engine: Engine, seq: Sequence) -> Sequence:
 
 
 @pytest.mark.parametrize(("name", "rule"), FORKED, ids=[f"{name}-{type(rule).__name__}" for name, rule in FORKED])
-def test_forks_go_on_as_the_text_would(name: str, rule: Rule) -> None:
+def test_forks_go_on_as_the_text_would(name: str, rule: AcceptanceRule) -> None:
     drafter = DRAFTERS[name](SMALL)
     assert fits(drafter, rule)
     engine = Engine(EXACT, prefill_chunk=3)
@@ -225,9 +225,9 @@ def test_a_preempted_text_gives_its_memory_back_and_shows_its_drafter_nothing_tw
 
     @dataclass(frozen=True)
     class Watching(Garbage):
-        needs = Needs(prompt=True)
+        needs = Requirements(prompt=True)
 
-        def observe(self, seq: Sequence, seen: Observation) -> None:
+        def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
             shown.extend(range(seen.start, seen.start + (len(seen.path) + 1)))
 
     engine = Engine(MODEL, prefill_chunk=2)
@@ -316,19 +316,19 @@ class Faulty(Drafter):
     part: str
     error: Exception = field(default_factory=lambda: RuntimeError("broken on purpose"), compare=False)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         if seq.position > 3:
             if self.part == "propose":
                 raise self.error
             if self.part == "budget":
-                return TokenTree.chain(seq.pending, [1] * (budget.nodes + 1))
+                return DraftTree.chain(seq.pending, [1] * (budget.nodes + 1))
             if self.part == "tokens":
-                return TokenTree.chain(seq.pending, [-1])
+                return DraftTree.chain(seq.pending, [-1])
             if self.part == "cycle":
-                return TokenTree(np.array([seq.pending, 1, 2]), np.array([-1, 2, 1]))
-        return TokenTree.chain(seq.pending, [1])
+                return DraftTree(np.array([seq.pending, 1, 2]), np.array([-1, 2, 1]))
+        return DraftTree.chain(seq.pending, [1])
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if self.part == "observe" and seq.position > 3:
             raise self.error
 
@@ -377,7 +377,7 @@ def test_a_cache_without_memory_ends_its_own_text_alone(monkeypatch: pytest.Monk
 
 
 def test_a_search_that_breaks_ends_alone() -> None:
-    def broken(engine: Engine) -> Asking[None]:
+    def broken(engine: Engine) -> ForwardCoroutine[None]:
         seq = engine.open(Request(PROMPTS[0]))
         yield from score(MODEL, Segment.chunk(seq.tokens, seq.cache))
         raise LookupError("broken on purpose")
@@ -387,13 +387,13 @@ def test_a_search_that_breaks_ends_alone() -> None:
     with pytest.raises(LookupError):
         engine.run([seq, job])
     assert seq.position == 9
-    assert drive(settled(5)) == 5
+    assert run_sync(as_coroutine(5)) == 5
 
 
 # What is left of a text.
 
 
-def test_outputs_are_plain_values_and_keep_a_cache_only_when_asked(smollm2_int8: LM) -> None:
+def test_outputs_are_plain_values_and_keep_a_cache_only_when_asked(smollm2_int8: LLM) -> None:
     first = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None)
     assert isinstance(first, Output) and first.kept is None
     assert pickle.loads(pickle.dumps(first)) == first
@@ -409,7 +409,7 @@ def test_a_text_goes_on_from_no_other_models_keys_and_values() -> None:
     # Another checkpoint of the same shape, another precision, and the same weights once more.
     others = tiny_transformer(1), EXACT, tiny_transformer(0)
     (begun,) = decode(MODEL, PROMPTS[:1], max_new_tokens=6)
-    lm, owned = LM(tiny_loaded()), LM(tiny_loaded())
+    lm, owned = LLM(tiny_loaded()), LLM(tiny_loaded())
     output = lm.generate("The cache", max_new_tokens=6, keep_cache=True)
     assert output.kept is not None and output.kept.model() is lm.model
     for model in others:

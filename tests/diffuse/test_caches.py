@@ -21,7 +21,7 @@ from decodery.engine.request import Request
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.torch.rope import rope_table
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import Ask, drive
+from decodery.step.forward_request import ForwardRequest, run_sync
 from decodery.testing import tiny_transformer, to_int8
 from decodery.testing.models import Counted
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, nats, order
@@ -281,7 +281,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
             Run(blocks, Canvas.of(blocks, PROMPT, 8), resolve("diffuse", spec))
     with pytest.raises(SettingsError, match="diffusion model"):
         Engine(denoiser()).submit(Request([1, 2]))
-    assert drive(filled(blocks, Canvas.of(blocks, PROMPT, 6), resolve("diffuse", "static:block=4"))).limit == 6
+    assert run_sync(filled(blocks, Canvas.of(blocks, PROMPT, 6), resolve("diffuse", "static:block=4"))).limit == 6
 
 
 @torch.no_grad()
@@ -320,7 +320,9 @@ def test_a_wrong_recovery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         for passed in self._passes[-1:]:
             self._select(passed)
             yield [
-                Ask(self.model, Segment(passed.rows, self.canvas.tokens[passed.rows], cache=self._kv, logit_rows=[]))
+                ForwardRequest(
+                    self.model, Segment(passed.rows, self.canvas.tokens[passed.rows], cache=self._kv, logit_rows=[])
+                )
             ]
         if self._pending is not None:
             self._select(self._pending)

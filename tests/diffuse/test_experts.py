@@ -13,7 +13,7 @@ from decodery.diffusion.experts.des_vote import DESVote
 from decodery.diffusion.run import filled
 from decodery.models.torch.mixture import Mixture, Shared
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import drive, together
+from decodery.step.forward_request import gather, run_sync
 from decodery.training.diffusion import Recipe, untrained
 from diffusing import denoiser, fill, named, order
 
@@ -70,7 +70,7 @@ def test_canvases_share_their_own_experts_and_read_fewer() -> None:
     assert order(fill(model, "static:experts=des-vote(beta=1)", 6, prompt=prompt)) == order(free)
     canvases = [Canvas.of(model, list(range(3, 3 + n)), 6) for n in (2, 5)]
     alone = [order(fill(model, "static:experts=des-seq(each=1)", 6, prompt=range(3, 3 + n))) for n in (2, 5)]
-    drive(together([filled(model, canvas, named("static:experts=des-seq(each=1)")) for canvas in canvases]))
+    run_sync(gather([filled(model, canvas, named("static:experts=des-seq(each=1)")) for canvas in canvases]))
     assert [order(canvas) for canvas in canvases] == alone
     with pytest.raises(SettingsError, match="no experts to share"):
         fill(denoiser(), "static:experts=des-seq", 4)

@@ -24,7 +24,7 @@ from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.engine import Engine
 from decodery.models.batch import Batch, Scores
 from decodery.models.tokenizers.vocabulary import Vocabulary
-from decodery.step.forward_request import drive, together
+from decodery.step.forward_request import gather, run_sync
 from diffusing import MASK, PROMPT, denoiser, fill, named, order
 
 END = 18
@@ -57,7 +57,7 @@ def held_to(constraint: Any) -> Hold:
 def filled_under(hold: Hold, spec: str, seed: int = 0, length: int = LENGTH, temperature: float = 0.9) -> Canvas:
     model = denoiser(seed % 5)
     canvas = Canvas.of(model, PROMPT, length, eos_ids=[END], seed=seed)
-    return drive(filled(model, canvas, LAVE.around(named(spec)), temperature, hold))
+    return run_sync(filled(model, canvas, LAVE.around(named(spec)), temperature, hold))
 
 
 def agree(texts: list[list[int]], canvas: Canvas) -> list[bool]:
@@ -102,7 +102,7 @@ def test_a_constraint_that_allows_everything_changes_nothing() -> None:
         free = fill(model, spec, LENGTH, seed=3, temperature=0.7, eos=[END])
         held = Canvas.of(model, PROMPT, LENGTH, eos_ids=[END], seed=3)
         with torch.no_grad():
-            drive(filled(model, held, LAVE.around(named(spec)), 0.7, hold))
+            run_sync(filled(model, held, LAVE.around(named(spec)), 0.7, hold))
         assert set(order(held)) == set(order(free)) and held.output == free.output and held.passes == free.passes
 
 
@@ -111,11 +111,11 @@ def test_canvases_under_a_grammar_share_passes_and_keep_their_texts() -> None:
     method = LAVE.around(named("threshold:tau=0.1,block=4"))
     with torch.no_grad():
         alone = [
-            drive(filled(model, Canvas.of(model, PROMPT[:n], 8, eos_ids=[END], seed=n), method, 0.8, hold))
+            run_sync(filled(model, Canvas.of(model, PROMPT[:n], 8, eos_ids=[END], seed=n), method, 0.8, hold))
             for n in (2, 4)
         ]
         canvases = [Canvas.of(model, PROMPT[:n], 8, eos_ids=[END], seed=n) for n in (2, 4)]
-        drive(together([filled(model, canvas, method, 0.8, hold) for canvas in canvases]))
+        run_sync(gather([filled(model, canvas, method, 0.8, hold) for canvas in canvases]))
     assert [order(canvas) for canvas in canvases] == [order(canvas) for canvas in alone]
     for canvas in canvases:
         text = "".join(LETTERS[token] for token in canvas.output if token != END)
@@ -150,7 +150,7 @@ def test_what_a_model_likes_is_not_begun_where_its_end_has_no_room(spec: str) ->
     for length, pattern in ((24, "a*b"), (48, "a*(b|c{40}d)")):
         canvas = Canvas.of(model, PROMPT, length, eos_ids=[END], seed=1)
         with torch.no_grad():
-            drive(filled(model, canvas, LAVE.around(named(spec)), 0.0, hold))
+            run_sync(filled(model, canvas, LAVE.around(named(spec)), 0.0, hold))
         text = "".join(LETTERS[token] for token in canvas.output if token != END)
         assert re.fullmatch(pattern, text), text
     assert "c" in text
@@ -178,7 +178,7 @@ def test_objects_are_whole_where_they_fit(schema: Any) -> None:
     for spec in ("block=8", "block=16,policy=static(steps=12)"):
         canvas = Canvas.of(model, PROMPT, 48, eos_ids=[256], seed=1)
         with torch.no_grad():
-            drive(filled(model, canvas, named(f"lave:likely=2,top=1,others=1,retries=1,{spec}"), 0.0, hold))
+            run_sync(filled(model, canvas, named(f"lave:likely=2,top=1,others=1,retries=1,{spec}"), 0.0, hold))
         validate(json.loads(bytes(token for token in canvas.output if token < 256)), schema)
 
 

@@ -17,7 +17,7 @@ from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import Run, filled
 from decodery.diffusion.view import Commit, View
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser, chi_square
 from diffusing import fill, named, order
 
@@ -159,7 +159,7 @@ def test_what_training_minimises_is_the_likelihood_where_marginals_are_exact() -
                 canvas, places = Canvas.of(model, [0], N), 1 + np.array(hidden)
                 shown = np.setdiff1d(np.arange(N), hidden)
                 canvas.tokens[1 + shown] = np.array(answer)[shown]
-                view = drive(Run(model, canvas, named("static")).look((1, 1 + N)))
+                view = run_sync(Run(model, canvas, named("static")).look((1, 1 + N)))
                 loss = -float(view.logprobs_of(Commit(places, np.array(answer)[list(hidden)])).mean())
                 share = 1 / (len(answers) * N * math.comb(N, size))
                 losses, twice = losses + share * loss, twice + share * loss * N / size
@@ -216,5 +216,5 @@ def test_guidance_goes_from_the_law_without_the_prompt_to_that_with_it() -> None
     assert fill(model, "static", 2, prompt=[7]).output == [0, 1]
     assert fill(model, "static:guidance=0", 2, prompt=[7]).output == [0, 1]
     strong = Canvas.of(model, [7], 2)
-    drive(filled(model, strong, resolve("diffuse", "static:guidance=4")))
+    run_sync(filled(model, strong, resolve("diffuse", "static:guidance=4")))
     assert strong.output == [2, 3] and strong.passes == 2 and strong.rows == 2 * 2 * 3

@@ -12,7 +12,7 @@ from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.phase_handoff import PhaseHandoff
 from decodery.diffusion.run import filled
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing.models import Counted
 from diffusing import KINDS, PROMPT, denoiser, fill, named, order
 
@@ -41,7 +41,7 @@ def test_the_second_model_goes_on_as_behind_a_canvas_that_it_finds(kind: str, ow
     for place, token in alone[0][:5]:
         half.tokens[place] = token
     if "dual" not in own and "dkv" not in own:
-        drive(filled(other, half, policy, 0.8))
+        run_sync(filled(other, half, policy, 0.8))
         assert np.array_equal(half.tokens, canvas.tokens)
     assert not np.array_equal(canvas.tokens, fill(model, policy, LENGTH, **settings).tokens)
 

@@ -19,7 +19,7 @@ from decodery.diffusion.r2 import R2, Streaks, clusters, runs
 from decodery.diffusion.run import Run, filled
 from decodery.diffusion.scheduled import dream_quotas, quotas
 from decodery.diffusion.view import View
-from decodery.step.forward_request import drive, together
+from decodery.step.forward_request import gather, run_sync
 from decodery.testing import OracleDenoiser
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
 
@@ -38,7 +38,7 @@ def test_every_method_fills_canvases_of_every_model_alike_alone_and_together(nam
             continue
         alone = [fill(model, name, 8, prompt=PROMPT[:n], seed=n, temperature=0.7, eos=[7]) for n in (2, 5)]
         both = [Canvas.of(model, PROMPT[:n], 8, eos_ids=[7], seed=n) for n in (2, 5)]
-        drive(together([filled(model, canvas, named(name), 0.7) for canvas in both]))
+        run_sync(gather([filled(model, canvas, named(name), 0.7) for canvas in both]))
         assert [order(canvas) for canvas in both] == [order(canvas) for canvas in alone]
         for canvas in both:
             places = [place for place, _ in order(canvas)]
@@ -286,7 +286,7 @@ def test_a_border_is_mended_only_where_that_is_likelier() -> None:
         canvas = Canvas.of(model, [0], 4)
         run = Run(model, canvas, method)
         canvas.tokens[1:] = written
-        drive(method._weld(run, 3))
+        run_sync(method._weld(run, 3))
         assert canvas.tokens[1:].tolist() == mended and canvas.passes <= 2
 
 
@@ -302,7 +302,7 @@ def test_threshold_drafts_are_taken_as_far_as_a_slow_loop_takes_them() -> None:
         assert isinstance(threshold, Policy)
         for written in canvas.rounds:
             run = Run(model, state, threshold)
-            step, _ = threshold.select(drive(run.look((5, 21))), None)
+            step, _ = threshold.select(run_sync(run.look((5, 21))), None)
             wanted = dict(zip(step.positions.tolist(), step.tokens.tolist(), strict=True))
             for place, token in zip(written.positions.tolist(), written.tokens.tolist(), strict=True):
                 assert wanted[place] == token

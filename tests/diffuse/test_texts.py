@@ -12,12 +12,12 @@ import pytest
 from decodery.core.errors import SettingsError
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.engine import Engine
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.testing import tiny_transformer
 from diffusing import MASK, PROMPT, denoiser, named
 from tiny_models import make_tokenizer
@@ -53,8 +53,8 @@ def test_a_canvas_that_is_stopped_gives_what_is_settled_and_says_so(spec: str) -
 
 
 def test_stopping_and_ending_are_two_states_of_any_task() -> None:
-    def asks(fails: bool = False) -> Asking[int]:
-        yield [Ask(model, Segment(np.arange(2), np.array([1, 2])))]
+    def asks(fails: bool = False) -> ForwardCoroutine[int]:
+        yield [ForwardRequest(model, Segment(np.arange(2), np.array([1, 2])))]
         if fails:
             raise RuntimeError("it failed")
         return 7
@@ -72,15 +72,15 @@ def test_stopping_and_ending_are_two_states_of_any_task() -> None:
 
 
 @pytest.fixture(scope="module")
-def padded() -> Iterator[LM]:
+def padded() -> Iterator[LLM]:
     """A model of bytes whose last twenty ids have no token, the mask among them."""
     base = tiny_transformer(1, vocab_size=TOKENS + 20)
     model = Transformer(replace(base.config, causal=False, mask_id=TOKENS + 19), base.weights)
-    yield LM(LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float64"))
+    yield LLM(LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float64"))
 
 
 @pytest.mark.parametrize("spec", ["static", "random:eos=never", "static:guidance=1", "freedave", "ccd"])
-def test_ids_without_a_token_are_never_written(padded: LM, spec: str) -> None:
+def test_ids_without_a_token_are_never_written(padded: LLM, spec: str) -> None:
     outputs = padded.diffuse("Hello", spec, n=4, max_new_tokens=24, temperature=8.0)
     tokens = [token for output in outputs for token in output.tokens]
     assert len(set(tokens)) > 10 and max(tokens) < TOKENS
@@ -92,6 +92,6 @@ def test_ids_without_a_token_are_never_written(padded: LM, spec: str) -> None:
     assert max(free.output().tokens) >= TOKENS
 
 
-def test_no_text_at_all_is_refused(padded: LM) -> None:
+def test_no_text_at_all_is_refused(padded: LLM) -> None:
     with pytest.raises(SettingsError, match="n must be at least 1, not 0"):
         padded.diffuse("Hello", n=0)

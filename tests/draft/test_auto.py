@@ -19,7 +19,7 @@ from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.speculative.draft_length.steps import StepCosts
 from decodery.speculative.drafters.auto import Auto
@@ -28,7 +28,7 @@ from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, LEAST, SuccessorRates
 from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.stores.warm import WarmContexts
-from decodery.speculative.tree_building.likeliest import Worth
+from decodery.speculative.tree_building.likeliest import ExpectedSpeedup
 from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
 from decodery.training.contexts import learn_contexts
@@ -67,7 +67,7 @@ def test_the_tree_has_the_size_that_pays_most() -> None:
         steps = generator.exponential(size=limit + sequences + 1) * (generator.random(limit + sequences + 1) < 0.3)
         costs = 5 + np.cumsum(steps)
         chances = np.sort(generator.random(limit) ** 3)[::-1].tolist()
-        worth = Worth(costs[sequences:], sequences)
+        worth = ExpectedSpeedup(costs[sequences:], sequences)
         for chance in chances:
             if chance < worth.bar():
                 break
@@ -84,7 +84,7 @@ def test_the_tree_has_the_size_that_pays_most() -> None:
 def test_what_a_step_has_taken_already_calls_for_more_nodes() -> None:
     """Time that questions took is spent whatever is fed, as in a step that takes longer."""
     costs, chances = 1 + 0.2 * np.arange(9.0), [0.9, 0.5, 0.3, 0.25, 0.15, 0.1, 0.05, 0.05]
-    worth, sizes = Worth(costs, 1), []
+    worth, sizes = ExpectedSpeedup(costs, 1), []
     for chance in chances:
         worth.take(chance)
     for spent in (0.0, 0.3, 0.7):
@@ -327,7 +327,7 @@ def test_a_head_that_cannot_be_asked_is_refused(target: LoadedModel) -> None:
         Engine(target.model).submit(Request([256], 4, drafter=Auto(head=other)))
 
 
-def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> None:
+def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LLM) -> None:
     """Of the very first text, with contexts, and more with the head as well; the same text comes out."""
     prompt = "List the three primary colours and say what each of them stands for."
     accepted, texts = [], []
@@ -348,7 +348,7 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> No
     assert accepted[1] > accepted[0] + 3 and accepted[2] > accepted[1] + 1
 
 
-def test_the_embedded_model_has_one_kind_of_head(smollm2_int8: LM) -> None:
+def test_the_embedded_model_has_one_kind_of_head(smollm2_int8: LLM) -> None:
     prompt, texts = "Name three rivers of Europe and say where they end.", []
     for drafter in (None, "eagle-3:growth=none,length=2"):
         output = smollm2_int8.generate(prompt, max_new_tokens=32, drafter=drafter)

@@ -15,7 +15,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.drafters.rest import REST
 from decodery.speculative.stores.datastore import Datastore, sort_suffixes
 from decodery.step.draft_length_policy import Budget
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import TableModel
 from decodery.training.datastore import build_datastore
 from tiny_models import make_tokenizer
@@ -79,7 +79,7 @@ def test_of_many_hits_as_many_as_allowed_are_taken_and_no_other_runs(shards: int
         assert tokens.tolist() == [3, 4, 5, 6] and (abs(counts - 1250) <= shards).all(), "evenly spread"
         drafter = REST(store)
         seq = Engine(TableModel(9)).submit(Request([1, 2], drafter=drafter))
-        assert sorted(drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist()[1:]) == [3, 4, 5, 6]
+        assert sorted(run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist()[1:]) == [3, 4, 5, 6]
 
 
 def tokenizer(eos: bool = True) -> Tokenizer:

@@ -19,7 +19,7 @@ from decodery.speculative.acceptance.exact import sampled_law
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.drafters.deer import BlockReading, Deer
 from decodery.step.draft_length_policy import Budget
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import TableModel, check_distribution, check_identical, tiny_transformer
 from decodery.testing.models import Counted
 from methods import blocked
@@ -35,7 +35,7 @@ def test_a_block_is_one_pass_that_leaves_the_texts_rows_as_they_were(backend: st
     model, random = make(backend), np.random.default_rng(2)
     reading, text = BlockReading(model, MASK, 4), random.integers(0, MASK, 9).tolist()
     for step in range(6):
-        found = drive(reading.block(text, 4))
+        found = run_sync(reading.block(text, 4))
         n = len(text)
         # From nothing: rows of the text by themselves, rows of the block under sight of all.
         whole = np.array([*text, MASK, MASK, MASK, MASK + 1])
@@ -48,9 +48,9 @@ def test_a_block_is_one_pass_that_leaves_the_texts_rows_as_they_were(backend: st
         assert same(found[0, :MASK], alone[:MASK])
         twin = deepcopy(reading)
         text = [*text[: n - step], *random.integers(0, MASK, 3).tolist()]
-        assert same(drive(twin.block(text, 2)), drive(deepcopy(reading).block(text, 2)))
+        assert same(run_sync(twin.block(text, 2)), run_sync(deepcopy(reading).block(text, 2)))
     reading.forget()
-    assert same(drive(reading.block(text, 2)), drive(twin.block(text, 2)))
+    assert same(run_sync(reading.block(text, 2)), run_sync(twin.block(text, 2)))
 
 
 def test_drafts_cost_one_pass_and_what_nobody_looked_at_is_drafted_again() -> None:
@@ -65,18 +65,18 @@ def test_drafts_cost_one_pass_and_what_nobody_looked_at_is_drafted_again() -> No
     reading: BlockReading = seq.draft_state
     reading.spare.clear()
     own.rows.clear()
-    first = drive(drafter.propose(seq, Budget(9, 9)))
+    first = run_sync(drafter.propose(seq, Budget(9, 9)))
     assert len(own.rows) == 1 and len(first) == 6 and set(first.distributions) == set(range(5))
     # Two tokens become text, of which the second stands in place of a wrong one.
     reading.at, kept = reading.at + 2, list(reading.spare)
     del reading.spare[:2]
     seq.tokens += [int(first.tokens[1]), 7]
-    again = drive(drafter.propose(seq, Budget(2, 9)))
+    again = run_sync(drafter.propose(seq, Budget(2, 9)))
     assert len(own.rows) == 1 and again.tokens[1:].tolist() == first.tokens[3:5].tolist()
     assert all(torch.equal(again.distributions[place], first.distributions[place + 2]) for place in range(2))
     assert [token for token, _ in kept] == first.tokens[1:].tolist()
     seq.tokens.append(8)
-    fresh = drive(drafter.propose(seq, Budget(9, 9)))
+    fresh = run_sync(drafter.propose(seq, Budget(9, 9)))
     assert len(own.rows) == 2 and len(fresh) == 6
     for reuse in (False, True):
         settings = {"sampler": SAMPLED, "seeds": (0,), "max_new_tokens": 16}

@@ -9,17 +9,19 @@ import pytest
 
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.trees.dyspec import DySpec
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import drive
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, paths
 
 SAMPLERS = {"greedy": GREEDY, "warm": WARM}
 
 
-def one_by_one(drafter: Expander, seq: Sequence, nodes: int, depth: int) -> tuple[list[tuple[int, ...]], list[float]]:
+def one_by_one(
+    drafter: TreeDrafter, seq: Sequence, nodes: int, depth: int
+) -> tuple[list[tuple[int, ...]], list[float]]:
     """DySpec's pseudo-code: a residual per node, the place worth most is drawn from, one draft pass per node."""
     residual: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -55,10 +57,10 @@ def one_by_one(drafter: Expander, seq: Sequence, nodes: int, depth: int) -> tupl
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("rule", [Coupled(), Drawing()], ids=["request's noise", "own noise"])
-def test_dyspec_grows_the_tree_of_the_one_by_one_algorithm(sampler: str, rule: Rule) -> None:
+def test_dyspec_grows_the_tree_of_the_one_by_one_algorithm(sampler: str, rule: AcceptanceRule) -> None:
     for seed in range(12):
         drafter, seq = begun(DySpec(nodes=3 + 2 * seed), SAMPLERS[sampler], rule=rule, seed=seed)
-        tree = drive(drafter.propose(seq, Budget(64, 4)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 4)))
         expected, worths = one_by_one(drafter, seq, 3 + 2 * seed, 4)
         assert paths(tree) == expected
         assert (np.diff(worths) <= 1e-12).all()
@@ -84,7 +86,7 @@ def test_dyspecs_places_are_worth_most_together() -> None:
             for chosen in combinations(tape[:16], 5)
             if all(need in chosen for path in chosen for need in needs(path))
         )
-        got = sum(known[path] for path in paths(drive(drafter.propose(seq, Budget(64, 3)))))
+        got = sum(known[path] for path in paths(run_sync(drafter.propose(seq, Budget(64, 3)))))
         assert got == pytest.approx(best)
 
 
@@ -104,4 +106,4 @@ def test_the_threshold_decides_before_the_draw() -> None:
                     left -= law[token]
             expected += [path for path, _ in following]
             frontier = [each for each in following if len(each[0]) < 5]
-        assert paths(drive(drafter.propose(seq, Budget(64, 5)))) == expected[:64]
+        assert paths(run_sync(drafter.propose(seq, Budget(64, 5)))) == expected[:64]

@@ -15,7 +15,7 @@ from decodery.speculative.heads.drafter import head_kind
 from decodery.speculative.heads.head import DraftHead, Guess, Heard, TrainedHead
 from decodery.speculative.heads.matching import LAST, mismatch
 from decodery.speculative.heads.reading import HeadReading
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.testing import tiny_transformer
 
 TARGET = tiny_transformer(0, num_layers=3)
@@ -130,7 +130,7 @@ def test_falcon_of_single_items_without_memory_is_eagle() -> None:
     falcon = Linear(TrainedHead("falcon", eagle.parts.tensors, {**eagle.trained.settings, "block": 1}), TARGET)
     for one, other in zip(unrolled(eagle, 4), unrolled(falcon, 4), strict=True):
         assert float((one.features - other.features).abs().max()) < 1e-9
-    tree = TokenTree(np.array([TEXT[8], 7, 9, 4, 2, 6]), np.array([-1, 0, 0, 1, 2, 3]))
+    tree = DraftTree(np.array([TEXT[8], 7, 9, 4, 2, 6]), np.array([-1, 0, 0, 1, 2, 3]))
     found = []
     for head in (eagle, falcon):
         memory, logits = read(head, 8)
@@ -167,7 +167,7 @@ def test_falcon_asks_its_layer_once_for_two_levels(monkeypatch: pytest.MonkeyPat
     memory, logits = read(head, 8)
     reading = HeadReading(head, memory, root=Heard(logits))
     for depth in range(1, 6):
-        reading.after(TokenTree.chain(TEXT[8], TEXT[9 : 9 + depth]), [depth])
+        reading.after(DraftTree.chain(TEXT[8], TEXT[9 : 9 + depth]), [depth])
     assert passes == 3
 
 
@@ -176,7 +176,7 @@ def test_nodes_that_are_asked_about_again_are_read_again(name: str) -> None:
     head = head_of(head_kind(name))
     memory, logits = read(head, 8)
     reading = HeadReading(head, memory, root=Heard(logits))
-    tree = TokenTree(np.array([TEXT[8], 7, 9, 4, 2]), np.array([-1, 0, 0, 1, 2]))
+    tree = DraftTree(np.array([TEXT[8], 7, 9, 4, 2]), np.array([-1, 0, 0, 1, 2]))
     first = [reading.after(tree, [1, 2]), reading.after(tree, [3, 4])]
     again = [reading.after(tree, [1, 2]), reading.after(tree, [3, 4])]
     assert all(float((one - other).abs().max()) < 1e-9 for one, other in zip(first, again, strict=True))

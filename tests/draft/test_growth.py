@@ -17,7 +17,7 @@ from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.draft_length_policy import Budget
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import TableModel, decode, tiny_transformer
 from grown_trees import GREEDY, GROWTHS, WARM, Drawing, begun, law_after, noise_after, path_tokens
 
@@ -34,7 +34,7 @@ def test_trees_are_trees_within_the_budget(growth: str, sampler: str) -> None:
     for rule in (Coupled(), Drawing()):
         drafter, seq = begun(GROWTHS[growth], SAMPLERS[sampler], rule=rule)
         for nodes, depth in [(1, 1), (1, 9), (2, 2), (5, 1), (8, 3), (16, 2), (64, 9), (3, 64)]:
-            tree = drive(drafter.propose(seq, Budget(nodes, depth)))
+            tree = run_sync(drafter.propose(seq, Budget(nodes, depth)))
             tree.validate()
             assert 1 < len(tree) <= nodes + 1 and tree.depths.max() <= depth
             assert (tree.origin,) == drafter.gives.drafts
@@ -53,10 +53,10 @@ def test_trees_are_trees_within_the_budget(growth: str, sampler: str) -> None:
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_nothing_grows_behind_the_end_of_a_text(growth: str) -> None:
     drafter, seq = begun(GROWTHS[growth])
-    whole = drive(drafter.propose(seq, Budget(64, 9)))
+    whole = run_sync(drafter.propose(seq, Budget(64, 9)))
     ends = int(whole.tokens[1])
     seq.eos_ids = frozenset({ends})
-    cut = drive(drafter.propose(seq, Budget(64, 9)))
+    cut = run_sync(drafter.propose(seq, Budget(64, 9)))
     assert ends in cut.tokens[1:] and not np.isin(cut.tokens[cut.parents[cut.parents > 0]], [ends]).any()
 
 
@@ -76,10 +76,10 @@ def test_a_level_takes_one_pass(growth: str) -> None:
     model = Counting(6, seed=0, order=3)
     drafter = DraftModel(model, growth=GROWTHS.get(growth, RSDC((1, 1, 3, 1))))
     seq.draft_state = drafter.start(seq)
-    tree = drive(drafter.propose(seq, Budget(40, 6)))
+    tree = run_sync(drafter.propose(seq, Budget(40, 6)))
     # Places that are waited for may turn out to lie on levels already met, which costs the heap a few passes more.
     assert model.passes <= tree.depths.max() + (2 if growth == "dyspec" else 0)
-    again = drive(drafter.propose(seq, Budget(40, 6)))
+    again = run_sync(drafter.propose(seq, Budget(40, 6)))
     assert again.tokens.tolist() == tree.tokens.tolist() and again.parents.tolist() == tree.parents.tolist()
 
 
@@ -87,7 +87,7 @@ def test_what_a_node_draws_is_the_requests_noise_or_its_own() -> None:
     for rule in (Coupled(), Drawing()):
         for seed in range(5):
             drafter, seq = begun(RSDC((3, 3, 2)), rule=rule, seed=seed)
-            tree = drive(drafter.propose(seq, Budget(64, 9)))
+            tree = run_sync(drafter.propose(seq, Budget(64, 9)))
             for node, path in path_tokens(tree).items():
                 if len(children := tree.children(node)):
                     scores = law_after(drafter, seq, path) + noise_after(seq, path)

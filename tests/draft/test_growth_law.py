@@ -26,24 +26,24 @@ from decodery.speculative.trees.rsd_c import RSDC
 from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 from decodery.testing import TableModel, check_distribution
 from sharp import Sharp
 
 
 @dataclass(frozen=True)
-class Everywhere(Expander):
+class Everywhere(TreeDrafter):
     """Expects the same after every node."""
 
     weights: tuple[float, ...] = (0.5, 0.3, 0.2)
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         return torch.tensor([self.weights] * len(nodes), dtype=torch.float64).log()
 
 
@@ -100,16 +100,16 @@ class Script:
         return bool(self.choices)
 
 
-def recursive(tree: TokenTree, p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
+def recursive(tree: DraftTree, p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
     without = tree.origin == "without-replacement"
     return recursive_law(p, without_replacement(tokens, q) if without else ((token, q) for token in tokens))
 
 
-def k_seq(tree: TokenTree, p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
+def k_seq(tree: DraftTree, p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
     return k_seq_law(p, tokens, q)
 
 
-def emitted_pairs(tree: TokenTree, target: TableModel, text: list[int], rule: Callable[..., Tests]) -> np.ndarray:
+def emitted_pairs(tree: DraftTree, target: TableModel, text: list[int], rule: Callable[..., Tests]) -> np.ndarray:
     """[vocab, vocab] law of the first two tokens that a rule emits with this tree."""
     first, pairs = np.zeros(3), np.zeros((3, 3))
 
@@ -140,8 +140,8 @@ def emitted_pairs(tree: TokenTree, target: TableModel, text: list[int], rule: Ca
 
 
 def law_error(
-    growth: Growth,
-    expander: Expander,
+    growth: TreePolicy,
+    expander: TreeDrafter,
     monkeypatch: pytest.MonkeyPatch,
     *,
     turned: bool = False,
@@ -158,14 +158,14 @@ def law_error(
     monkeypatch.setattr(noise, "gumbel_topk", script.topk)
     monkeypatch.setattr(noise, "gumbel_argmax", script.argmax)
     while True:
-        tree = drive(drafter.propose(seq, Budget(64, 2)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 2)))
         if turned:
             order = np.lexsort((tree.tokens, tree.parents))
             place = np.empty(len(tree), dtype=np.int64)
             place[order] = np.arange(len(tree))
             parents = np.where(tree.parents[order] >= 0, place[tree.parents[order]], -1)
             laws = {int(place[node]): each for node, each in tree.distributions.items()}
-            tree = TokenTree(tree.tokens[order], parents, tree.origin, distributions=laws)
+            tree = DraftTree(tree.tokens[order], parents, tree.origin, distributions=laws)
         law += script.mass * emitted_pairs(tree, target, seq.tokens, rule)
         total += script.mass
         if not script.next():
@@ -180,7 +180,7 @@ EXACT = [DySpec(nodes=3), DySpec(nodes=4), DySpec(threshold=0.25), RSDC((2, 2)),
 
 
 @pytest.mark.parametrize("growth", EXACT, ids=str)
-def test_whatever_is_drawn_the_target_law_is_emitted(growth: Growth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_is_drawn_the_target_law_is_emitted(growth: TreePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     assert law_error(growth, DraftModel(TableModel(3, seed=7)), monkeypatch) < 1e-7
     assert law_error(growth, Everywhere(), monkeypatch) < 1e-7
 
@@ -188,7 +188,7 @@ def test_whatever_is_drawn_the_target_law_is_emitted(growth: Growth, monkeypatch
 @pytest.mark.parametrize("growth", [SpecInfer((2, 1)), SpecInfer((1, 2)), KChains(2, 2), KChains(3, 1)], ids=str)
 @pytest.mark.parametrize("rule", [recursive, k_seq])
 def test_independent_draws_emit_the_target_law(
-    growth: Growth, rule: Callable[..., Tests], monkeypatch: pytest.MonkeyPatch
+    growth: TreePolicy, rule: Callable[..., Tests], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert law_error(growth, DraftModel(TableModel(3, seed=7)), monkeypatch, rule=rule) < 1e-7
 
@@ -217,7 +217,7 @@ def test_noise_shared_by_nodes_of_a_tree_shaped_by_what_was_drawn_is_caught(monk
     [(RSDS(3, 2), RecursiveRejection()), (SpecInfer((2, 2)), RecursiveRejection()), (KChains(2, 3), KSeq())],
     ids=["rsd-s", "specinfer", "k-chains"],
 )
-def test_texts_keep_their_law(growth: Growth, rule: Rule) -> None:
+def test_texts_keep_their_law(growth: TreePolicy, rule: AcceptanceRule) -> None:
     chosen = DraftModel(Sharp(0.6, 0.3, 0.1), growth=growth)
     sampler = Sampler.from_settings(temperature=1.0, top_p=0.95)
     target = Sharp(0.3, 0.6, 0.1)

@@ -23,15 +23,15 @@ from decodery.speculative.trees.k_chains import KChains
 from decodery.speculative.trees.rsd_s import RSDS, perturbed
 from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, path_tokens, paths
 
 
-def expanded_and_reranked(drafter: Expander, seq: Sequence, growth: EAGLE2) -> list[tuple[int, ...]]:
+def expanded_and_reranked(drafter: TreeDrafter, seq: Sequence, growth: EAGLE2) -> list[tuple[int, ...]]:
     """EAGLE-2 without thrift: every layer's best are expanded, all candidates are ranked at the end."""
     values: dict[tuple[int, ...], float] = {}
     layer: list[tuple[int, ...]] = [()]
@@ -50,7 +50,7 @@ def test_eagle_2_keeps_the_likeliest_of_all_candidates() -> None:
     for seed in range(60):
         growth = EAGLE2(nodes=1 + seed % 17, width=1 + seed % 4, depth=1 + seed % 5)
         drafter, seq = begun(growth, (GREEDY, WARM)[seed % 2], seed=seed)
-        tree = drive(drafter.propose(seq, Budget(64, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         expected = expanded_and_reranked(drafter, seq, growth)
         assert sorted(paths(tree)) == expected
         for node in range(len(tree)):  # siblings are verified from the likeliest on
@@ -65,7 +65,7 @@ def test_a_fixed_tree_holds_the_likeliest_tokens_at_its_places() -> None:
     first, second = ranked[()][:2].tolist()
     below = [np.argsort(-law_after(drafter, seq, (token,)), kind="stable").tolist() for token in (first, second)]
     expected = {(first,), (second,), (first, below[0][0]), (second, below[1][0]), (second, below[1][1])}
-    assert set(paths(drive(drafter.propose(seq, Budget(64, 9))))) == expected
+    assert set(paths(run_sync(drafter.propose(seq, Budget(64, 9))))) == expected
 
 
 def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
@@ -131,7 +131,7 @@ def test_rsd_s_is_stochastic_beam_search() -> None:
                 found += [((*path, token), below[token], conditioned[token]) for token in range(6)]
             beam = sorted(found, key=lambda each: -each[2])[:3]
             expected += sorted(path for path, _, _ in beam)
-        tree = drive(drafter.propose(seq, Budget(64, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         assert [p for depth in (1, 2, 3) for p in sorted(p for p in paths(tree) if len(p) == depth)] == expected
 
 
@@ -151,7 +151,7 @@ def test_a_greedy_request_searches_with_a_plain_beam() -> None:
     first = np.argsort(-laws[()])[:2].tolist()
     pairs = {(a, b): laws[()][a] + law_after(drafter, seq, (a,))[b] for a in first for b in range(6)}
     expected = {(a,) for a in first} | set(sorted(pairs, key=lambda pair: -pairs[pair])[:2])
-    assert set(paths(drive(drafter.propose(seq, Budget(64, 9))))) == expected
+    assert set(paths(run_sync(drafter.propose(seq, Budget(64, 9))))) == expected
 
 
 def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
@@ -160,7 +160,7 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
     merged = 0
     for seed in range(1000):
         seq.seed = seed
-        tree = drive(drafter.propose(seq, Budget(64, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         drawn = tree.tokens[tree.drawn(0)]
         assert len(drawn) == 2
         merged += len(tree) == 2
@@ -178,7 +178,7 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
 def test_every_chain_is_drawn_to_its_end() -> None:
     for seed in range(40):
         drafter, seq = begun(KChains(5, 4), rule=Drawing(), seed=seed, vocab=3)
-        tree = drive(drafter.propose(seq, Budget(64, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         through = {0: 5}
         for node in range(len(tree)):
             draws = tree.drawn(node)
@@ -190,10 +190,10 @@ def test_every_chain_is_drawn_to_its_end() -> None:
 def test_small_budgets_cut_chains_then_tokens() -> None:
     for nodes, (k, length) in {64: (5, 4), 19: (4, 4), 7: (1, 4), 3: (1, 3)}.items():
         drafter, seq = begun(KChains(5, 4), rule=Drawing())
-        tree = drive(drafter.propose(seq, Budget(nodes, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(nodes, 9)))
         assert (len(tree.drawn(0)), tree.depths.max()) == (k, length) and len(tree) <= nodes + 1
     drafter, seq = begun(KChains(5, 4), GREEDY)
-    assert drive(drafter.propose(seq, Budget(64, 9))).parents.tolist() == [-1, 0, 1, 2, 3]
+    assert run_sync(drafter.propose(seq, Budget(64, 9))).parents.tolist() == [-1, 0, 1, 2, 3]
 
 
 def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
@@ -204,8 +204,8 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
     for _ in range(6):
         engine.step()
     store = seq.draft_state
-    tree = TokenTree.from_paths(seq.pending, [(7, 8, 9), (60, 61), (7, 9)])
-    rows = drive(drafter.logits(seq, tree, [3, 0, 4, 2])).double().exp()
+    tree = DraftTree.from_paths(seq.pending, [(7, 8, 9), (60, 61), (7, 9)])
+    rows = run_sync(drafter.logits(seq, tree, [3, 0, 4, 2])).double().exp()
     assert torch.allclose(rows.sum(-1), torch.ones(4, dtype=torch.float64), atol=1e-5) and (rows > 0).all()
     for row, path in zip(rows.numpy(), [(7, 8, 9), (), (60,), (7, 8)], strict=True):
         text = (*seq.tokens, *path)
@@ -218,7 +218,7 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
     assert store.counts.sum() == len(seq.tokens) - 1
 
 
-def selected(drafter: Expander, seq: Sequence, growth: Selection) -> set[tuple[int, ...]]:
+def selected(drafter: TreeDrafter, seq: Sequence, growth: Selection) -> set[tuple[int, ...]]:
     """Clover's selection, told by plain loops."""
     chosen: set[tuple[int, ...]] = set()
     level = {(): 0.0}
@@ -244,7 +244,7 @@ def test_clover_spends_its_nodes_level_by_level_on_likely_children() -> None:
     for seed in range(30):
         growth = Selection(nodes=1 + seed % 13, top_p=(0.95, 0.3)[seed % 2], ratio=(0.25, 0.8, 0.0)[seed % 3])
         drafter, seq = begun(growth, (GREEDY, WARM)[seed % 2], seed=seed)
-        tree = drive(drafter.propose(seq, Budget(64, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         assert len(tree) - 1 <= growth.nodes
         assert set(paths(tree)) == selected(drafter, seq, growth)
         depths.append(int(tree.depths.max()))
@@ -252,12 +252,12 @@ def test_clover_spends_its_nodes_level_by_level_on_likely_children() -> None:
 
 
 @dataclass(frozen=True)
-class Taciturn(Expander):
+class Taciturn(TreeDrafter):
     """Knows these tokens alone, whatever came before."""
 
     known: tuple[int, ...] = ()
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         rows = torch.full((len(nodes), seq.vocab_size), -torch.inf)
         rows[:, list(self.known)] = torch.arange(len(self.known), dtype=torch.float32)
         return rows
@@ -268,6 +268,6 @@ def test_what_a_drafter_lacks_is_not_drafted(known: tuple[int, ...], tree: int, 
     for growth, nodes in ((EAGLE2(nodes=6, width=4, depth=3), tree), (None, chain)):
         drafter = Taciturn(growth=growth, known=known) if growth else Taciturn(length=3, known=known)
         _, seq = begun(None, GREEDY)
-        drafted = drive(drafter.propose(seq, Budget(64, 3)))
+        drafted = run_sync(drafter.propose(seq, Budget(64, 3)))
         assert len(drafted) == nodes + 1
         assert set(drafted.tokens[1:].tolist()) <= set(known)

@@ -27,8 +27,8 @@ from decodery.speculative.heads.parts import LayerShape, Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.speculative.tree_building.template import calibrated
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import run_sync
 from decodery.testing import tiny_transformer
 
 TARGET = tiny_transformer(0, num_layers=3)
@@ -178,7 +178,7 @@ def test_siblings_in_another_order_say_the_same_and_may_be_asked_again(kind: typ
     found = {}
     for tokens in ([7, 9, 4, 2], [9, 7, 4, 2], [9, 7, 4, 2]):
         # What was told is not kept: a path that is asked for again is read again, behind the text alone.
-        tree = TokenTree(np.array([8, *tokens]), np.array([-1, 0, 0, 1, 2] if tokens[0] == 7 else [-1, 0, 0, 2, 1]))
+        tree = DraftTree(np.array([8, *tokens]), np.array([-1, 0, 0, 1, 2] if tokens[0] == 7 else [-1, 0, 0, 2, 1]))
         for nodes in ([1, 2], [3, 4]):
             for node, logits in zip(nodes, reading.after(tree, nodes), strict=True):
                 path = tuple(tree.tokens[tree.path(node)].tolist())
@@ -217,10 +217,10 @@ def test_a_head_fills_the_tree_of_the_rates_it_was_measured_with() -> None:
     while not seq.position:
         engine.step()
     for nodes, counts in ((9, [1, 2, 4]), (3, [1, 2, 1])):
-        tree = drive(drafter.propose(seq, Budget(nodes, 9)))
+        tree = run_sync(drafter.propose(seq, Budget(nodes, 9)))
         assert np.bincount(tree.depths).tolist() == counts
     # Rates that no one measured: the published tree of EAGLE, as deep as there are heads.
-    assert drive(replace(drafter, head=head).propose(seq, Budget(80, 9))).depths.max() <= 4
+    assert run_sync(replace(drafter, head=head).propose(seq, Budget(80, 9))).depths.max() <= 4
 
 
 def test_the_shape_of_a_head_is_named_with_its_kind() -> None:

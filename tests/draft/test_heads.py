@@ -24,9 +24,9 @@ from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
@@ -118,7 +118,7 @@ def test_nodes_see_their_own_path_alone(name: str) -> None:
     head = head_of(name)
     # Two branches, side by side and each by itself.
     tokens, parents = np.array([TEXT[8], 7, 9, 4, 2]), np.array([-1, 0, 0, 1, 2])
-    tree = TokenTree(tokens, parents)
+    tree = DraftTree(tokens, parents)
 
     def reading() -> HeadReading:
         memory, logits = read(head, TEXT, [8])
@@ -127,7 +127,7 @@ def test_nodes_see_their_own_path_alone(name: str) -> None:
     found = torch.cat([reading().after(tree, [1, 2]), reading().after(tree, [3, 4])])
     for branch in ([1, 3], [2, 4]):
         alone = reading()
-        chain = TokenTree.chain(TEXT[8], tokens[branch].tolist())
+        chain = DraftTree.chain(TEXT[8], tokens[branch].tolist())
         for place, node in enumerate(branch, start=1):
             expected = alone.after(chain, [place])[0]
             assert float((expected - found[node - 1]).abs().max()) < 1e-9
@@ -144,7 +144,7 @@ def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> Non
         def check(self, seq: Sequence) -> None:
             nonlocal compared
             reading = deepcopy(seq.draft_state)
-            found = reading.after(TokenTree.root(seq.pending), [0])[0]
+            found = reading.after(DraftTree.root(seq.pending), [0])[0]
             _, expected = read(reading.head, seq.tokens, [len(seq.tokens) - 1])
             assert float((found - expected).abs().max()) < 1e-8
             compared += 1
@@ -207,12 +207,12 @@ def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> No
 
 
 def whole_laws(
-    self: Expander, seq: Sequence, tree: TokenTree, nodes: list[int], k: int, *, shaped: bool = True
-) -> Asking[tuple[np.ndarray, np.ndarray]]:
+    self: TreeDrafter, seq: Sequence, tree: DraftTree, nodes: list[int], k: int, *, shaped: bool = True
+) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
     return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
 
 
-def whole_chain(self: Expander, seq: Sequence, length: int) -> Asking[TokenTree]:
+def whole_chain(self: TreeDrafter, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
     return (yield from self._chain(seq, Budget(length, length), length))
 
 
@@ -234,9 +234,9 @@ def test_trees_are_those_of_whole_distributions(
         return [(list(step.tree.tokens), list(step.tree.parents)) for step in seq.trace.steps if step.tree]
 
     found = [trees(None), trees(1.3)]
-    for kind in (Expander, HeadDrafter):
+    for kind in (TreeDrafter, HeadDrafter):
         monkeypatch.setattr(kind, "likeliest", whole_laws)
-    monkeypatch.setattr(Expander, "_likeliest_chain", whole_chain)
+    monkeypatch.setattr(TreeDrafter, "_likeliest_chain", whole_chain)
     assert found == [trees(None), trees(1.3)]
     assert max(len(tokens) for tokens, _ in found[0]) > 3
 

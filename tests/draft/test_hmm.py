@@ -19,7 +19,7 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.hmm import BeliefReading, HiddenMarkov
 from decodery.speculative.stores.hmm import FILE, HMM
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.corpus import Corpus, Text, claim, write_shard
 from decodery.training.hmm import HMMRecipe, begun, counted, train_hmm
@@ -148,7 +148,7 @@ def test_beliefs_go_on_from_what_was_committed_and_come_back_from_what_was_not()
     reading, text = BeliefReading(hmm), [4, 0, 2, 1]
     reading.read(text)
     assert len(taken) == 4
-    tree = TokenTree(np.array([1, 5, 2, 0, 4]), np.array([-1, 0, 0, 1, 3]))
+    tree = DraftTree(np.array([1, 5, 2, 0, 4]), np.array([-1, 0, 0, 1, 3]))
     found = reading.behind(tree, [0, 2, 4])
     for row, path in zip(found, ([], [2], [5, 0, 4]), strict=True):
         assert (row - belief(hmm, [*text, *path])[0]).abs().max() < 1e-14
@@ -165,7 +165,7 @@ def test_beliefs_go_on_from_what_was_committed_and_come_back_from_what_was_not()
     taken.clear()
     reading.read(text)
     reading.read(text)
-    assert not taken and torch.equal(reading.behind(TokenTree.root(1), [0])[0], reading.beliefs[4])
+    assert not taken and torch.equal(reading.behind(DraftTree.root(1), [0])[0], reading.beliefs[4])
 
 
 def told_by(target: object, states: int = 64) -> HMM:

@@ -29,10 +29,10 @@ from decodery.speculative.stores.datastore import Datastore
 from decodery.speculative.tree_building.layers import grow_layers
 from decodery.speculative.trees.eagle_2 import EAGLE2
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Composite, Drafter, Expander
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Composite, Drafter, TreeDrafter
 from decodery.step.drafter_memory import Memory
-from decodery.step.forward_request import Asking, drive, settled
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine, run_sync
 from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_identical, decode, tiny_transformer, to_int8
 from narrow import Narrow
@@ -60,9 +60,9 @@ def test_expansion_gives_the_draft_models_own_distributions() -> None:
     engine = Engine(TARGET)
     seq = engine.submit(Request(PROMPTS[1], sampler=sampler, drafter=drafter, max_new_tokens=9))
     for _ in range(3):
-        tree = TokenTree.from_paths(seq.pending, [(4, 5, 6), (4, 7), (8,)])
+        tree = DraftTree.from_paths(seq.pending, [(4, 5, 6), (4, 7), (8,)])
         nodes = [4, 0, 2, 5]
-        found = drive(drafter.expand(seq, tree, nodes))
+        found = run_sync(drafter.expand(seq, tree, nodes))
         for row, node in zip(found, nodes, strict=True):
             text = [*seq.tokens, *tree.tokens[tree.path(node)].tolist()]
             fresh = OTHER.forward(Batch([Segment.chunk(text, OTHER.new_cache(), logit_rows=[len(text) - 1])])).logits
@@ -72,10 +72,10 @@ def test_expansion_gives_the_draft_models_own_distributions() -> None:
 
 
 @dataclass(frozen=True)
-class Noise(Expander):
+class Noise(TreeDrafter):
     """Expects anything."""
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(len(seq.tokens) + len(tree))
         return torch.randn(len(nodes), seq.vocab_size, generator=generator)
 
@@ -93,7 +93,7 @@ class Watched(Composite):
     """Keeps the trees of another drafter."""
 
     inner: Drafter
-    trees: list[TokenTree]
+    trees: list[DraftTree]
 
     __hash__ = object.__hash__
 
@@ -101,9 +101,9 @@ class Watched(Composite):
     def parts(self) -> tuple[Drafter, ...]:
         return (self.inner,)
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         with self.part(seq, 0) as drafter:
-            self.trees.append((yield from settled(drafter.propose(seq, budget))))
+            self.trees.append((yield from as_coroutine(drafter.propose(seq, budget))))
         return self.trees[-1]
 
 
@@ -111,13 +111,13 @@ class Watched(Composite):
 class Dense(DraftModel):
     """The draft model's tree alone."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         layers = yield from grow_layers(self, seq, width=4, depth=min(3, budget.depth))
         return layers.kept(min(16, budget.nodes))
 
 
-def trees_of(drafter: Drafter) -> list[TokenTree]:
-    trees: list[TokenTree] = []
+def trees_of(drafter: Drafter) -> list[DraftTree]:
+    trees: list[DraftTree] = []
     decode(TARGET, PROMPTS, drafter=Watched(drafter, trees), together=False)
     return trees
 
@@ -156,7 +156,7 @@ def test_rasd_keeps_what_both_sides_find() -> None:
 class Mute(Noise):
     """Has a word for the first tokens of the vocabulary only, as small drafts do for common ones."""
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         logits = super().logits(seq, tree, nodes)
         logits[:, 8:] = -torch.inf
         return logits
@@ -199,7 +199,7 @@ def test_combinations_speak_in_turn() -> None:
     def drafted(drafter: Drafter, tokens: list[int]) -> list[int]:
         seq = sequence(tokens, Memory())
         seq.draft_state = drafter.start(seq)
-        return drive(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
+        return run_sync(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
 
     assert drafted(decodery.speculative.drafters.first(copy, other), text) == [9, 1]
     assert drafted(decodery.speculative.drafters.first(copy, other), [1, 2, 1]) == [2]

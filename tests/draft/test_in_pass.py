@@ -28,7 +28,7 @@ from decodery.speculative.drafters.ppd import PPD
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.tree_building.stages import LONGEST, Stages, fastest_stages, find_stages, likeliest, spread
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.draft_tree import MASK_TOKEN, DraftTree
 from decodery.step.drafter import Drafter
 from decodery.testing import check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
@@ -162,8 +162,8 @@ def test_rows_that_guess_are_seen_by_no_other(name: str, precision: str) -> None
     while len(seq.trace.decoding) < 4:
         engine.step()
     tree = seq.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
-    known = tree.tokens != UNKNOWN
-    assert isinstance(tree, TokenTree) and 1 < known.sum() < len(tree) and bool(tree.changes) == (name != "ppd")
+    known = tree.tokens != MASK_TOKEN
+    assert isinstance(tree, DraftTree) and 1 < known.sum() < len(tree) and bool(tree.changes) == (name != "ppd")
     bare = tree.prune(known)
     whole, alone = (
         model.forward(Batch([replace(_segment(each, seq, WHOLE), cache=seq.cache.fork())]), taps=(1, -1))
@@ -196,12 +196,12 @@ def test_states_put_in_place_are_read_as_the_tokens_they_stand_for() -> None:
         seq.tokens, seq.cache = text[: place + 1], cache
         true = whole.hidden[layer][place + 1 : place + 3]
 
-        def put(rows: torch.Tensor, tree: TokenTree, true: torch.Tensor = true) -> torch.Tensor:
+        def put(rows: torch.Tensor, tree: DraftTree, true: torch.Tensor = true) -> torch.Tensor:
             changed = rows.clone()
             changed[tree.chains[0]] = true[tree.chains[2]]
             return changed
 
-        asked = TokenTree.root(text[place]).asking(np.array([2]), torch.zeros(2, 32), {layer: put})
+        asked = DraftTree.root(text[place]).asking(np.array([2]), torch.zeros(2, 32), {layer: put})
         found = TARGET.forward(Batch([_segment(asked, seq, WHOLE)])).logits
         expected = whole.logits[place : place + 3]
         # The second one reads keys and values of the first, which stand only above the layer.
@@ -256,11 +256,11 @@ def test_they_go_with_other_drafters_constraints_and_sources(name: str) -> None:
 
 
 def test_trees_with_changes_keep_them_through_every_cut() -> None:
-    tree = TokenTree.chain(1, [2, 3]).asking(np.array([2, 1, 0]), torch.zeros(2, 4), {1: lambda rows, tree: rows})
+    tree = DraftTree.chain(1, [2, 3]).asking(np.array([2, 1, 0]), torch.zeros(2, 4), {1: lambda rows, tree: rows})
     assert tree.tokens.tolist() == [1, 2, 3, -1, -1, -1] and tree.parents.tolist() == [-1, 0, 1, 0, 3, 1]
     assert tree.asked(0) == [3, 4] and tree.asked(1) == [5] and not tree.asked(2)
     assert [each.tolist() for each in tree.chains] == [[3, 4, 5], [0, 0, 1], [0, 1, 0]]
-    merged = TokenTree.chain(1, [9]).merge(tree)
+    merged = DraftTree.chain(1, [9]).merge(tree)
     for each in (tree.prune(np.arange(6) != 2), merged, tree.extended([(2, 7)])):
         each.validate(10)
         assert set(each.changes) == {1}

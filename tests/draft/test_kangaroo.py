@@ -20,7 +20,7 @@ from decodery.speculative.drafters.kangaroo import Kangaroo, KangarooHead
 from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.heads.parts import Held
 from decodery.step.draft_length_policy import Budget
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, check_state, tiny_transformer
 from decodery.testing.models import to_int8
 
@@ -85,7 +85,7 @@ def test_layers_apart_are_the_whole() -> None:
     seq = engine.submit(Request([1, 2, 3], max_new_tokens=30, drafter=drafter))
     while not seq.position:
         engine.step()
-    tree = drive(drafter.propose(seq, Budget(8, 8)))
+    tree = run_sync(drafter.propose(seq, Budget(8, 8)))
     assert len(tree) == 5 and tree.entered is not None and tree.entered.states.shape == (5, 32)
     batch = Batch([Segment.chunk([*seq.tokens, *tree.tokens[1:].tolist()], TARGET.new_cache())])
     whole = TARGET.forward(batch, taps=(2,)).hidden[2][-5:]

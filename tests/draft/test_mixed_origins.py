@@ -24,8 +24,8 @@ from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.trees.k_chains import KChains
 from decodery.speculative.trees.rsd_c import RSDC
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_distribution, check_identical, decode, tiny_transformer
 from decodery.testing.rules import NoResidual
@@ -72,8 +72,8 @@ TURNS = Switch(
 class Mislabelled(Forced):
     """Wrong on purpose: every tree is said to have arisen as the strongest of all would."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
-        tree = yield from settled(super().propose(seq, budget))
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
+        tree = yield from as_coroutine(super().propose(seq, budget))
         return replace(tree, origin="without-replacement") if tree.distributions else tree
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from decodery import LM
+from decodery import LLM
 from decodery.core.errors import PromptError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.output import Output
@@ -30,8 +30,8 @@ from decodery.speculative.drafters.msd import MSD, MSDHead
 from decodery.speculative.heads.head import EMBEDDED, TrainedHead
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings, chunk
 from decodery.step.sequence import Sequence
 from decodery.training.data import write_texts
@@ -100,11 +100,11 @@ class Told(Drafter):
     def start(self, seq: Sequence) -> None:
         return None
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         ahead = self.tokens[seq.position : seq.position + min(2, budget.depth)]
-        return TokenTree.chain(seq.pending, [*ahead, 3][: budget.depth])
+        return DraftTree.chain(seq.pending, [*ahead, 3][: budget.depth])
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         return None
 
 
@@ -161,7 +161,7 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
         engine.submit(Request(tokens, embeddings=others[1]), like=first)
     # The same from a text in which a placeholder stands for each picture, and from branches of a search.
     prompt = loaded.tokenizer.decode(PROMPT, special=True)
-    lm = LM(loaded)
+    lm = LLM(loaded)
     settings: dict[str, Any] = {"raw": True, "max_new_tokens": 10, "placeholder": SPECIAL[2], "ignore_eos": True}
     out = lm.generate(prompt, embeddings=seen(), drafter=None, **settings)
     assert isinstance(out, Output) and out.prompt_tokens == lm.request(tokens, embeddings=held).prompt == tokens
@@ -199,11 +199,11 @@ def test_the_drafter_reads_embeddings_as_they_are_and_words_beside_states(loaded
     seq.tokens.append(11)
     reading = HeadReading.begin(head)
     for first, end in ((0, 4), (4, len(tokens))):
-        tree = TokenTree.chain(tokens[first], tokens[first + 1 : end])
+        tree = DraftTree.chain(tokens[first], tokens[first + 1 : end])
         hidden = {-1: rows[-1][first:end]}
-        seen_rows = Observation(tree, torch.empty(0), hidden, list(range(1, end - first)), [], first)
+        seen_rows = VerificationFeedback(tree, torch.empty(0), hidden, list(range(1, end - first)), [], first)
         reading.see(seq, seen_rows)
-    reading.after(TokenTree.root(11), [0])
+    reading.after(DraftTree.root(11), [0])
     assert torch.equal(torch.cat(read), torch.stack(expected))
     # A head that reads states alone reads something else at the image's places, and there alone.
     other = EAGLEHead(trained(model, EAGLEHead), model)
@@ -263,7 +263,7 @@ def test_what_does_not_fit_together_is_refused_in_a_sentence(loaded: LoadedModel
         lambda: Embeddings(np.arange(2), rows[:2] * torch.inf),
         lambda: engine.submit(Request(tokens[:4], embeddings=held)),
         lambda: engine.submit(Request(tokens, embeddings=Embeddings(held.places, rows[:, :8]))),
-        lambda: LM(loaded).generate("a", embeddings=seen(), placeholder="none such"),
+        lambda: LLM(loaded).generate("a", embeddings=seen(), placeholder="none such"),
         lambda: engine.submit(Request(tokens, embeddings=held, source="guidance:scale=1.5")),
     ):
         with pytest.raises((PromptError, SettingsError), match=r"[a-z]"):

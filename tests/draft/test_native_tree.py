@@ -13,16 +13,16 @@ import torch
 from decodery.core import noise
 from decodery.core.errors import NumericalError
 from decodery.core.native.kernels import library
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.past import PastTexts
-from decodery.speculative.tree_building.likeliest import LikeliestTree, Worth
+from decodery.speculative.tree_building.likeliest import ExpectedSpeedup, LikeliestTree
 from decodery.speculative.tree_building.native_tree import NativeTree
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
+from decodery.step.forward_request import run_sync
 
 VOCAB, LIMIT, WIDTH = 24, 12, 5
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels were not built")
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels we
 
 @dataclass
 class _Rule:
-    needs: Needs = field(default_factory=Needs)
+    needs: Requirements = field(default_factory=Requirements)
 
 
 @dataclass
@@ -85,13 +85,13 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
         depth, texts = int(generator.integers(1, 9)), int(generator.integers(1, 3))
         for memory in (slow, fast):
             memory.find(text.tokens, min(len(costs) - 1, depth))
-        expected = drive(LikeliestTree(text, slow, Worth(costs, texts), depth).grown())
+        expected = run_sync(LikeliestTree(text, slow, ExpectedSpeedup(costs, texts), depth).grown())
         tree = native.grown(text, costs, texts, depth)
         assert tree.tokens.tolist() == expected.tokens.tolist() and tree.parents.tolist() == expected.parents.tolist()
         sizes.add(len(tree))
         if not greedy:
             unheeded = replace(text, sampler=_Sampler(True))
-            blind = drive(LikeliestTree(unheeded, slow, Worth(costs, texts), depth).grown())
+            blind = run_sync(LikeliestTree(unheeded, slow, ExpectedSpeedup(costs, texts), depth).grown())
             differing += blind.tokens.tolist() != tree.tokens.tolist()
         logits = torch.from_numpy(np.log(law[tree.tokens] + 1e-9)).float()
         path, node, token = [], 0, -1
@@ -104,7 +104,7 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
         emitted = [*tree.tokens[path].tolist(), token]
         start = len(text.tokens) - 1
         text.tokens += emitted
-        seen, judged = Observation(tree, logits, {}, path, emitted, start), step % 5 > 0
+        seen, judged = VerificationFeedback(tree, logits, {}, path, emitted, start), step % 5 > 0
         if judged:
             slow.learn_all(text.tokens, start + 1)
         slow.contexts.learn(text.tokens, seen)
@@ -118,11 +118,11 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
 def test_what_is_not_for_kernels_is_left_to_python() -> None:
     text: Any = _Text([1, 2], _Sampler(True))
     native = NativeTree(text, _memory(), LIMIT)
-    tree = TokenTree.root(2)
+    tree = DraftTree.root(2)
     logits = torch.zeros(1, VOCAB, dtype=torch.float64)
-    assert not native.learn(text, Observation(tree, logits, {}, [], [4], 1), True)
+    assert not native.learn(text, VerificationFeedback(tree, logits, {}, [], [4], 1), True)
     with pytest.raises(NumericalError, match="NaN"):
-        native.learn(text, Observation(tree, logits.float() / 0, {}, [], [4], 1), True)
+        native.learn(text, VerificationFeedback(tree, logits.float() / 0, {}, [], [4], 1), True)
     assert deepcopy(native) is None
 
 

@@ -16,7 +16,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
@@ -27,9 +27,9 @@ from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.nested import Nested, NestedReading
 from decodery.speculative.drafters.ngram import NGram
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import Counted
@@ -59,11 +59,11 @@ def begun(drafter: Drafter, steps: int = 4, **settings: object) -> Sequence:
     return seq
 
 
-def drafted(drafter: Drafter, seq: Sequence) -> TokenTree:
+def drafted(drafter: Drafter, seq: Sequence) -> DraftTree:
     """What another drafter, which comes to the text only now, would draft."""
     other = replace(seq)
     other.draft_state = drafter.start(other)
-    return drive(drafter.propose(other, ROOM))  # type: ignore[no-any-return]
+    return run_sync(drafter.propose(other, ROOM))  # type: ignore[no-any-return]
 
 
 INNER = {"ngram": NGRAMS, "draft-model": DraftModel(SMALLEST, length=3)}
@@ -78,7 +78,7 @@ def test_a_hierarchy_drafts_what_its_draft_model_would_in_fewer_passes(name: str
     passes = lengths = 0
     for _ in range(5):
         small.rows.clear()
-        chain = drive(drafter.propose(seq, ROOM))
+        chain = run_sync(drafter.propose(seq, ROOM))
         passes, lengths = passes + len(small.rows), lengths + len(chain) - 1
         alone = drafted(DraftModel(SMALL, length=len(chain) - 1), seq)
         assert chain.tokens.tolist() == alone.tokens.tolist() and chain.origin == alone.origin
@@ -87,7 +87,7 @@ def test_a_hierarchy_drafts_what_its_draft_model_would_in_fewer_passes(name: str
         # The next step's text: two drafts come true, and what the hierarchy read of the others must be forgotten.
         seq.tokens += [*chain.tokens[1:3].tolist(), int(chain.tokens[3] + 1) % 64]
     assert lengths >= 4 * 5 and passes < lengths
-    short = drive(drafter.propose(seq, Budget(2, 2)))
+    short = run_sync(drafter.propose(seq, Budget(2, 2)))
     assert len(short) == 3
     check_identical(TARGET, PROMPTS[:1], drafter=drafter, sampler=sampler, seeds=(0,), max_new_tokens=16)
 
@@ -108,7 +108,7 @@ def by_hand(model: Transformer, segment: Segment, size: int) -> torch.Tensor:
     rows = model.embed_tokens(torch.from_numpy(segment.tokens))
 
     def branch(layer: int, rows: torch.Tensor, kind: str, other: str) -> torch.Tensor:
-        route, tap = Route((layer,), frozenset({f"{other}.{layer}"})), f"{kind}_out.{layer}"
+        route, tap = LayerPlan((layer,), frozenset({f"{other}.{layer}"})), f"{kind}_out.{layer}"
         return model.forward(Batch([replace(segment, tokens=None, states=rows)]), taps=(tap,), route=route).hidden[tap]
 
     inner = list(range(1, LAYERS - 1))
@@ -125,15 +125,15 @@ def by_hand(model: Transformer, segment: Segment, size: int) -> torch.Tensor:
 def test_layers_abreast_attend_to_what_enters_their_group(backend: str, gemma: bool) -> None:
     model = make(backend, gemma=gemma)
     segment = Segment(np.arange(9), tokens=np.arange(9) * 7 % 64)
-    found = {size: model.forward(Batch([segment]), route=Route(abreast=size)).logits for size in (1, 2, 3)}
+    found = {size: model.forward(Batch([segment]), route=LayerPlan(abreast=size)).logits for size in (1, 2, 3)}
     assert torch.equal(found[1], model.forward(Batch([segment])).logits)
     for size in (2, 3):
         assert torch.allclose(found[size], by_hand(model, segment, size), atol=1e-11 if backend == "float64" else 1e-4)
         assert not torch.allclose(found[size], found[1], atol=1e-3)
     with pytest.raises(UnsupportedModel, match="several layers at a time"):
-        model.forward(Batch([segment]), route=Route(abreast=2), taps=(2,))
+        model.forward(Batch([segment]), route=LayerPlan(abreast=2), taps=(2,))
     with pytest.raises(SettingsError, match="at least one layer"):
-        model.forward(Batch([segment]), route=Route(abreast=0))
+        model.forward(Batch([segment]), route=LayerPlan(abreast=0))
 
 
 def held(cache: KVCache) -> torch.Tensor:
@@ -145,7 +145,7 @@ def test_the_cache_of_layers_abreast_is_put_right_with_every_step() -> None:
     for calibrate in (True, False):
         seq = begun(EasySpec(SMALL, layers=3, length=5, calibrate=calibrate), steps=8)
         reading: Follower = seq.draft_state
-        drive(reading.text(seq.tokens))
+        run_sync(reading.text(seq.tokens))
         whole = SMALL.new_cache()
         SMALL.forward(Batch([Segment.chunk(seq.tokens, whole)]))
         whole.keep(range(len(seq.tokens)))
@@ -156,12 +156,12 @@ def test_the_cache_of_layers_abreast_is_put_right_with_every_step() -> None:
 def test_easyspec_one_layer_at_a_time_is_the_draft_model() -> None:
     plain, one = begun(DraftModel(SMALL, length=4)), begun(EasySpec(SMALL, length=4, layers=1))
     assert plain.tokens == one.tokens and plain.trace.ledger.rows == one.trace.ledger.rows
-    tree = TokenTree.from_paths(plain.pending, [[4, 5], [4, 6], [9]])
-    rows = [drive(DraftModel(SMALL).logits(seq, tree, [0, 1, 2, 3, 4])) for seq in (plain, one)]
+    tree = DraftTree.from_paths(plain.pending, [[4, 5], [4, 6], [9]])
+    rows = [run_sync(DraftModel(SMALL).logits(seq, tree, [0, 1, 2, 3, 4])) for seq in (plain, one)]
     assert torch.equal(*rows)
     three = begun(EasySpec(SMALL, length=4, layers=3))
     # The first token of a draft is the whole draft model's, the others are not; the cache costs rows and no pass.
-    other = drive(EasySpec(SMALL, layers=3).logits(three, tree, [0, 1, 2, 3, 4]))
+    other = run_sync(EasySpec(SMALL, layers=3).logits(three, tree, [0, 1, 2, 3, 4]))
     assert three.tokens[: len(plain.tokens)] == plain.tokens[: len(three.tokens)]
     assert not torch.allclose(other[1:], rows[0][1:], atol=1e-3)
     for layers in (2, 4, 8):
@@ -199,7 +199,7 @@ def test_every_exit_is_the_truncated_model_however_deep_others_went(backend: str
         deep = int(random.integers(3))
         reading.agree(text)
         # No exit is ever as sure as 2, every one as sure as 0.
-        logits = drive(reading.after(text, (*(2.0,) * deep, *(0.0,) * (2 - deep))))
+        logits = run_sync(reading.after(text, (*(2.0,) * deep, *(0.0,) * (2 - deep))))
         assert same(logits[0], nested_logits(model, text, reading.exits[deep]))
         lagged += reading.cache.evicted
         if step % 4 == 3:
@@ -210,7 +210,7 @@ def test_every_exit_is_the_truncated_model_however_deep_others_went(backend: str
             reading = deepcopy(reading)
     reading.agree(text)
     assert lagged > 4
-    drive(reading.after(text, (2.0, 2.0)))
+    run_sync(reading.after(text, (2.0, 2.0)))
     whole = model.new_cache()
     model.forward(Batch([Segment.chunk(text, whole)]))
     whole.keep(range(len(text)))
@@ -225,7 +225,7 @@ def test_a_nested_draft_serves_targets_of_several_sizes() -> None:
         assert 0 < layers < 5 * rows
     deepest = Nested(SMALL, exits=(5,))
     seq = begun(deepest)
-    assert drive(deepest.propose(seq, ROOM)).tokens.tolist() == drafted(DraftModel(SMALL), seq).tokens.tolist()
+    assert run_sync(deepest.propose(seq, ROOM)).tokens.tolist() == drafted(DraftModel(SMALL), seq).tokens.tolist()
 
 
 def test_nested_says_what_it_cannot_draft_with() -> None:

@@ -13,17 +13,17 @@ from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.core.gaussian_process import GaussianProcess, matern
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.trained.skips import SkipSet, switches
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.dynamic_exit import DEL, tokens_per_layer
 from decodery.speculative.drafters.swift import SKIPS, Swift, matchness
 from decodery.speculative.stores.skip_search import SkipSearch
 from decodery.speculative.trees.caterpillar import Caterpillar
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import run_sync
 from decodery.testing import LawBroken, check_batch, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import Counted
 from questions import prompts
@@ -37,7 +37,7 @@ NOTHING = SkipSet(frozenset(), LAYERS)
 CHAIN = Caterpillar(length=4, stop=0.0, greedy=(1, 1, 1, 1), chance=(1, 1, 1, 1))
 
 
-def after(tokens: list[int], known: int, route: Route) -> torch.Tensor:
+def after(tokens: list[int], known: int, route: LayerPlan) -> torch.Tensor:
     """[vocab] after `tokens`, of which the whole model has read `known` and a route the rest, one by one."""
     cache = TARGET.new_cache()
     if known:
@@ -55,10 +55,10 @@ def test_a_draft_row_is_the_partial_model_behind_the_whole_models_past(drafter: 
     seq = engine.submit(Request(PROMPTS[1], drafter=drafter, max_new_tokens=20))
     for _ in range(4):
         engine.step()
-    tree = TokenTree.from_paths(seq.pending, [[4, 5], [4, 6], [9]])
+    tree = DraftTree.from_paths(seq.pending, [[4, 5], [4, 6], [9]])
     route, text = drafter.route(seq), list(seq.tokens)
-    found = drive(drafter.logits(seq, tree, [0, 3]))
-    later = drive(drafter.logits(seq, tree, [2, 4]))
+    found = run_sync(drafter.logits(seq, tree, [0, 3]))
+    later = run_sync(drafter.logits(seq, tree, [2, 4]))
     for node, row in zip([0, 3, 2, 4], [*found, *later], strict=True):
         path = text + tree.tokens[tree.path(node)].tolist()
         assert torch.allclose(row, after(path, len(text) - 1, route), atol=1e-10)
@@ -98,10 +98,10 @@ def test_matchness_of_one_pass_is_that_of_token_by_token() -> None:
     first, window = seq.prompt_length, 10
     for skip in (frozenset(), SKIP.skip, frozenset({"mlp.1", "attention.1", "attention.4"})):
         right = [
-            int(after(seq.tokens[: at + 1], first, Route(skip=skip)).argmax()) == seq.tokens[at + 1]
+            int(after(seq.tokens[: at + 1], first, LayerPlan(skip=skip)).argmax()) == seq.tokens[at + 1]
             for at in range(first, first + window)
         ]
-        assert drive(matchness(seq, Route(skip=skip), window)) == pytest.approx(sum(right) / window)
+        assert run_sync(matchness(seq, LayerPlan(skip=skip), window)) == pytest.approx(sum(right) / window)
         assert skip or all(right)
 
 
@@ -152,7 +152,7 @@ def test_promising_sets_are_better_than_random_ones() -> None:
 
 
 def test_a_caterpillar_has_as_many_legs_as_it_has_doubts() -> None:
-    def tree(spread: float, **settings: object) -> TokenTree:
+    def tree(spread: float, **settings: object) -> DraftTree:
         model = Unigram(16, spread=spread)
         drafter = DraftModel(model, growth=Caterpillar(**settings))  # type: ignore[arg-type]
         engine = Engine(model)
@@ -160,7 +160,7 @@ def test_a_caterpillar_has_as_many_legs_as_it_has_doubts() -> None:
         while not (trees := [step.tree for step in seq.trace.decoding if step.tree is not None]):
             engine.step()
         found = trees[0]
-        return TokenTree(np.array(found.tokens), np.array(found.parents))
+        return DraftTree(np.array(found.tokens), np.array(found.parents))
 
     doubtful = tree(0.1)
     assert len(doubtful) == 11 and doubtful.depths.max() == 1
@@ -197,7 +197,7 @@ def test_shadow_tokens_are_the_drafts_of_their_exit_and_the_target_at_the_top() 
         emitted = seq.tokens[known:]
         # Each place again, by a plain pass of the first layers behind the whole model's past.
         for at in range(len(emitted)):
-            said = after(seq.tokens[: known + at], known + at - 1, Route((0, 1, 2))).argmax()
+            said = after(seq.tokens[: known + at], known + at - 1, LayerPlan((0, 1, 2))).argmax()
             right, asked = right + (int(said) == emitted[at]), asked + 1
         drafted += seq.trace.steps[-1].nodes
         state = seq.draft_state
@@ -232,7 +232,7 @@ def test_sets_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     [Swift(SkipSet(frozenset({"attention.7", "attention.12", "mlp.9"}), 30)), DEL((4, 12))],
     ids=["swift", "del"],
 )
-def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LM, drafter: Swift | DEL) -> None:
+def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LLM, drafter: Swift | DEL) -> None:
     asked = [prompts(smollm2_int8)[2]]
     settings = {"seeds": (1,), "max_new_tokens": 12, "tested": "drafted"}
     (run,) = check_identical(smollm2_int8.model, asked, drafter=drafter, **settings)

@@ -18,7 +18,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rapid import Rapid as RapidRule
@@ -31,11 +31,11 @@ from decodery.speculative.drafters.jacobi import Jacobi
 from decodery.speculative.drafters.lexical_unit import LexicalUnit
 from decodery.speculative.drafters.lookahead import Lookahead
 from decodery.speculative.drafters.rapid import Rapid, bm25
-from decodery.step.acceptance_rule import Laws
+from decodery.step.acceptance_rule import NodeDistributions
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 from decodery.testing import (
     Garbage,
@@ -72,7 +72,7 @@ def after(model, tokens: list[int]) -> torch.Tensor:
 
 
 @cache
-def plain(lm: LM, sampler: Sampler | None, number: int) -> list[Sequence]:
+def plain(lm: LLM, sampler: Sampler | None, number: int) -> list[Sequence]:
     """What plain decoding makes of a prompt; the same for every drafter that is compared with it."""
     return decode(lm.model, [prompts(lm)[number]], sampler=sampler, seeds=(1,), max_new_tokens=12)
 
@@ -85,7 +85,7 @@ def plain(lm: LM, sampler: Sampler | None, number: int) -> list[Sequence]:
     ],
     ids=lambda each: "" if each is None or each is SAMPLED else type(each).__name__,
 )
-def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LM, drafter: Drafter, sampler: Sampler | None) -> None:
+def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LLM, drafter: Drafter, sampler: Sampler | None) -> None:
     lm, settings = smollm2_int8, {"sampler": sampler, "seeds": (1,), "max_new_tokens": 12}
     # What is shortened has to be long.
     number = 6 if isinstance(drafter, Rapid) else 2
@@ -102,7 +102,7 @@ def test_the_window_is_a_tree_with_the_published_mask_and_positions() -> None:
     _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
     # Distinct tokens: cell (level, column) carries 10 * level + column; the pending token is cell (0, 0).
     seq.draft_state.levels = [[1, 2, 3]] + [[10 * level + i for i in range(window)] for level in (1, 2)]
-    tree = drive(drafter.propose(seq, Budget(64, 64)))
+    tree = run_sync(drafter.propose(seq, Budget(64, 64)))
     tree.validate()
     cells = {int(token): node for node, token in enumerate(tree.tokens)} | {0: 0}
     mask = tree.ancestor_mask()
@@ -126,8 +126,8 @@ def test_ngrams_share_rows_with_the_window_and_budgets_hold() -> None:
     state.remember(3, (4, 7), drafter.grams)
     assert list(state.pool[3]) == [(6, 1), (4, 7)]
     # (4, 7) is level 0 and column 1 of the window, and 6 its column 0.
-    assert len(drive(drafter.propose(seq, Budget(64, 64)))) == 1 + 5 + 1
-    small = drive(drafter.propose(seq, Budget(4, 2)))
+    assert len(run_sync(drafter.propose(seq, Budget(64, 64)))) == 1 + 5 + 1
+    small = run_sync(drafter.propose(seq, Budget(4, 2)))
     assert len(small) == 5 and small.depths.max() == 2
     assert small.child(small.child(0, 4), 7) is not None
 
@@ -159,7 +159,7 @@ def test_window_rows_do_not_change_the_logits_of_the_text() -> None:
     engine, seq = submitted(TARGET, PROMPT, drafter=drafter)
     for _ in range(6):
         engine.step()
-    tree = drive(drafter.propose(seq, Budget(64, 64)))
+    tree = run_sync(drafter.propose(seq, Budget(64, 64)))
     cache = seq.cache
     segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=cache)
     logits = TARGET.forward(Batch([segment])).logits
@@ -175,7 +175,7 @@ def test_every_ngram_was_predicted_by_the_model(most: int) -> None:
 
     @dataclass(frozen=True)
     class Watched(Lookahead):
-        def observe(self, seq: Sequence, seen: Observation) -> None:
+        def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
             followed.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(dim=-1).tolist(), strict=True))
             before = {(first, rest) for first, grams in seq.draft_state.pool.items() for rest in grams}
             super().observe(seq, seen)
@@ -316,8 +316,8 @@ def test_the_moved_rule_draws_from_the_law_it_states() -> None:
     for seed in range(800):
         seq.seed = seed
         token = int(seq.sampler.pick(q.log()[None], seed, [0])[0])
-        tree = TokenTree.chain(2, [token], origin="sampled", distributions={0: q})
-        accepted = rule.choose(tree, Laws(tree, logits, seq), seq)
+        tree = DraftTree.chain(2, [token], origin="sampled", distributions={0: q})
+        accepted = rule.choose(tree, NodeDistributions(tree, logits, seq), seq)
         counts[token if accepted.path else accepted.bonus] += 1
     p = law.softmax(0)
     assert chi_square(counts, emitted_law(p, augmented(law, q, eta, 0.1).softmax(0), q).numpy()) > 1e-3

@@ -21,7 +21,7 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.step import forward_request as ask
 from decodery.step import parallel_passes as workers
-from decodery.step.forward_request import Ask, Asking, answer
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, answer
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.testing.models import Counted
 
@@ -123,11 +123,11 @@ def test_a_target_on_a_device_of_its_own_is_waited_for_at_work_on_one_core(monke
         target, draft = Waits(TARGET, one, two), Waits(OTHER, two, one)
         target.device, target.patience = torch.device(device), 3.0 if met else 0.05
 
-        def drafts(draft: Waits = draft) -> Asking[None]:
-            yield [Ask(draft, rows)]
+        def drafts(draft: Waits = draft) -> ForwardCoroutine[None]:
+            yield [ForwardRequest(draft, rows)]
 
         with torch.no_grad():
-            (scored,) = answer([Ask(target, rows, beside=drafts())])
+            (scored,) = answer([ForwardRequest(target, rows, beside=drafts())])
         assert not isinstance(scored, Exception) and target.met == met
 
 
@@ -153,13 +153,18 @@ def test_what_fails_beside_a_pass_ends_that_text_alone(monkeypatch: pytest.Monke
     for count in (1, 2):
         monkeypatch.setattr(workers, "cores", lambda count=count: count)
 
-        def fails() -> Asking[None]:
-            yield [Ask(OTHER, Segment(np.arange(2), np.array([1, 2])))]
+        def fails() -> ForwardCoroutine[None]:
+            yield [ForwardRequest(OTHER, Segment(np.arange(2), np.array([1, 2])))]
             raise ValueError("beside")
 
         rows = Segment(np.arange(2), np.array([1, 2]))
         with torch.no_grad():
-            bad, good = answer([Ask(TARGET, rows, beside=fails()), Ask(TARGET, Segment(np.arange(1), np.array([1])))])
+            bad, good = answer(
+                [
+                    ForwardRequest(TARGET, rows, beside=fails()),
+                    ForwardRequest(TARGET, Segment(np.arange(1), np.array([1]))),
+                ]
+            )
         assert isinstance(bad, ValueError) and not isinstance(good, Exception)
 
 

@@ -16,7 +16,7 @@ import torch
 from covering import FULL
 from decodery.core.errors import VocabularyMismatch
 from decodery.core.registry import resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.output import Output
 from decodery.engine.request import Request
@@ -37,10 +37,10 @@ from decodery.speculative.stores.suffix_trie import SuffixTrie
 from decodery.speculative.tree_building.best_first import grow
 from decodery.speculative.tree_building.monte_carlo import SearchTree
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer, to_int8
 from methods import DRAFTERS
@@ -183,10 +183,10 @@ def test_more_nodes_guess_no_less() -> None:
 class WithLaws(Coupled):
     """Asks for draft distributions that it does not use."""
 
-    needs = Needs(laws=True)
+    needs = Requirements(laws=True)
 
 
-def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> TokenTree:
+def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> DraftTree:
     """One draft of STAND where the same law follows everything."""
     sampler = Sampler.from_settings(temperature=temperature)
     engine = Engine(TableModel(6))
@@ -196,7 +196,7 @@ def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> To
     weights = np.zeros((6, 10))
     ids[:, : len(law)], weights[:, : len(law)] = list(law), list(law.values())
     seq.draft_state.store.means.learn([(token,) for token in range(6)], ids, weights)
-    return drive(drafter.propose(seq, Budget(3, 1)))
+    return run_sync(drafter.propose(seq, Budget(3, 1)))
 
 
 def test_stand_draws_children_without_replacement_from_its_law() -> None:
@@ -236,7 +236,7 @@ def test_copyspec_copies_from_the_first_place_and_what_exists() -> None:
         seq = sequence(text, Memory())
         drafter = CopySpec(pick=pick)  # type: ignore[arg-type]
         seq.draft_state = drafter.start(seq)
-        assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [3, *expected]
+        assert run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [3, *expected]
         assert drafter.match_length(seq) == 3
 
 
@@ -245,9 +245,9 @@ def test_the_automaton_drafts_more_after_longer_matches() -> None:
     seq = sequence(text, Memory())
     drafter = SuffixAutomaton()
     seq.draft_state = drafter.start(seq)
-    assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [1, *range(2, 11)]
+    assert run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [1, *range(2, 11)]
     seq.tokens.append(2)
-    assert len(drive(drafter.propose(seq, Budget(64, 64)))) - 1 == 13
+    assert len(run_sync(drafter.propose(seq, Budget(64, 64)))) - 1 == 13
     assert drafter.match_length(seq) == 3
 
 
@@ -291,7 +291,7 @@ def test_suffix_tree_takes_the_draft_that_sums_to_most() -> None:
     drafter = SuffixTree(branch=False)
     seq.draft_state = drafter.start(seq)
     # Three matched tokens, one of two occurrences goes on: 1/2 + 1/2 + 1/2. Two matched: 2/4 + 2/4.
-    assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [2, 4, 6, 5]
+    assert run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [2, 4, 6, 5]
     assert drafter.match_length(seq) == 3
 
 
@@ -345,7 +345,7 @@ def test_suffix_tree_drafts_far_ahead_in_a_long_copy(branch: bool) -> None:
         seq = sequence(text, Memory())
         drafter = SuffixTree(branch=branch, **settings)
         seq.draft_state = drafter.start(seq)
-        return drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist()[1:]
+        return run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist()[1:]
 
     assert drafted([0, 1, 2, 3, 1, 2, 3], depth=4) == [1, 2]
     # With as many tokens matched as are counted, half of them are worth most: 32 of a match of 32.
@@ -359,11 +359,11 @@ def test_rest_drafts_the_commonest_continuations_of_the_longest_match() -> None:
     seq = sequence([8, 1, 2], Memory())
     drafter = REST(store, nodes=3)
     seq.draft_state = drafter.start(seq)
-    tree = drive(drafter.propose(seq, Budget(64, 64)))
+    tree = run_sync(drafter.propose(seq, Budget(64, 64)))
     assert {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(1, 4)} == {(3,), (3, 4), (3, 5)}
     assert drafter.match_length(seq) == 2
     seq.tokens.append(7)
-    assert len(drive(drafter.propose(seq, Budget(64, 64)))) == 1
+    assert len(run_sync(drafter.propose(seq, Budget(64, 64)))) == 1
 
 
 def kept_on_disk(datastore: Datastore, folder: Path) -> str:
@@ -391,7 +391,7 @@ def test_a_datastores_match_counts_for_less_than_the_texts_own(tmp_path: Path) -
 
     def drafted(drafter: Drafter) -> list[int]:
         seq.draft_state = drafter.start(seq)
-        return drive(drafter.propose(seq, Budget(64, 64))).tokens[1:3].tolist()
+        return run_sync(drafter.propose(seq, Budget(64, 64))).tokens[1:3].tolist()
 
     # Three tokens of the text against four of the datastore.
     other = CopySpec(gamma=1, length=2, pick="last")

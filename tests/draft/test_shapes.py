@@ -18,7 +18,7 @@ from decodery.speculative.tree_building.frequency import count_prefixes, frequen
 from decodery.speculative.tree_building.monte_carlo import enumerate_all, search
 from decodery.speculative.tree_building.template import STAND, TOKEN_RECYCLING, RankRates, Template, unbalanced
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 
 
 def random_text(random: np.random.Generator, n: int, size: int) -> list[int]:
@@ -77,7 +77,7 @@ def test_an_unbalanced_template_shrinks_with_depth_and_reaches_it(nodes: int) ->
     assert (sizes[1:-1] >= sizes[2:]).all()
 
 
-def filled(matrix: np.ndarray, budget: Budget, eos_ids: tuple[int, ...] = ()) -> TokenTree:
+def filled(matrix: np.ndarray, budget: Budget, eos_ids: tuple[int, ...] = ()) -> DraftTree:
     rates = RankRates(matrix.shape[1]).rates
     tree, places = TOKEN_RECYCLING.fill(3, lambda nodes, tokens: matrix[tokens[nodes]], rates, budget, eos_ids=eos_ids)
     tree.validate()
@@ -204,12 +204,12 @@ def test_the_commonest_continuations_are_those_of_a_count() -> None:
 def test_trees_fuse_by_longest_prefix() -> None:
     random = np.random.default_rng(10)
 
-    def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    def paths(tree: DraftTree) -> set[tuple[int, ...]]:
         return {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
 
     for _ in range(50):
         a, b = (
-            TokenTree.from_paths(0, [random_text(random, 4, 3) for _ in range(int(random.integers(0, 8)))])
+            DraftTree.from_paths(0, [random_text(random, 4, 3) for _ in range(int(random.integers(0, 8)))])
             for _ in range(2)
         )
         fused = a.merge(b)

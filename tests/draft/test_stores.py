@@ -18,8 +18,8 @@ from decodery.speculative.stores.positions import Positions
 from decodery.speculative.stores.suffix_trie import SuffixTrie
 from decodery.speculative.stores.trigrams import Trigrams
 from decodery.speculative.stores.windows import Windows
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.testing import tiny_transformer
 
 
@@ -31,13 +31,13 @@ def runs_of(text: list[int], length: int) -> list[tuple[int, ...]]:
     return [tuple(text[start : start + length]) for start in range(len(text) - length + 1)]
 
 
-def observation(tree: TokenTree, logits: torch.Tensor, path: list[int]) -> Observation:
-    return Observation(tree, logits, {}, path, [0], start=0)
+def observation(tree: DraftTree, logits: torch.Tensor, path: list[int]) -> VerificationFeedback:
+    return VerificationFeedback(tree, logits, {}, path, [0], start=0)
 
 
 def test_the_adjacency_holds_the_top_tokens_of_every_scored_node() -> None:
     model = tiny_transformer()
-    tree = TokenTree.from_paths(5, [(1, 2, 3), (1, 4), (6, 2), (7, 8)])
+    tree = DraftTree.from_paths(5, [(1, 2, 3), (1, 4), (6, 2), (7, 8)])
     segment = Segment(tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=model.new_cache())
     logits = model.forward(Batch([segment])).logits
     store = Adjacency(model.vocab_size, 8)
@@ -229,12 +229,12 @@ def test_contexts_know_what_the_model_ranked_highest_after_the_last_tokens() -> 
             *generator.permutation(vocab)[:2],
             *generator.integers(vocab, size=2),
         ]
-        tree = TokenTree(np.array(tokens), np.array(parents))
+        tree = DraftTree(np.array(tokens), np.array(parents))
         logits = torch.tensor(generator.normal(size=(7, vocab)), dtype=torch.float32)
         path = [[], [1], [1, 3], [1, 3, 6]][generator.integers(4)]
         emitted = [int(tree.tokens[node]) for node in path] + [int(generator.integers(vocab))]
         text += emitted
-        contexts.learn(text, Observation(tree, logits, {}, path, emitted, start))
+        contexts.learn(text, VerificationFeedback(tree, logits, {}, path, emitted, start))
         for node in [*range(7), 0, *path]:
             before = text[: start + 1] + [int(tree.tokens[each]) for each in tree.path(node)]
             best = logits[node].topk(width).indices.tolist()
@@ -251,7 +251,7 @@ def test_of_two_contexts_in_one_place_the_later_one_has_it(monkeypatch: pytest.M
     contexts = Contexts((1,), 1)
     for token in range(8):
         logits = torch.eye(8)[[token]]
-        contexts.learn([token], Observation(TokenTree.root(token), logits, {}, [], [0], 0))
+        contexts.learn([token], VerificationFeedback(DraftTree.root(token), logits, {}, [], [0], 0))
     found = [contexts.rows([token])[0] for token in range(8)]
     assert found[7] == [7] and sum(row is not None for row in found) <= 2
     assert all(row is None or row == [token] for token, row in enumerate(found)), "never another context's tokens"

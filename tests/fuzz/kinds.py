@@ -183,12 +183,12 @@ def use_value(folder: Path, base: Path) -> None:
     import torch
 
     from decodery.scorers.value_head import ValueHead
-    from decodery.step.forward_request import drive
+    from decodery.step.forward_request import run_sync
     from decodery.step.scorer import Candidates, judge
 
     value = ValueHead(str(folder / "value.safetensors"))
     value.fits(_model(base))
-    drive(judge(value, Candidates([1], [[1]], [False], {tap: torch.ones(1, 64) for tap in value.needs.taps})))
+    run_sync(judge(value, Candidates([1], [[1]], [False], {tap: torch.ones(1, 64) for tap in value.needs.taps})))
 
 
 @kind("judge", mutated_tensors("judge.safetensors"))

@@ -18,7 +18,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training.coprocessor import CoprocessorRecipe, School, train_coprocessor
 from tiny_models import tiny_loaded
@@ -46,7 +46,7 @@ def behind(kv: Coprocessor, model: Any, prompt: list[int], text: list[int]) -> t
     cache.keep(range(first))
     own = model.forward(Batch([Segment.chunk(prompt[first:], cache)])).logits[-1:]
     seq = SimpleNamespace(cache=cache, prompt_length=len(prompt), model=model)
-    opened = drive(kv.open(seq, len(prompt) - first))  # type: ignore[arg-type]
+    opened = run_sync(kv.open(seq, len(prompt) - first))  # type: ignore[arg-type]
     cache.keep(range(len(prompt) - first))
     assert cache.next_position == cache.length == len(prompt), "nothing of the double is in the cache"
     after = model.forward(Batch([Segment.chunk(text, cache)])).logits

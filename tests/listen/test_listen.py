@@ -17,7 +17,7 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.core.registry import methods, resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.simultaneous.base import Heard, Listen, Stream, listening
+from decodery.extras.simultaneous.base import Listen, Stream, StreamOutput, listening
 from decodery.extras.simultaneous.local_agreement import LocalAgreement
 from decodery.extras.simultaneous.redecode import Redecode
 from decodery.extras.simultaneous.stability import Stability
@@ -26,7 +26,7 @@ from decodery.extras.simultaneous.wait_k import WaitK
 from decodery.logits_sources.reads import Reads
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.step.forward_request import Asking, drive, score
+from decodery.step.forward_request import ForwardCoroutine, run_sync, score
 from decodery.testing import tiny_transformer
 from decodery.training.seq2seq import Seq2SeqRecipe, leaves, lesson, random_encoder_decoder, right, train_seq2seq
 from decodery.training.transductions import TRANSDUCTIONS, sources, transduction
@@ -46,12 +46,13 @@ SHRINKING = {
 }
 
 
-def heard(method: Listen, size: int, source: Sequence[int] = SOURCE) -> tuple[list[Heard], Stream]:
+def heard(method: Listen, size: int, source: Sequence[int] = SOURCE) -> tuple[list[StreamOutput], Stream]:
     """What there is behind every chunk of `size` tokens."""
     stream = Stream.of(tiny_encoder_decoder(BLOCK), ENDS)
     starts = range(0, len(source), size)
     found = [
-        drive(listening(method, stream, source[first : first + size], first + size >= len(source))) for first in starts
+        run_sync(listening(method, stream, source[first : first + size], first + size >= len(source)))
+        for first in starts
     ]
     return found, stream
 
@@ -110,7 +111,7 @@ def test_what_is_committed_stays(method: Listen) -> None:
     # One that commits all it sees at once is caught by the same check.
     assert not stays([(*each.committed, *each.guess) for each in heard(Redecode(), 2)[0]])
     with pytest.raises(ValueError, match="source of this stream has ended"):
-        drive(listening(method, stream, [1]))
+        run_sync(listening(method, stream, [1]))
 
 
 @pytest.mark.parametrize("name", sorted(method.name for method in methods("listen")))
@@ -122,10 +123,10 @@ def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
         draws = np.random.default_rng(seed)
         for spec in SHRINKING.get(name, [name]):
             stream, method = Stream.of(model, ENDS), resolve("listen", spec)
-            source, found, first = draws.integers(0, 55, 14).tolist(), list[Heard](), 0
+            source, found, first = draws.integers(0, 55, 14).tolist(), list[StreamOutput](), 0
             while first < len(source):
                 last = first + int(draws.integers(1, 4))
-                found.append(drive(listening(method, stream, source[first:last], last >= len(source))))
+                found.append(run_sync(listening(method, stream, source[first:last], last >= len(source))))
                 first = last
             assert stays([each.committed for each in found]), (spec, seed)
             whole = [(*each.committed, *each.guess) for each in found]
@@ -135,7 +136,7 @@ def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
 
 def test_a_method_that_takes_back_what_stands_is_caught() -> None:
     class Forgetful(Listen):
-        def hear(self, stream: Stream) -> Asking[None]:
+        def hear(self, stream: Stream) -> ForwardCoroutine[None]:
             logits = yield from stream.reread(0)
             stream.written = [int(logits[-1].argmax()), stream.chunks]
             stream.commit(2)
@@ -159,7 +160,7 @@ def test_scores_of_beams_are_those_of_the_newest_source() -> None:
     assert len(stream.state) == 3
     for beam in stream.state:
         rows = Segment.chunk([START, *beam.written], reading.new_cache())
-        laws = drive(score(reading, rows)).logits.log_softmax(dim=-1)
+        laws = run_sync(score(reading, rows)).logits.log_softmax(dim=-1)
         total = sum(float(laws[place, token]) for place, token in enumerate(beam.written))
         # A text that waits has an end among its tokens' probabilities, too.
         waited = beam.waits and len(beam.written) < stream.limit
@@ -176,7 +177,7 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
     rows = predicted(model, given, written)
     source = Reads(tuple(given[1][given[1] >= 0].tolist()))
     reading = source.over(model, [START])
-    alone = drive(score(reading, Segment.chunk(written[1].numpy(), reading.new_cache()))).logits
+    alone = run_sync(score(reading, Segment.chunk(written[1].numpy(), reading.new_cache()))).logits
     assert (rows[1] - alone).abs().max() < 1e-4 < rows[1].std() and (said >= 0).any()
     assert all(tensor.is_leaf for tensor in leaves(model).values())
     found = train_seq2seq(kind, tmp_path, recipe=recipe)
@@ -199,7 +200,7 @@ def test_what_cannot_be_listened_to_is_refused() -> None:
         with pytest.raises(SettingsError, match="train seq2seq"):
             Stream.of(model, ENDS)
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
-        drive(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
+        run_sync(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
     for broken in (lambda: LocalAgreement(0), lambda: WaitK(-1), lambda: Stability(cap=0), lambda: StreamingBeam(0)):
         with pytest.raises(SettingsError, match="needs"):
             broken()

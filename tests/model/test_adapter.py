@@ -14,7 +14,7 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.cuda.graphs import StaticPasses
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
@@ -131,9 +131,9 @@ def test_taps_are_counted_from_either_end(kind: str, model: TransformersModel) -
 def test_a_layer_that_does_not_run_has_no_state() -> None:
     ours = tiny_transformer(num_layers=3)
     batch = Batch([Segment(np.arange(2), np.array([1, 2]))])
-    assert ours.forward(batch, taps=(0, 1), route=Route((0, 2))).hidden.keys() == {0, 1}
+    assert ours.forward(batch, taps=(0, 1), route=LayerPlan((0, 2))).hidden.keys() == {0, 1}
     with pytest.raises(SettingsError, match="leaves that layer out"):
-        ours.forward(batch, taps=(2,), route=Route((0, 2)))
+        ours.forward(batch, taps=(2,), route=LayerPlan((0, 2)))
 
 
 def test_truncated_caches_go_on_as_if_nothing_had_followed(model: TransformersModel) -> None:
@@ -296,7 +296,7 @@ def test_what_cannot_be_decoded_step_by_step_is_refused() -> None:
         TransformersModel(bloom)
     with pytest.raises(UnsupportedModel, match="all of its layers"):
         ours = TransformersModel(make("gpt2"))
-        ours.forward(Batch([Segment.chunk([1], ours.new_cache())]), route=Route((0,)))
+        ours.forward(Batch([Segment.chunk([1], ours.new_cache())]), route=LayerPlan((0,)))
 
 
 @pytest.mark.parametrize("family", ["zamba2", "falcon_h1"])

@@ -17,7 +17,7 @@ from decodery.core.errors import OutOfMemory
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache, Mark, resident
 from decodery.models.cache.page_memory import SLOTS
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import LawBroken, TableModel, check_cache, tiny_transformer
@@ -107,7 +107,7 @@ def test_a_layer_that_did_not_run_keeps_nothing() -> None:
     """Its slots hold whatever memory held before; whether that is a number or not, nobody may see it."""
     cache = filled([1, 2, 3])
     cache.data[:, :, :, 3:] = torch.nan
-    MODEL.forward(Batch([Segment.chunk([4, 5], cache)]), route=Route((0,)))
+    MODEL.forward(Batch([Segment.chunk([4, 5], cache)]), route=LayerPlan((0,)))
     cache.keep([0, 1])
     assert cache.lengths.tolist() == [5, 3] and cache.next_position == 5
     assert MODEL.forward(Batch([Segment.chunk([6], cache)])).logits.isfinite().all()
@@ -122,7 +122,7 @@ def test_layers_may_keep_rows_and_others_not() -> None:
     MODEL.forward(Batch([Segment.chunk([4, 5, 6], cache)]))
     cache.keep([0, 1], layers=[1])
     assert cache.lengths.tolist() == [3, 5] and cache.next_position == 5
-    MODEL.forward(Batch([Segment.chunk([7], cache)]), route=Route((0,)))
+    MODEL.forward(Batch([Segment.chunk([7], cache)]), route=LayerPlan((0,)))
     with pytest.raises(IndexError, match="not all among the 0 tentative rows"):
         cache.keep([0], layers=[0, 1])
     with pytest.raises(IndexError, match="1 rows cannot stay where there are 0"):

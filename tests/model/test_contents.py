@@ -14,7 +14,7 @@ from decodery.compression.copies import copy_of
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders import named
 from decodery.models.loaders.adapters import Adapter
 from decodery.models.loaders.load import load
@@ -40,8 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_second_model_is_that_of_the_files_as_they_are_now(home: Path) -> None:
     own, other = (make_model("llama", seed=seed) for seed in (0, 1))
-    lm = LM(load(save(own, home / "own"), dtype="float32", device="cpu"))
-    written = {seed: LM(load(save(each, home / "second"), dtype="float32", device="cpu")).generate(TEXT, **SETTINGS)
+    lm = LLM(load(save(own, home / "own"), dtype="float32", device="cpu"))
+    written = {seed: LLM(load(save(each, home / "second"), dtype="float32", device="cpu")).generate(TEXT, **SETTINGS)
                for seed, each in ((1, other), (0, own))}  # fmt: skip
 
     def drafted() -> float:

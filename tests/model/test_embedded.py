@@ -15,7 +15,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from decodery.constraints import JSONSchema
 from decodery.core.errors import CorruptFile, DecoderyError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders import package_index as embedded
 from decodery.models.loaders import store
@@ -74,7 +74,7 @@ def test_pull_without_a_network_says_what_to_do(home: Path, monkeypatch: pytest.
     assert not list((home / "unfinished").iterdir())
 
 
-def test_the_embedded_model_answers_sensibly_at_every_precision(smollm2: LM, smollm2_int8: LM) -> None:
+def test_the_embedded_model_answers_sensibly_at_every_precision(smollm2: LLM, smollm2_int8: LLM) -> None:
     for lm in (smollm2, smollm2_int8):
         model, tokenizer, chat = lm.model, lm.tokenizer, lm.chat
         assert chat is not None
@@ -90,7 +90,7 @@ def test_the_embedded_model_answers_sensibly_at_every_precision(smollm2: LM, smo
         assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
-def test_the_embedded_model_equals_transformers_on_the_same_file(smollm2: LM) -> None:
+def test_the_embedded_model_equals_transformers_on_the_same_file(smollm2: LLM) -> None:
     path = embedded.gguf_path("smollm2")
     if not path.exists():
         embedded.pull("smollm2", progress=store.silent)
@@ -120,7 +120,7 @@ IDS = [
 ]  # fmt: skip
 
 
-def test_texts_of_the_embedded_model(smollm2: LM) -> None:
+def test_texts_of_the_embedded_model(smollm2: LLM) -> None:
     assert smollm2.tokenizer.encode(TEXT) == IDS
     assert smollm2.tokenizer.decode(IDS) == TEXT
     assert smollm2.tokenizer.eos_ids == (2, 0)
@@ -131,7 +131,7 @@ def test_texts_of_the_embedded_model(smollm2: LM) -> None:
     )
 
 
-def test_a_draft_model_that_lacks_what_a_constraint_asks_for_is_no_error(smollm2_int8: LM) -> None:
+def test_a_draft_model_that_lacks_what_a_constraint_asks_for_is_no_error(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     schema = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 40}}, "required": ["title"]}
     settings: dict[str, Any] = {"constraint": JSONSchema(schema), "max_new_tokens": 24, "temperature": 1.0}

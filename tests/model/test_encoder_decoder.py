@@ -22,7 +22,7 @@ from decodery.models.batch import Segment
 from decodery.models.loaders.load import load
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.sampling import Sampler
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, check_state
 from tiny_models import TREE_PARENTS, VOCAB, make_tokenizer, random_ids, randomize, tree_mask
 
@@ -92,20 +92,20 @@ def test_logits_are_those_of_transformers(case: str, folders: dict[str, tuple[Pa
     cache, rows, ids = reading.new_cache(), [], random_ids(23)
     for size in (9, 1, 1, 7, 1, 4):
         chunk = ids[cache.next_position : cache.next_position + size]
-        rows.append(drive(score(reading, Segment.chunk(chunk, cache))).logits)
+        rows.append(run_sync(score(reading, Segment.chunk(chunk, cache))).logits)
         cache.keep(range(size))
     wanted = expected(theirs, ids)
     assert (torch.cat(rows) - wanted).abs().max() < 2e-4 < wanted.std()
     mask, nodes = tree_mask(TREE_PARENTS), random_ids(len(TREE_PARENTS), seed=2)
     tree = Segment(len(ids) + mask.sum(axis=1) - 1, nodes, mask=mask, cache=cache, logit_rows=[8, 5])
-    for node, logits in zip([8, 5], drive(score(reading, tree)).logits, strict=True):
+    for node, logits in zip([8, 5], run_sync(score(reading, tree)).logits, strict=True):
         assert (logits - expected(theirs, np.concatenate([ids, nodes[mask[node]]]))[-1]).abs().max() < 2e-4
     # A fork goes on from the same memory, and cutting the text leaves it in place.
     cache.keep([])
     twin = cache.fork()
     twin.truncate(5)
     assert twin.memory is cache.memory is not None and twin.bytes > cache.memory.bytes > cache.memory.data.nbytes
-    again = drive(score(reading, Segment.chunk(ids[5:9], twin))).logits
+    again = run_sync(score(reading, Segment.chunk(ids[5:9], twin))).logits
     assert (again - wanted[5:9]).abs().max() < 2e-4
 
 

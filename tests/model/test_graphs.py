@@ -19,11 +19,11 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig, Rope
 from decodery.models.cuda.graphs import MOST_ROWS, StaticPasses
-from decodery.models.hooks import Visits
-from decodery.models.layer_plan import Route
+from decodery.models.hooks import Hooks
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.testing import Garbage, Oracle, check_batch, check_identical, check_state, decode, tiny_transformer
 from methods import DRAFTERS, SAMPLERS
 from tiny_models import CASES, assert_same_logits, make_model, save
@@ -146,17 +146,17 @@ class Pair:
         for twins in self.twins:
             twins.agree()
 
-    def _tree(self, nodes: int) -> TokenTree:
+    def _tree(self, nodes: int) -> DraftTree:
         chain = self.random.random() < 0.4
         parents = [node - 1 if chain else int(self.random.integers(0, max(node, 1))) for node in range(nodes)]
-        return TokenTree(self.random.integers(0, 64, nodes), np.array([-1, *parents[1:]]), "sampled")
+        return DraftTree(self.random.integers(0, 64, nodes), np.array([-1, *parents[1:]]), "sampled")
 
     def _wanted(self, nodes: int) -> list[int] | None:
         some = self.random.permutation(nodes)[: self.random.integers(0, nodes + 1)].tolist()
         return None if self.random.random() < 0.5 else some
 
 
-def _segment(cache: KVCache, tree: TokenTree, logit_rows: list[int] | None) -> Segment:
+def _segment(cache: KVCache, tree: DraftTree, logit_rows: list[int] | None) -> Segment:
     mask = None if tree.is_chain else tree.ancestor_mask()
     return Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache, logit_rows=logit_rows)
 
@@ -248,7 +248,7 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(changes: str) -> None
 def test_a_displaced_cache_keeps_the_rows_of_its_last_pass() -> None:
     model, other = tiny(), tiny(static=False)
     first, second, expected = model.new_cache(), model.new_cache(), other.new_cache()
-    tree = TokenTree.from_paths(4, [[1, 2], [3, 9]])
+    tree = DraftTree.from_paths(4, [[1, 2], [3, 9]])
     forward(model, Batch([_segment(first, tree, None)]))
     forward(model, Batch([Segment.chunk([8, 8, 8, 8, 8, 8, 8, 8], second)]))
     forward(other, Batch([_segment(expected, tree, None)]))
@@ -261,7 +261,7 @@ def test_rows_stay_in_a_cache_that_the_arena_holds() -> None:
     """What a pass of fixed shape left tentative, the ordinary pass that grows the tree goes on from."""
     model, other = tiny(), tiny(static=False)
     caches = [model.new_cache(), other.new_cache()]
-    tree = TokenTree.from_paths(4, [[1, 2], [3, 9]])
+    tree = DraftTree.from_paths(4, [[1, 2], [3, 9]])
     logits = []
     for each, cache in zip((model, other), caches, strict=True):
         forward(each, Batch([_segment(cache, tree, None)]))
@@ -361,9 +361,9 @@ def test_what_does_not_fit_is_left_to_the_ordinary_pass() -> None:
     }
     with torch.no_grad():
         for reason, segments in left.items():
-            assert model.static.forward(model, Batch(segments), Visits.reading(())) is None, reason
+            assert model.static.forward(model, Batch(segments), Hooks.reading(())) is None, reason
             assert model.forward(Batch(segments)).logits.isfinite().all(), reason
-        model.forward(Batch([Segment.chunk([1], model.new_cache())]), route=Route((0,)))
+        model.forward(Batch([Segment.chunk([1], model.new_cache())]), route=LayerPlan((0,)))
     model.forward(Batch([Segment.chunk([1], model.new_cache())]))
     with torch.no_grad():
         looking_around = tiny()
@@ -429,7 +429,7 @@ def test_results_are_not_overwritten_by_the_next_pass() -> None:
 @needs_cuda
 def test_a_replay_neither_asks_the_device_for_memory_nor_waits_for_it() -> None:
     model = tiny(device="cuda")
-    cache, tree = model.new_cache(), TokenTree.from_paths(4, [[1, 2], [3, 9]])
+    cache, tree = model.new_cache(), DraftTree.from_paths(4, [[1, 2], [3, 9]])
 
     def step() -> None:
         forward(model, Batch([_segment(cache, tree, None)]))

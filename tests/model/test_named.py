@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import methods, resolve
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.drafts import SHIPPED
 from decodery.models.loaders.load import load
 from decodery.models.loaders.named import Precision, named
@@ -37,11 +37,11 @@ SPECS = {
 
 
 @pytest.fixture
-def lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LM:
+def lm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LLM:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
     write_gguf(tmp_path / "target.gguf", make_model("llama"), Kind.Q8_0)
     write_gguf(tmp_path / "second.gguf", make_model("llama", seed=1), Kind.Q8_0)
-    return LM(load(tmp_path / "target.gguf", dtype="float32", device="cpu"))
+    return LLM(load(tmp_path / "target.gguf", dtype="float32", device="cpu"))
 
 
 def test_whatever_takes_a_second_model_by_name_takes_its_precision() -> None:
@@ -56,7 +56,7 @@ def test_whatever_takes_a_second_model_by_name_takes_its_precision() -> None:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_second_model_is_loaded_in_the_precision_asked_for(name: str, lm: LM, tmp_path: Path) -> None:
+def test_a_second_model_is_loaded_in_the_precision_asked_for(name: str, lm: LLM, tmp_path: Path) -> None:
     def generate(dtype: str) -> list[int]:
         settings: dict[str, Any] = {USES[name]: SPECS[name].format(tmp_path / "second.gguf", dtype)}
         return lm.generate("Hi", **{"drafter": None, "max_new_tokens": 6, "ignore_eos": True, **settings}).tokens
@@ -78,7 +78,7 @@ def test_a_precision_that_does_not_exist_is_refused(name: str) -> None:
     assert str(caught.value) == f"{name}: dtype=int5 is not auto, float32, bfloat16, float16, int8 or int4"
 
 
-def test_a_precision_without_a_name_is_refused(lm: LM) -> None:
+def test_a_precision_without_a_name_is_refused(lm: LLM) -> None:
     assert named(lm.model) is lm.model
     for drafter in ("rapid:dtype=int4", DraftModel(lm.model, dtype="int4")):
         with pytest.raises(SettingsError, match="a second model given by name: name one, or leave dtype out"):

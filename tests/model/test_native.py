@@ -17,8 +17,8 @@ from decodery.core.topk import topk
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig, Rope
-from decodery.models.hooks import Site, Visits
-from decodery.models.layer_plan import WHOLE, Stop, stops
+from decodery.models.hooks import HookPoint, Hooks
+from decodery.models.layer_plan import WHOLE, LayerStep, layer_steps
 from decodery.models.native import stack as native
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.portable import PortableStack
@@ -85,13 +85,13 @@ def run(model: Transformer, stack, segments: list[Segment], taps=()):
         if segment.cache is not None:
             segment.cache.reserve(segment.positions, segment.stays)
     layers = model.config.num_layers
-    visits = Visits.of(batch, taps, WHOLE, layers)
-    hidden = visits.visit(Site("residual", 0), model.embed(batch).float())
-    return stack.head(stack.layers(hidden, batch, stops(WHOLE, layers), visits)), visits.tapped()
+    visits = Hooks.of(batch, taps, WHOLE, layers)
+    hidden = visits.visit(HookPoint("residual", 0), model.embed(batch).float())
+    return stack.head(stack.layers(hidden, batch, layer_steps(WHOLE, layers), visits)), visits.tapped()
 
 
 def through(stack, hidden: torch.Tensor, batch: Batch, *layers: int) -> torch.Tensor:
-    return stack.layers(hidden, batch, [Stop(layer) for layer in layers], Visits.reading(()))
+    return stack.layers(hidden, batch, [LayerStep(layer) for layer in layers], Hooks.reading(()))
 
 
 def fill(model: Transformer, stack, tokens: np.ndarray, *, at_once: int = 512) -> KVCache:

@@ -17,8 +17,8 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form, choose, kernel_sets
 from decodery.models.batch import Batch, Segment
 from decodery.models.footprint import precision
-from decodery.models.hooks import Visits
-from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.hooks import Hooks
+from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders import fused
 from decodery.models.loaders.fused_slots import slots
 from decodery.models.loaders.gguf_blocks import READ
@@ -176,9 +176,9 @@ def test_a_pass_over_blocks_is_that_of_the_portable_layers(home: Path, tmp_path:
     for cache in caches:
         cache.reserve(np.arange(5))
     batches = [Batch([Segment.chunk([1, 2, 3, 4, 5], cache)]) for cache in caches]
-    run = stops(WHOLE, model.config.num_layers)
+    run = layer_steps(WHOLE, model.config.num_layers)
     found = [
-        stack.layers(hidden, batch, run, Visits.reading(()))
+        stack.layers(hidden, batch, run, Hooks.reading(()))
         for stack, batch in zip((model._stack, portable), batches, strict=True)
     ]
     assert torch.equal(*found)

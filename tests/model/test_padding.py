@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from tokenizers import models
 
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.extras.superposed.ngrams import NGrams
@@ -24,9 +24,9 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.sampling import Sampler
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
 from methods import DRAFTERS, DRAWING, KVS, LOSSY_RULES, RULES, SEARCHES, SOURCES, TWO_MODELS, fits
@@ -59,10 +59,10 @@ MODEL, OTHER = padded(0), padded(1)
 class Drafts(Drafter):
     """Drafts nothing but padding, and is sure of it."""
 
-    gives = Gives(drafts=("deterministic",))
+    gives = Provides(drafts=("deterministic",))
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        tree = TokenTree.chain(seq.pending, [61, 17][: min(budget.nodes, budget.depth)])
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+        tree = DraftTree.chain(seq.pending, [61, 17][: min(budget.nodes, budget.depth)])
         return replace(tree, logq=np.zeros(len(tree)))
 
 
@@ -143,7 +143,7 @@ def test_texts_under_a_cache_policy_hold_none(name: str) -> None:
 
 
 def test_suggestions_and_prompts_hold_none() -> None:
-    for draft in drive(superpose(MODEL, PROMPT, 3, length=6, settings=Superposition.published(3), ngrams=NGrams())):
+    for draft in run_sync(superpose(MODEL, PROMPT, 3, length=6, settings=Superposition.published(3), ngrams=NGrams())):
         assert draft.tokens and PADDED.isdisjoint(draft.tokens)
     seq = written(prompt_logprobs=2)
     assert len(seq.told) == len(PROMPT) - 1

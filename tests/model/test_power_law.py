@@ -20,7 +20,7 @@ from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.puzzles import puzzle
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.testing import tiny_transformer, to_int8
 from decodery.training.pldr import PLDRRecipe, random_power_law, train_pldr
 
@@ -141,7 +141,7 @@ def test_identities_are_ordinary_attention_for_any_family() -> None:
 
 def test_trees_and_drafts_behind_kept_operators() -> None:
     model = kept()
-    tree = TokenTree(tokens=np.array([5, 6, 7, 8]), parents=np.array([-1, 0, 0, 2]))
+    tree = DraftTree(tokens=np.array([5, 6, 7, 8]), parents=np.array([-1, 0, 0, 2]))
     cache = model.new_cache()
     model.forward(Batch([Segment.chunk(TOKENS, cache)]))
     cache.keep(range(len(TOKENS)))

@@ -20,7 +20,7 @@ from decodery.constraints import Regex
 from decodery.core.native.kernels import address, library
 from decodery.core.noise import gumbel_argmax
 from decodery.core.topk import topk
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import load
 from decodery.models.native.int8 import Int8Linear
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield save(make_model("llama"), home / "model")
 
 
-def texts(lm: LM, folder: Path) -> list[tuple[int, ...]]:
+def texts(lm: LLM, folder: Path) -> list[tuple[int, ...]]:
     found = []
     for settings in SETTINGS:
         given = {
@@ -67,7 +67,7 @@ def texts(lm: LM, folder: Path) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, list[tuple[int, ...]]]:
-    return {dtype: texts(LM(load(folder, dtype=dtype, device="cpu")), folder) for dtype in ("int8", "float32")}
+    return {dtype: texts(LLM(load(folder, dtype=dtype, device="cpu")), folder) for dtype in ("int8", "float32")}
 
 
 @contextmanager
@@ -129,9 +129,9 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def test_texts_are_the_same_whatever_the_process_has_set(
     name: str, dtype: str, folder: Path, expected: dict[str, list[tuple[int, ...]]]
 ) -> None:
-    before = LM(load(folder, dtype=dtype, device="cpu"))
+    before = LLM(load(folder, dtype=dtype, device="cpu"))
     with STATES[name]():
-        after = LM(load(folder, dtype=dtype, device="cpu"))
+        after = LLM(load(folder, dtype=dtype, device="cpu"))
         assert texts(before, folder) == texts(after, folder) == expected[dtype]
     # Nothing of it stays in the model, or in what drafters remember.
     assert texts(after, folder) == expected[dtype]
@@ -142,7 +142,7 @@ def test_a_cache_made_in_one_mode_is_gone_on_with_in_another(outer: str, folder:
     modes: tuple[Callable[[], AbstractContextManager[Any]], ...] = torch.inference_mode, nullcontext
     first, second = modes if outer == "inference_mode" else modes[::-1]
     with first():
-        lm = LM(load(folder, dtype="int8", device="cpu"))
+        lm = LLM(load(folder, dtype="int8", device="cpu"))
         begun = lm.generate("The cache keeps", raw=True, max_new_tokens=6, keep_cache=True, ignore_eos=True)
     with second():
         went_on = lm.generate("The cache keeps the", raw=True, max_new_tokens=6, reuse=begun, ignore_eos=True)
@@ -158,7 +158,7 @@ def test_a_model_loaded_without_gradients_still_has_them(folder: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_writes_the_same(folder: Path, expected: dict[str, list[tuple[int, ...]]]) -> None:
-    lm = LM(load(folder, dtype="int8", device="cpu"))
+    lm = LLM(load(folder, dtype="int8", device="cpu"))
     lm.generate("Hi", max_new_tokens=3)
     reader, writer = os.pipe()
     child = os.fork()

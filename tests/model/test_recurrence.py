@@ -19,7 +19,7 @@ from decodery.models.cache.kept_rows import behind, parents
 from decodery.models.config import Mamba
 from decodery.models.families.config_json import read_config
 from decodery.models.footprint import weight_bytes
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.load import load
@@ -249,7 +249,7 @@ def test_shared_blocks_are_kept_once_and_every_use_of_one_is_its_own(tmp_path: P
     assert weight_bytes(model) == head + first + sum(value.nbytes for value in learned.values())
     inside = Batch([Segment(np.arange(2), states=torch.zeros(2, model.config.hidden_size))])
     with pytest.raises(UnsupportedModel, match="enters the first layer"):
-        model.forward(inside, route=Route((1, 2)))
+        model.forward(inside, route=LayerPlan((1, 2)))
 
 
 @pytest.mark.parametrize("case", BOTH)

@@ -11,7 +11,7 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.models.transformers.adapter import TransformersModel
@@ -22,7 +22,7 @@ from tiny_models import make_model
 TOKENS = np.random.default_rng(1).integers(0, 64, 40)
 TREE = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=bool)
 DEPTHS = TREE.sum(axis=1) - 1
-LOWER, UPPER = Route((0, 1)), Route((2, 3))
+LOWER, UPPER = LayerPlan((0, 1)), LayerPlan((2, 3))
 
 
 @pytest.fixture(params=BACKENDS)
@@ -107,7 +107,7 @@ def test_a_skipped_sublayer_is_one_that_adds_nothing(skipped: list[str], gemma: 
         layers[int(layer)] = replace(layers[int(layer)], **{part: nothing})
     without = Transformer(model.config, replace(model.weights, layers=layers))
     batch = Batch([Segment(np.arange(12), TOKENS[:12])])
-    route = Route(skip=frozenset(skipped))
+    route = LayerPlan(skip=frozenset(skipped))
     assert same(model.forward(batch, route=route).logits, without.forward(batch).logits)
     assert not same(model.forward(batch).logits, without.forward(batch).logits)
 
@@ -115,7 +115,7 @@ def test_a_skipped_sublayer_is_one_that_adds_nothing(skipped: list[str], gemma: 
 @pytest.mark.parametrize("gemma", [False, True], ids=["llama", "gemma"])
 @pytest.mark.parametrize("skipped", [["attention.1"], ["mlp.1", "attention.2"], ["attention.0", "mlp.0"]])
 def test_kernels_skip_what_torch_skips(skipped: list[str], gemma: bool) -> None:
-    route = Route(skip=frozenset(skipped))
+    route = LayerPlan(skip=frozenset(skipped))
     found = []
     for backend in ("native", "portable"):
         model = make(backend, gemma=gemma)
@@ -127,7 +127,7 @@ def test_kernels_skip_what_torch_skips(skipped: list[str], gemma: bool) -> None:
 
 def test_a_draft_with_skips_leaves_the_cache_to_the_whole_pass(model: Transformer) -> None:
     whole, drafted = prefilled(model, 9), prefilled(model, 9)
-    skipping = Route(skip=frozenset({"attention.1", "mlp.2"}))
+    skipping = LayerPlan(skip=frozenset({"attention.1", "mlp.2"}))
     for step in range(3):
         segment = Segment(np.array([9 + step]), TOKENS[9 + step : 10 + step], cache=drafted, stays=step)
         model.forward(Batch([segment]), route=skipping)
@@ -141,7 +141,7 @@ def test_a_draft_with_skips_leaves_the_cache_to_the_whole_pass(model: Transforme
 def test_costs_say_what_rows_went_through(model: Transformer) -> None:
     cache = prefilled(model, 9)
     segments = [tree(cache, logit_rows=[3]), Segment(np.arange(5), TOKENS[:5])]
-    route = Route((1, 2, 3), frozenset({"attention.2"}))
+    route = LayerPlan((1, 2, 3), frozenset({"attention.2"}))
     scores = model.forward(Batch(segments), route=route)
     config = model.config
     row_bytes = 2 * config.num_kv_heads * config.head_dim * model.dtype.itemsize
@@ -153,14 +153,14 @@ def test_costs_say_what_rows_went_through(model: Transformer) -> None:
 def test_routes_that_cannot_be_taken_are_refused() -> None:
     model = tiny_transformer(num_layers=3)
     batch = Batch([Segment(np.arange(2), TOKENS[:2])])
-    for route in (Route((0, 3)), Route((1, 0)), Route((1, 1))):
+    for route in (LayerPlan((0, 3)), LayerPlan((1, 0)), LayerPlan((1, 1))):
         with pytest.raises(SettingsError, match="names layers from 0 to 2 in ascending order"):
             model.forward(batch, route=route)
     for name in ("attention.3", "mlp", "norm.1", "mlp.-1"):
         with pytest.raises(SettingsError, match=r"can skip attention.0 to mlp.2, not"):
-            model.forward(batch, route=Route(skip=frozenset({name})))
+            model.forward(batch, route=LayerPlan(skip=frozenset({name})))
     theirs = TransformersModel(make_model("llama"))
     assert not theirs.capabilities.routes and model.capabilities.routes
     theirs.forward(batch, route=WHOLE)
     with pytest.raises(UnsupportedModel, match="always runs all of its layers"):
-        theirs.forward(batch, route=Route((0,)))
+        theirs.forward(batch, route=LayerPlan((0,)))

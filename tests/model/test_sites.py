@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,8 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.cuda.graphs import StaticPasses
-from decodery.models.hooks import Intervention, Site, site
-from decodery.models.layer_plan import Route
+from decodery.models.hooks import HookPoint, Intervention, hook_point
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.torch.transformer import Transformer
 from decodery.models.transformers.adapter import TransformersModel
 from open_models import BACKENDS, LAYERS, make, same
@@ -101,7 +103,7 @@ def test_kernels_change_what_torch_changes(place: str, gemma: bool) -> None:
 
 def test_a_sublayer_that_adds_nothing_is_one_that_is_skipped(model: Transformer) -> None:
     nothing = Intervention("mlp_out.1", lambda rows, _: torch.zeros_like(rows))
-    (_, own), skipping = segments(model, nothing), Route(skip=frozenset({"mlp.1"}))
+    (_, own), skipping = segments(model, nothing), LayerPlan(skip=frozenset({"mlp.1"}))
     expected = model.forward(Batch([segments(model)[1]]), route=skipping).logits
     assert same(model.forward(Batch([own])).logits, expected)
 
@@ -156,18 +158,20 @@ def test_an_intervention_that_fails_fails_the_pass_alone(model: Transformer) -> 
 
 
 def test_sites_have_names() -> None:
-    assert [site(name, 4) for name in (0, -1, "embed", "resid_pre.-1", "resid_post.0", "attn_out.-4", "logits")] == [
-        Site("residual", 0), Site("residual", 4), Site("residual", 0), Site("residual", 3), Site("residual", 1),
-        Site("attn_out", 0), Site("logits"),
+    names = (0, -1, "embed", "resid_pre.-1", "resid_post.0", "attn_out.-4", "logits")
+    residual = partial(HookPoint, "residual")
+    assert [hook_point(name, 4) for name in names] == [
+        residual(0), residual(4), residual(0), residual(3), residual(1),
+        HookPoint("attn_out", 0), HookPoint("logits"),
     ]  # fmt: skip
     for name in ("resid_post.4", "head_out", "mlp_out.x", "logits.1", "attn_weights.0", "resid_pre.-5", ""):
         with pytest.raises(SettingsError, match=f"no site '{name}'"):
-            site(name, 4)
+            hook_point(name, 4)
     model = make("float64")
     batch = Batch([Segment(np.arange(2), TOKENS[:2])])
     for place in ("attn_out.1", "resid_pre.0", "head_out.1"):
         with pytest.raises(SettingsError, match="in a pass that leaves that"):
-            model.forward(batch, taps=[place], route=Route((1, 2), frozenset({"attention.1"})))
+            model.forward(batch, taps=[place], route=LayerPlan((1, 2), frozenset({"attention.1"})))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])

@@ -24,7 +24,7 @@ from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, check_state
 from tiny_models import TREE_PARENTS, make_tokenizer, random_ids, randomize, tree_mask
 
@@ -115,13 +115,13 @@ def test_as_encoder_and_decoder_the_prompt_is_seen_both_ways(
         cache, rows = reading.new_cache(), []
         for size in sizes:
             chunk = ids[cache.next_position :][:size]
-            rows.append(drive(score(reading, Segment.chunk(chunk, cache))).logits)
+            rows.append(run_sync(score(reading, Segment.chunk(chunk, cache))).logits)
             cache.keep(range(size))
         found = torch.cat(rows)
         assert (found - wanted).abs().max() < 1e-9 < (causal - wanted).abs().max()
     mask, nodes = tree_mask(TREE_PARENTS), random_ids(len(TREE_PARENTS), seed=2)
     tree = Segment(len(ids) + mask.sum(axis=1) - 1, nodes, mask=mask, cache=cache, logit_rows=[8, 5])
-    for node, logits in zip([8, 5], drive(score(reading, tree)).logits, strict=True):
+    for node, logits in zip([8, 5], run_sync(score(reading, tree)).logits, strict=True):
         path = [*ids, *nodes[mask[node]].tolist()]
         there = logits_of(theirs, expected(theirs, path, prefix_sight(n, len(path))))[-1]
         assert (logits - there).abs().max() < 1e-9
@@ -131,7 +131,7 @@ def test_as_encoder_and_decoder_the_prompt_is_seen_both_ways(
         other = [*ids[:at], (ids[at] + 1) % 256, *ids[at + 1 :]]
         again = PrefixLM().over(model, other[:n])
         fresh = again.new_cache()
-        drive(score(again, Segment.chunk(other, fresh)))
+        run_sync(score(again, Segment.chunk(other, fresh)))
         fresh.keep(range(len(other)))
         assert bool((fresh.data[:, :, :, : n - 2] - held[:, :, :, : n - 2]).abs().max() > 1e-6) is changes
 
@@ -185,7 +185,7 @@ def test_frames_are_those_of_each_mode(loaded: LoadedModel) -> None:
 def test_what_does_not_fit_is_refused(made: tuple[Path, Any], loaded: LoadedModel, tmp_path: Path) -> None:
     reading = PrefixLM().over(loaded.model, [1, 2, 3])  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="another prompt"):
-        drive(score(reading, Segment.chunk([1, 5], reading.new_cache())))
+        run_sync(score(reading, Segment.chunk([1, 5], reading.new_cache())))
     with pytest.raises(PromptError, match="shorten it to 16,384"):
         PrefixLM().over(loaded.model, [1] * 16_385)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="runs in float32"):

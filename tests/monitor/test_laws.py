@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine import monitoring as watch
 from decodery.engine.engine import Engine
 from decodery.engine.monitoring import Watch
@@ -37,8 +37,8 @@ class Seen(Monitor):
     prompt: bool = True
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=TAPS[:4] if self.prompt else TAPS, prompt_taps=self.prompt)
+    def needs(self) -> Requirements:
+        return Requirements(taps=TAPS[:4] if self.prompt else TAPS, prompt_taps=self.prompt)
 
     def start(self, seq: Sequence) -> Any:
         return ()
@@ -99,8 +99,8 @@ class Turning(Monitor):
     always: bool = False
 
     @property
-    def needs(self) -> Needs:
-        return Needs(changes=True)
+    def needs(self) -> Requirements:
+        return Requirements(changes=True)
 
     def start(self, seq: Sequence) -> Any:
         return self.always
@@ -125,8 +125,8 @@ class Returning(Monitor):
     threshold: float | None = 0.5
 
     @property
-    def needs(self) -> Needs:
-        return Needs(keys=True)
+    def needs(self) -> Requirements:
+        return Requirements(keys=True)
 
     @property
     def rolls(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from decodery.cli.given import given
 from decodery.core.errors import MonitorFailed, SettingsError, UnknownMethod
 from decodery.core.registry import methods
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.monitors.confidence import Confidence
@@ -45,8 +45,8 @@ class Raising(Monitor):
 @dataclass(frozen=True)
 class Elsewhere(Raising):
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=("resid_post.7",))
+    def needs(self) -> Requirements:
+        return Requirements(taps=("resid_post.7",))
 
 
 def test_a_monitor_that_raises_ends_its_own_text_or_is_turned_off() -> None:
@@ -72,8 +72,8 @@ class Endless(Monitor):
     threshold: float | None = 0.0
 
     @property
-    def needs(self) -> Needs:
-        return Needs(keys=True)
+    def needs(self) -> Requirements:
+        return Requirements(keys=True)
 
     @property
     def rolls(self) -> int:

@@ -237,7 +237,7 @@ def test_a_checker_that_accepts_a_dead_end_says_so() -> None:
         decode(TARGET, PROMPTS[:1], sampler=sampler, rule=AWRS(), eos_ids=ENDS)
 
 
-def test_requests_choose_the_rule_that_suits_the_constraint(smollm2: dc.LM) -> None:
+def test_requests_choose_the_rule_that_suits_the_constraint(smollm2: dc.LLM) -> None:
     asked = []
 
     def prefix(text: str) -> bool:

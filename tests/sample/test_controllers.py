@@ -16,8 +16,8 @@ from decodery.core.noise import WARP, draw
 from decodery.sampling import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram, Sampler, Temperature, TopH
 from decodery.sampling.history import Counts, Repeats
 from decodery.sampling.mirostat import rank_bound, zipf_exponents
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical, tiny_transformer
 
 INF = math.inf
@@ -201,10 +201,10 @@ STATEFUL = {
 }
 
 
-class _Oblivious(Rule):
+class _Oblivious(AcceptanceRule):
     """Wrong: every node is judged with the history of the root."""
 
-    def choose(self, tree: TokenTree, laws: Laws, seq) -> Accepted:  # type: ignore[no-untyped-def]
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq) -> Accepted:  # type: ignore[no-untyped-def]
         path, node = [], 0
         while True:
             law = seq.sampler.law(laws.logits[node : node + 1], [seq.context()])

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery.sampling import DRY, Context, Momentum, Sampler, Warp
+from decodery.sampling import DRY, Context, LogitsProcessor, Momentum, Sampler
 from decodery.sampling.history import Counts, Repeats, token_counts
 from decodery.sampling.momentum import depths
 from decodery.testing import decode, tiny_transformer
@@ -20,7 +20,7 @@ from decodery.testing import decode, tiny_transformer
 INF = math.inf
 
 
-def at(warp: Warp, prompt: Sequence[int], written: Sequence[int], seed: int = 0) -> Context:
+def at(warp: LogitsProcessor, prompt: Sequence[int], written: Sequence[int], seed: int = 0) -> Context:
     """The context after `written`, with the warp's own state there."""
     state = warp.init(prompt)
     for token in written:

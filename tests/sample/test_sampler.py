@@ -20,6 +20,7 @@ from decodery.sampling import (
     ORDERS,
     XTC,
     Context,
+    LogitsProcessor,
     Mirostat,
     Momentum,
     NoCitation,
@@ -29,7 +30,6 @@ from decodery.sampling import (
     Temperature,
     TopK,
     TopP,
-    Warp,
 )
 from methods import WARPS
 from plain_warps import (
@@ -192,7 +192,7 @@ def test_the_largest_is_what_a_plain_sampler_picks() -> None:
 
 
 @dataclass(frozen=True)
-class Fatigue(Warp):
+class Fatigue(LogitsProcessor):
     """Raises token 0 by the surprise heard so far, which it keeps as its state."""
 
     gain: float = 1.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from covering import FULL
-from decodery.sampling import TopK, TopP, Typical, Warp
+from decodery.sampling import LogitsProcessor, TopK, TopP, Typical
 from decodery.sampling import top_p as top_p_file
 from decodery.sampling import typical as typical_file
 from decodery.sampling.prefix import smallest_prefix
@@ -32,7 +32,7 @@ NAMES = [repr(case[0]) for case in TRUNCATIONS]
 
 @pytest.mark.parametrize(("warp", "reference", "setting", "processor"), TRUNCATIONS, ids=NAMES)
 def test_truncations_equal_the_plain_reference(
-    warp: Warp, reference: Callable[[list[float], Any], set[int]], setting: Any, processor: object
+    warp: LogitsProcessor, reference: Callable[[list[float], Any], set[int]], setting: Any, processor: object
 ) -> None:
     rows = ROWS if FULL else ROWS[::4]
     before = rows.clone()
@@ -51,7 +51,7 @@ def test_truncations_equal_the_plain_reference(
 @pytest.mark.parametrize(("warp", "reference", "setting", "processor"), TRUNCATIONS, ids=NAMES)
 @pytest.mark.parametrize("size", [V, 3000])
 def test_truncations_equal_transformers(
-    warp: Warp, reference: object, setting: object, processor: hf.LogitsProcessor, size: int
+    warp: LogitsProcessor, reference: object, setting: object, processor: hf.LogitsProcessor, size: int
 ) -> None:
     rows = ROWS if size == V else distinct_rows(60, size, seed=3)
     ids = torch.zeros(len(rows), 1, dtype=torch.int64)

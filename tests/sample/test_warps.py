@@ -20,6 +20,7 @@ from decodery.sampling import (
     Eta,
     FrequencyPenalty,
     LogitBias,
+    LogitsProcessor,
     MinNewTokens,
     MinP,
     Mirostat,
@@ -33,7 +34,6 @@ from decodery.sampling import (
     TopK,
     TopP,
     Typical,
-    Warp,
 )
 from decodery.sampling import typical as typical_file
 from decodery.sampling.no_citation import Citations
@@ -64,7 +64,7 @@ from plain_warps import (
     ],
     ids=repr,
 )
-def test_edits_equal_the_plain_reference(warp: Warp) -> None:
+def test_edits_equal_the_plain_reference(warp: LogitsProcessor) -> None:
     before, contexts = ROWS.clone(), contexts_for(len(ROWS))
     result = warp.warp(ROWS, seen(warp, contexts))
     expected = [reference_edit(warp, row.tolist(), each) for row, each in zip(ROWS, contexts, strict=True)]
@@ -129,7 +129,7 @@ def test_tokens_beyond_the_vocabulary_are_ignored_in_histories() -> None:
         assert result.shape == rows.shape and result[0, 0] == 0
 
 
-NEUTRAL: list[Warp] = [
+NEUTRAL: list[LogitsProcessor] = [
     Temperature(1.0),
     TopK(0),
     TopP(1.0),
@@ -161,7 +161,7 @@ def test_all_registered_warps_are_tested_here() -> None:
 
 
 @pytest.mark.parametrize("warp", NEUTRAL, ids=repr)
-def test_neutral_settings_return_the_same_tensor(warp: Warp) -> None:
+def test_neutral_settings_return_the_same_tensor(warp: LogitsProcessor) -> None:
     assert warp.neutral and warp.warp(ROWS, seen(warp, contexts_for(len(ROWS)))) is ROWS
 
 

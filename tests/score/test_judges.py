@@ -15,7 +15,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.scorers import InfAlign, LLMJudge, TextScore
 from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing.scripted import Said, ScriptedLM
 from serving import tiny_lm
@@ -30,7 +30,7 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
     candidates = Candidates(
         request.prompt, outputs, [True, True], texts=["It is.", "Never."], model=lm.model, calls=calls
     )
-    scores = drive(judge(scorer, candidates))
+    scores = run_sync(judge(scorer, candidates))
     for text, score in zip(("It is.", "Never."), scores.tolist(), strict=True):
         ids = lm.encode(f"Question:\nIs it so?\n\nAnswer:\n{text}\n\n{scorer.instruction}")
         law = lm.model.forward(Batch([Segment.chunk(ids, lm.model.new_cache(), logit_rows=[len(ids) - 1])])).logits[0]
@@ -38,9 +38,9 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
         assert score == pytest.approx(float((weights[1] / 2 + weights[2]) / weights.sum()), abs=1e-9)
         # The favourite label alone would say something else.
         assert abs(score - int(weights.argmax()) / 2) > 1e-4
-    assert torch.equal(drive(judge(scorer, candidates.of([1]))), scores[1:])
+    assert torch.equal(run_sync(judge(scorer, candidates.of([1]))), scores[1:])
     with pytest.raises(SettingsError, match="begin alike"):
-        drive(judge(LLMJudge(labels=("aa", "ab")).bind(lm.tokenizer), candidates))
+        run_sync(judge(LLMJudge(labels=("aa", "ab")).bind(lm.tokenizer), candidates))
     # Behind a server: spellings of one label are summed, and what is not listed counts as nothing.
     heard = {"no": math.log(0.5), " yes": math.log(0.2), "yes": math.log(0.1), "other": math.log(0.2)}
     remote = ScriptedLM(lambda asked: Said("no", heard) if "Question:" in asked.text else "text")

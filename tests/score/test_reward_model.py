@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from decodery.core.errors import SettingsError, VocabularyMismatch
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.scorers import InfAlign, LLMJudge, LogProbability, RewardModel, SelfEvaluation
 from decodery.search import BestOfN, StepBeam
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
 from decodery.testing.scripted import ScriptedLM
@@ -24,7 +24,7 @@ PROMPT, OUTPUTS = [5, 9, 2], [[7, 3, 9], [1], [8] * 20]
 
 
 def scores(scorer: Any, model: Any) -> list[float]:
-    return drive(judge(scorer, Candidates(PROMPT, OUTPUTS, [True] * 3, model=model))).tolist()
+    return run_sync(judge(scorer, Candidates(PROMPT, OUTPUTS, [True] * 3, model=model))).tolist()
 
 
 def test_it_says_what_its_scorer_says_where_it_is_asked() -> None:
@@ -49,19 +49,21 @@ def test_other_tokens_are_read_as_text_and_the_same_ones_as_they_are() -> None:
         begins=[2, 0],
     )
     as_text = RewardModel(LogProbability("sum"), model=alike)
-    plain = drive(judge(LogProbability("sum"), replace(told, model=made)))
+    plain = run_sync(judge(LogProbability("sum"), replace(told, model=made)))
     # These tokens are bytes, so that text and tokens are the same.
-    assert drive(judge(as_text, told)).tolist() == pytest.approx(plain.tolist())
-    assert drive(judge(RewardModel(LogProbability("sum"), model=made), told)).tolist() == pytest.approx(plain.tolist())
-    with pytest.raises(SettingsError, match="search through `LM`"):
-        drive(judge(as_text, replace(told, decode=None)))
+    assert run_sync(judge(as_text, told)).tolist() == pytest.approx(plain.tolist())
+    assert run_sync(judge(RewardModel(LogProbability("sum"), model=made), told)).tolist() == pytest.approx(
+        plain.tolist()
+    )
+    with pytest.raises(SettingsError, match="search through `LLM`"):
+        run_sync(judge(as_text, replace(told, decode=None)))
     with pytest.raises(VocabularyMismatch):
-        drive(judge(RewardModel(LogProbability("sum"), model=tiny_transformer(0)), told))
+        run_sync(judge(RewardModel(LogProbability("sum"), model=tiny_transformer(0)), told))
 
 
 def test_searches_ask_it_and_its_passes_are_its_own() -> None:
     lm, other = tiny_lm(), tiny_lm()
-    asked = LM(LoadedModel(tiny_transformer(4, vocab_size=VOCAB), other.tokenizer, None, "other", "float64"))
+    asked = LLM(LoadedModel(tiny_transformer(4, vocab_size=VOCAB), other.tokenizer, None, "other", "float64"))
     scorer = RewardModel(SelfEvaluation(question=(65, 66), yes=(89,), no=(78,)), model=asked.model)
     for search in (BestOfN(scorer, n=3), StepBeam(scorer, n=2, m=2, delimiter=None, step_tokens=4)):
         best, *others = lm.search("once", search, raw=True, temperature=1.0, max_new_tokens=8)

@@ -30,7 +30,7 @@ from decodery.scorers.self_evaluation import SelfEvaluation
 from decodery.scorers.text import TextScore
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search import PGTD, SMC, BestOfN, ControlledBlocks
-from decodery.step.forward_request import Asking, drive, score_all
+from decodery.step.forward_request import ForwardCoroutine, run_sync, score_all
 from decodery.step.scorer import Candidates, Scorer, judge, log_scores
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
 from decodery.testing.scripted import ScriptedLM
@@ -42,7 +42,7 @@ TEXTS = [([5, 9, 2], [7, 3, 9]), ([5, 9, 2], [1]), ([5, 9, 2], [8] * 70), ([4] *
 
 def score(scorer: Scorer, *outputs: list[int], prompt: tuple[int, ...] = (5, 9, 2), finished: bool = True) -> list:
     given = Candidates(list(prompt), list(outputs), [finished] * len(outputs), model=MODEL)
-    return drive(judge(scorer, given)).tolist()
+    return run_sync(judge(scorer, given)).tolist()
 
 
 def test_the_list_names_every_registered_scorer() -> None:
@@ -92,7 +92,7 @@ class Unasked(Scorer):
 class Leaving(Scorer):
     """Wrong on purpose: leaves its question in what was read of the candidates."""
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         caches = candidates.states
         if caches is None:
             caches = [MODEL.new_cache() for _ in candidates.outputs]
@@ -142,7 +142,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
     total = math.prod(
         float(one.logits([1, 2, *[0, 2, 1][:at]]).softmax(-1)[token]) for at, token in enumerate([0, 2, 1])
     )
-    assert float(drive(judge(LogProbability("sum"), given))[0]) == pytest.approx(math.log(total))
+    assert float(run_sync(judge(LogProbability("sum"), given))[0]) == pytest.approx(math.log(total))
 
 
 def test_normalised_scores_are_divided_by_a_power_of_the_length() -> None:
@@ -196,7 +196,7 @@ def test_a_product_asks_for_all_its_factors_at_once() -> None:
 
     model, product = Counting(), Product((LogProbability("sum"), SCORERS["self-evaluation"]))
     given = Candidates([5, 9], [[7, 3], [1, 4]], [True, True], model=model)
-    drive(judge(product, given))
+    run_sync(judge(product, given))
     assert model.passes == 1
 
 
@@ -265,11 +265,11 @@ def test_scores_may_come_as_lists_and_arrays(made: Any) -> None:
 def test_scores_that_are_no_numbers_are_named() -> None:
     for made in (lambda found: ["good"] * len(found), lambda found: None, lambda found: [[1], [2, 3]]):
         with pytest.raises(SettingsError, match="Lengths must give"):
-            drive(judge(Lengths(made), Candidates([1], [[2], [3]], [True, True])))
+            run_sync(judge(Lengths(made), Candidates([1], [[2], [3]], [True, True])))
     # Right and wrong come as numpy's as well.
     for right in (True, np.True_):
         scorer = TextScore(lambda text: right, logarithmic=True)  # noqa: B023
-        scores = drive(judge(scorer, Candidates([1], [[2]], [True], texts=["x"])))
+        scores = run_sync(judge(scorer, Candidates([1], [[2]], [True], texts=["x"])))
         assert scores.tolist() == [0.0]
 
 
@@ -282,7 +282,7 @@ def test_what_a_scorer_cannot_score_is_said() -> None:
         (lambda: score(TextScore(lambda text: math.nan, decode=str), [1]), "a number or -inf"),
         (lambda: score(TextScore(lambda text: 1.0), [1]), "reads text"),
         (lambda: log_scores(finished, torch.tensor([-1.0])), "no less than 0"),
-        (lambda: drive(judge(LogProbability(), Candidates([1], [[2]], [True]))), "asks a model"),
+        (lambda: run_sync(judge(LogProbability(), Candidates([1], [[2]], [True]))), "asks a model"),
         (lambda: LengthNormalised(Even()), "divides logarithms"),
         (lambda: Corrupted(LogProbability()), "bounds are 0 and 1"),
         (lambda: Budgeted(LogProbability()), "at least 0: give it a verifier"),
@@ -355,4 +355,4 @@ def test_tests_of_programs_are_scored_in_the_sandbox() -> None:
     scorer = dc.scorers.ProgramTests(tests=("assert f(2) == 4", "assert f(3) == 9"), sandbox=box)
     prompt, bodies = "def f(x):\n    return", (" x * x", " 4", " x *")
     given = Candidates([1], [[1], [2], [3]], [True] * 3, texts=bodies, decode=lambda ids: prompt)
-    assert drive(judge(scorer, given)).tolist() == [1.0, 0.5, 0.0]
+    assert run_sync(judge(scorer, given)).tolist() == [1.0, 0.5, 0.0]

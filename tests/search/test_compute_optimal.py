@@ -19,7 +19,7 @@ from decodery.bench.searches.settings import SearchSettings
 from decodery.cli.main import cli
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import resolve
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
 from decodery.puzzles.alphabet import tokenizer
@@ -101,8 +101,8 @@ def test_a_table_holds_what_was_best_within_the_budget() -> None:
     assert crossed(wrong, 2) != rows
 
 
-def scripted() -> LM:
-    return LM(LoadedModel(ScriptedChain(0.3, 2), tokenizer(), None, "scripted", "float64"))
+def scripted() -> LLM:
+    return LLM(LoadedModel(ScriptedChain(0.3, 2), tokenizer(), None, "scripted", "float64"))
 
 
 def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from decodery.search.particles import Block, Population, Target, move_log_ratio
 from decodery.search.smc import SMC
 from decodery.search.weights import log_mean, systematic
-from decodery.step.forward_request import Asking, settled
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from toy_world import END, LENGTH, MODEL, PROMPT, TARGETS, Psi, log_psi, population, search
 
 
@@ -70,7 +70,7 @@ class Restless(Population):
 class Fresh(Population):
     """Wrong on purpose: the value of a beginning is estimated again where it is divided by."""
 
-    def _advance(self) -> Asking[None]:
+    def _advance(self) -> ForwardCoroutine[None]:
         active = self._open()
         values, _ = yield from self._values(active, self.target, None)
         for particle, value in zip(active, values, strict=True):
@@ -81,7 +81,7 @@ class Fresh(Population):
 class Doubled(Population):
     """Wrong on purpose: the potential of a beginning counts beside that of the whole."""
 
-    def _advance(self) -> Asking[None]:
+    def _advance(self) -> ForwardCoroutine[None]:
         for particle in self._open():
             particle.value = 0.0
         yield from super()._advance()
@@ -103,8 +103,8 @@ def test_wrong_weights_are_caught(kind: type[Population], name: str) -> None:
 class Scheduled(Population):
     """Moves after every block, to the last that any text may reach, whatever becomes of the particles."""
 
-    def run(self) -> Asking[None]:
-        self.particles = yield from settled(self.world.start(self._count))
+    def run(self) -> ForwardCoroutine[None]:
+        self.particles = yield from as_coroutine(self.world.start(self._count))
         for _ in range(math.ceil(LENGTH / self.block)):
             yield from self._advance()
             self._resample()

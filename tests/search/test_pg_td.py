@@ -20,7 +20,7 @@ from decodery.scorers.text import TextScore
 from decodery.search.base import Branches
 from decodery.search.beam import Beam
 from decodery.search.pg_td import PGTD, Programs, Tree
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import TableModel, decode, tiny_transformer, to_int8
 
@@ -42,10 +42,10 @@ def grow(settings: PGTD, model=MODEL, prompt=(5, 9, 2), **request) -> tuple[Tree
     """A search as it is run, with its tree."""
     request = {"max_new_tokens": 8, "eos_ids": (0, 3)} | request
     programs = Programs(settings, Branches(Engine(model), Request(list(prompt), **request), settings))
-    drive(programs.begin())
-    tree = Tree(settings, programs, drive(programs.edges(())))
+    run_sync(programs.begin())
+    tree = Tree(settings, programs, run_sync(programs.edges(())))
     while not tree.done:
-        drive(tree.rollout())
+        run_sync(tree.rollout())
     return tree, programs
 
 
@@ -157,7 +157,7 @@ def test_programs_are_told_by_their_tests(tmp_path: Path) -> None:
     scorer = ProgramTests(str(path), head="def double(x):\n    return", sandbox=box)
 
     def tests(text: str) -> float:
-        return float(drive(judge(scorer, Candidates([], [[]], [True], texts=[text])))[0])
+        return float(run_sync(judge(scorer, Candidates([], [[]], [True], texts=[text])))[0])
 
     assert tests(" x * 2\n") == 1.0
     assert tests(" x + x if x else 1/0") == 1.0 and tests(" 4") == pytest.approx(1 / 3)

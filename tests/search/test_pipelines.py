@@ -20,7 +20,7 @@ from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, I
 from decodery.search.archon_layers import ranking
 from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
-from decodery.step.forward_request import together
+from decodery.step.forward_request import gather
 from decodery.testing import tiny_transformer
 from decodery.testing.scripted import Asked, Said, ScriptedLM
 from methods import PIPELINES
@@ -429,7 +429,7 @@ def test_calls_of_one_layer_share_passes(lm: Any) -> None:
         calls = Calls(engine, request, request.conversation)
         said = [calls.conversation.apart(prompt) for prompt in prompts]
         groups = [[each] for each in said] if apart else [said]
-        found = yield from together([calls.judge(group, progress=silent) for group in groups])
+        found = yield from gather([calls.judge(group, progress=silent) for group in groups])
         return [seq.generated for group in found for seq in group]
 
     alone = []

@@ -17,7 +17,7 @@ from decodery.sampling.sampler import Sampler
 from decodery.search.base import Branches, Search, choose
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_search, decode, tiny_transformer, to_int8
 from decodery.testing.models import Counted
@@ -81,7 +81,7 @@ def test_what_would_have_no_effect_or_no_meaning_is_refused(name: str) -> None:
 class _Sharing(Search):
     """Wrong on purpose: its branches are not forked, so that one writes into the other's cache."""
 
-    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+    def find(self, engine, request, progress=None) -> ForwardCoroutine[list[Sequence]]:
         found = yield from SEARCHES["beam"].find(engine, request)
         for slots in found[0].cache.blocks.pieces(2, 3):
             slots.add_(1e-3)
@@ -91,14 +91,14 @@ class _Sharing(Search):
 class _Unsorted(Search):
     """Wrong on purpose: the best comes last."""
 
-    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+    def find(self, engine, request, progress=None) -> ForwardCoroutine[list[Sequence]]:
         return (yield from SEARCHES["beam"].find(engine, request))[::-1]
 
 
 class _Drawn(Search):
     """An own search as its author first writes it: it draws each token by the request's sampler."""
 
-    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+    def find(self, engine, request, progress=None) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         seq = branches.root
         while not seq.finished:

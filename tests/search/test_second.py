@@ -19,7 +19,7 @@ from decodery.scorers.curiosity import Curiosity, inverted_u
 from decodery.scorers.rating import Rating
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.spec_reason import SpecReason
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
@@ -197,21 +197,21 @@ def test_a_rating_is_what_the_answers_say() -> None:
     masses = torch.stack([laws[:, list(word)].sum(dim=1) for word in words], dim=1)
     shares = masses / masses.sum(dim=1, keepdim=True)
     rating = Rating((9, 8), words, values)
-    mean = drive(judge(rating, texts))
+    mean = run_sync(judge(rating, texts))
     assert torch.allclose(mean, shares @ torch.tensor(values, dtype=torch.float64))
     # Without the other words left out it is another number.
     assert not torch.allclose(mean, masses @ torch.tensor(values, dtype=torch.float64))
     top = laws.argmax(dim=1).tolist()
     asked = Rating((9, 8), ((top[0],), (63,)), (3.0, 1.0), how="argmax")
-    assert drive(judge(asked, texts)).tolist() == [3.0 if token == top[0] else 1.0 for token in top]
-    drawn = drive(judge(replace(rating, how="drawn", draws=4000), texts))
+    assert run_sync(judge(asked, texts)).tolist() == [3.0 if token == top[0] else 1.0 for token in top]
+    drawn = run_sync(judge(replace(rating, how="drawn", draws=4000), texts))
     assert torch.allclose(drawn, mean, rtol=0.2)
     few = replace(rating, how="drawn", draws=2)
-    assert torch.equal(drive(judge(few, texts)), drive(judge(few, texts)))
+    assert torch.equal(run_sync(judge(few, texts)), run_sync(judge(few, texts)))
     alike: dict[str, Any] = {"words": ((1, 2), (2,)), "values": (0.0, 1.0)}
     for settings, named in ((alike, "first tokens differ"), ({"values": (1.0,)}, "a value of")):
         with pytest.raises(SettingsError, match=named):
-            drive(judge(replace(rating, **settings), texts))  # type: ignore[arg-type]
+            run_sync(judge(replace(rating, **settings), texts))  # type: ignore[arg-type]
 
 
 def test_curiosity_is_for_the_last_step_and_largest_at_the_peak() -> None:
@@ -225,10 +225,10 @@ def test_curiosity_is_for_the_last_step_and_largest_at_the_peak() -> None:
         surprisal.append(sum(told) / len(told))
     texts = Candidates(PROMPT, outputs, [False, False], model=MODEL, begins=begins)
     curious = Curiosity(Even(), peak=3.0, width=4.0, surprise=2.0, coherent=0.5, bias=-1.0)
-    even = drive(judge(Even(), texts))
+    even = run_sync(judge(Even(), texts))
     expected = torch.sigmoid(2.0 * inverted_u(torch.tensor(surprisal).double(), 3.0, 4.0) + 0.5 * even - 1.0)
-    found = drive(judge(curious, texts))
+    found = run_sync(judge(curious, texts))
     assert torch.allclose(found, expected, atol=1e-6)
     # Of the whole text it would be another one.
-    whole = drive(judge(curious, replace(texts, begins=None)))
+    whole = run_sync(judge(curious, replace(texts, begins=None)))
     assert not torch.allclose(found[0], whole[0]) and torch.allclose(found[1], whole[1])

@@ -161,7 +161,7 @@ def test_the_published_mixture_and_errors_of_potentials() -> None:
         search(SMC(2, potential=TextScore(lambda text: math.nan, decode=str)))
 
 
-def test_texts_of_a_real_model_follow_constraint_and_potential(smollm2_int8: dc.LM) -> None:
+def test_texts_of_a_real_model_follow_constraint_and_potential(smollm2_int8: dc.LLM) -> None:
     digits = dc.constraints.Checker(lambda text: set(text) <= set("37") and len(text) < 4, lambda text: len(text) == 3)
 
     def sevens(text: str) -> float:

@@ -30,7 +30,7 @@ from decodery.search.steps import Node
 from decodery.search.sweeps import Line, Sweep, log_potential
 from decodery.search.weights import effective_size, multinomial, normalised, systematic
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 
@@ -140,7 +140,7 @@ def resampling(how: str, choose: Callable[[np.ndarray], int]) -> Callable[[np.nd
 
 
 def explored(search: ParticleSearch, toy: Toy, how: str = "multinomial") -> list[Sweep]:
-    return drive(search.explore(toy, resampling(how, toy.choose)))
+    return run_sync(search.explore(toy, resampling(how, toy.choose)))
 
 
 SHORT, LONG = (2, 2), (2, 2, 2)
@@ -226,7 +226,7 @@ def moved(search: ParticleGibbs, sizes: Sequence[int], early: bool, kind: type[S
     def swept(choose: Callable[[np.ndarray], int], reference: Line) -> Text:
         toy = Toy(choose, sizes, early)
         sweep = kind(toy.root, search.particles, weighing, resampling("multinomial", choose), reference)
-        drive(search.run_on(toy, [sweep]))
+        run_sync(search.run_on(toy, [sweep]))
         return sweep.drawn().last.seq.tokens
 
     for text, (_, line) in lines.items():
@@ -353,7 +353,7 @@ def test_the_engine_does_what_the_table_does(name: str) -> None:
     chosen = tuned(SEARCHES[name])
     for seed in (1, 2):
         found = search(chosen, seed)
-        sweeps = drive(chosen.explore(Written(seed, 6), resampler(chosen.draws, seed)))
+        sweeps = run_sync(chosen.explore(Written(seed, 6), resampler(chosen.draws, seed)))
         texts = {line.last.seq.tokens for sweep in sweeps for line in sweep.lines}
         assert {tuple(seq.generated) for seq in found} == texts and len(found) == len(texts)
         best = reward(tuple(each for each in found[0].generated if each != END))
@@ -417,7 +417,7 @@ def test_texts_that_all_come_from_one_early_on_are_told_of() -> None:
 def test_votes_are_weights() -> None:
     chosen = tuned(replace(SEARCHES["filter"], choose="vote", answer="whole"))
     found = search(chosen, 2)
-    (sweep,) = drive(chosen.explore(Written(2, 6), resampler("multinomial", 2)))
+    (sweep,) = run_sync(chosen.explore(Written(2, 6), resampler("multinomial", 2)))
     shares: dict[Text, float] = {}
     for line, weight in zip(sweep.lines, sweep.weights, strict=True):
         text = tuple(token for token in line.last.seq.tokens if token != END)

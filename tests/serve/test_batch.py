@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from decodery.core.errors import CorruptFile, DecoderyError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.server.app import Front
 from decodery.server.batch import answer_batch
 from decodery.server.batch_file import Answers, BatchFile, Totals, read_lines
@@ -26,7 +26,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm() -> LLM:
     return tiny_lm()
 
 
@@ -35,7 +35,7 @@ def ask(name: str, url: str = TEXT, **body: Any) -> str:
     return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
 
 
-def run(lm: LM, source: Path, out: Path, stopped: Any = lambda: False, at_once: int = 4, **settings: Any) -> Totals:
+def run(lm: LLM, source: Path, out: Path, stopped: Any = lambda: False, at_once: int = 4, **settings: Any) -> Totals:
     front = Front(lm, ServerSettings(name=lm.name, max_queue=1000, max_texts_per_key=1000, **settings))
     front.service.start()
     try:
@@ -62,7 +62,7 @@ def text(line: dict[str, Any]) -> str:
     return written
 
 
-def test_answers_are_those_of_the_server(lm: LM, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_server(lm: LLM, tmp_path: Path) -> None:
     asked = [ask(f"r{n}", (TEXT, CHAT)[n % 2], seed=n, temperature=1.0) for n in range(12)]
     (tmp_path / "in").write_text("\n".join(asked))
     totals = run(lm, tmp_path / "in", tmp_path / "out")
@@ -75,7 +75,7 @@ def test_answers_are_those_of_the_server(lm: LM, tmp_path: Path) -> None:
             assert text(found[line["custom_id"]]) == (answer.text if line["url"] == TEXT else answer.message.content)
 
 
-def test_wrong_lines_are_named_and_the_others_answered(lm: LM, tmp_path: Path) -> None:
+def test_wrong_lines_are_named_and_the_others_answered(lm: LLM, tmp_path: Path) -> None:
     long = ask("long", prompt="x" * 3000)
     lines = ["{", ask("good"), "", "[1]", '{"body": {}}', ask("good"), ask("where", "/v1/embeddings"), long, ask("end")]
     lines += [ask("cold", temperature=-1), '{"custom_id": "none"}', ask("stream", stream=True), '{"custom_id": NaN}']
@@ -117,7 +117,7 @@ def test_the_command_fails_where_a_line_does(tmp_path: Path, capsys: pytest.Capt
     assert code == 1 and "0 answered, 0 of them with an error, 2 earlier (1 of them with an error), of 2" in said
 
 
-def test_what_is_answered_is_left_alone_and_the_rest_is_done(lm: LM, tmp_path: Path) -> None:
+def test_what_is_answered_is_left_alone_and_the_rest_is_done(lm: LLM, tmp_path: Path) -> None:
     source, out, whole = tmp_path / "in", tmp_path / "out", tmp_path / "whole"
     source.write_text("\n".join([*(ask(f"r{n}", seed=n) for n in range(9)), "{"]))
     run(lm, source, whole)
@@ -134,7 +134,7 @@ def test_what_is_answered_is_left_alone_and_the_rest_is_done(lm: LM, tmp_path: P
     assert run(lm, source, out).earlier == 10 and out.read_bytes() == kept
 
 
-def test_another_input_does_not_go_on_in_the_same_file(lm: LM, tmp_path: Path) -> None:
+def test_another_input_does_not_go_on_in_the_same_file(lm: LLM, tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("\n".join(ask(f"r{n}") for n in range(3)))
     run(lm, source, out)
@@ -152,13 +152,13 @@ def test_another_input_does_not_go_on_in_the_same_file(lm: LM, tmp_path: Path) -
     assert out.read_text() == "a diary\n"
 
 
-def test_one_process_writes_at_a_time(lm: LM, tmp_path: Path) -> None:
+def test_one_process_writes_at_a_time(lm: LLM, tmp_path: Path) -> None:
     (tmp_path / "in").write_text(ask("r0"))
     with Answers(tmp_path / "out", 1), pytest.raises(DecoderyError, match="another process"):
         run(lm, tmp_path / "in", tmp_path / "out")
 
 
-def test_an_interruption_leaves_what_is_in_progress_for_later(lm: LM, tmp_path: Path) -> None:
+def test_an_interruption_leaves_what_is_in_progress_for_later(lm: LLM, tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.write_text("\n".join(ask(f"r{n}", max_tokens=24, decodery={"ignore_eos": True}) for n in range(16)))
     totals = run(lm, source, out, stopped=lambda: out.exists() and out.read_bytes().count(b"\n") >= 3)
@@ -167,7 +167,7 @@ def test_an_interruption_leaves_what_is_in_progress_for_later(lm: LM, tmp_path: 
     assert len(read(out)) == 16
 
 
-def test_an_engine_that_ends_answers_nobody_wrongly(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_ends_answers_nobody_wrongly(lm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from decodery.engine.engine import Engine
 
     source, out = tmp_path / "in", tmp_path / "out"
@@ -197,7 +197,7 @@ def test_long_lines_are_never_held_whole(tmp_path: Path) -> None:
     assert [line.digest for line in read_lines(path, 10, "other")] != [line.digest for line in found]
 
 
-def test_a_killed_process_loses_nothing_and_does_nothing_twice(smollm2_int8: LM, tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_and_does_nothing_twice(smollm2_int8: LLM, tmp_path: Path) -> None:
     source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     own = {"ignore_eos": True, "drafter": "none"}
     source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=8, decodery=own) for n in range(24)))

@@ -12,7 +12,7 @@ import pytest
 
 from decodery.cli.chat import Conversation
 from decodery.core.errors import PromptError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
@@ -22,15 +22,15 @@ from serving import VOCAB, client, serving, tiny_lm
 from tiny_models import make_tokenizer
 
 
-def denoising() -> LM:
+def denoising() -> LLM:
     lm = tiny_lm()
     base = tiny_transformer(1, vocab_size=VOCAB + 1, max_positions=2048)
     model = Transformer(replace(base.config, causal=False, mask_id=VOCAB), base.weights)
-    return LM(LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), lm.chat, "tiny", "float64"))
+    return LLM(LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), lm.chat, "tiny", "float64"))
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[LM, Any]]:
+def served() -> Iterator[tuple[LLM, Any]]:
     lm = denoising()
     with serving(lm) as (_, url):
         yield lm, client(url)
@@ -43,7 +43,7 @@ def canvas(spec: str, **more: Any) -> dict[str, Any]:
     return {"decodery": {"diffuse": spec, **more}}
 
 
-def test_answers_are_those_of_canvases_alone(served: tuple[LM, Any]) -> None:
+def test_answers_are_those_of_canvases_alone(served: tuple[LLM, Any]) -> None:
     lm, api = served
     for spec, temperature in (("static", 0.0), ("threshold:tau=0.01,block=8,cache=dual", 0.8)):
         told = api.chat.completions.create(
@@ -63,7 +63,7 @@ def test_answers_are_those_of_canvases_alone(served: tuple[LM, Any]) -> None:
     assert isinstance(json.loads(held.choices[0].message.content), bool)
 
 
-def test_a_stream_tells_what_is_settled_and_nothing_is_taken_back(served: tuple[LM, Any]) -> None:
+def test_a_stream_tells_what_is_settled_and_nothing_is_taken_back(served: tuple[LLM, Any]) -> None:
     lm, api = served
     for spec in ("static:block=4", "static", "dystruct"):
         chunks = [
@@ -114,7 +114,7 @@ def test_a_conversation_shows_what_is_settled_and_goes_on_with_it() -> None:
     assert conversation.messages == kept and len(kept) == 4
 
 
-def test_what_a_canvas_has_no_use_for_is_refused(served: tuple[LM, Any]) -> None:
+def test_what_a_canvas_has_no_use_for_is_refused(served: tuple[LLM, Any]) -> None:
     _, api = served
 
     def refused(extra: dict[str, Any], **settings: Any) -> str:

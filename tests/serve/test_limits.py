@@ -21,13 +21,13 @@ import pytest
 from decodery.core import registry
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.server.fair import FairQueue
 from decodery.server.keys import Keys, read_keys
 from decodery.server.run import EngineFailed, Server, serve
 from decodery.server.settings import ServerSettings
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from serving import SECONDS, client, serving, tiny_lm, user, wait_until
@@ -38,7 +38,7 @@ LONG = 1900
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm() -> LLM:
     return tiny_lm()
 
 
@@ -58,12 +58,12 @@ class Breaks(Drafter):
         if self.early:
             raise ZeroDivisionError("division by zero")
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         if seq.position > 3:
             if self.deep:
                 return self.propose(seq, budget)
             raise Broken("on purpose") if self.fatal else RuntimeError("on purpose")
-        return TokenTree.root(seq.pending)
+        return DraftTree.root(seq.pending)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +90,7 @@ def streaming(url: str, **body: Any) -> Iterator[Iterator[str]]:
         yield events
 
 
-def test_what_does_not_fit_the_queue_is_told_when_to_come_back(lm: LM) -> None:
+def test_what_does_not_fit_the_queue_is_told_when_to_come_back(lm: LLM) -> None:
     with serving(lm, max_running=1, max_queue=1) as (server, url):
         with streaming(url):
             waiting = threading.Thread(target=post, args=(url,))
@@ -108,7 +108,7 @@ def test_what_does_not_fit_the_queue_is_told_when_to_come_back(lm: LM) -> None:
         assert post(url).status_code == 200 and httpx.get(f"{url}/ready").status_code == 200
 
 
-def test_keys_are_asked_for_and_bounded_each(lm: LM) -> None:
+def test_keys_are_asked_for_and_bounded_each(lm: LLM) -> None:
     with serving(lm, keys={"secret-a": "a", "secret-b": "b"}, max_texts_per_key=2) as (server, url):
         assert [post(url, key=key).status_code for key in ("", "wrong", "secret-a")] == [401, 401, 200]
         assert httpx.get(f"{url}/v1/models").status_code == 401
@@ -162,7 +162,7 @@ def test_turns_go_to_those_with_least_in_progress() -> None:
     assert len(waiting) == 0
 
 
-def test_who_floods_the_queue_does_not_hold_up_others(lm: LM) -> None:
+def test_who_floods_the_queue_does_not_hold_up_others(lm: LLM) -> None:
     with serving(lm, keys={"a": "a", "b": "b"}, max_running=2) as (server, url):
         ended: list[str] = []
 
@@ -184,7 +184,7 @@ def test_who_floods_the_queue_does_not_hold_up_others(lm: LM) -> None:
         assert ended.count("a") == 12 and ended.index("b") <= 7, ended
 
 
-def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LM) -> None:
+def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LLM) -> None:
     spec = "step-beam:scorer=log-probability,n=1,m=1,delimiter=none,step_tokens=4"
     with serving(lm, seconds=0.3) as (_, url):
         found = post(url, max_tokens=LONG, decodery={"ignore_eos": True, "search": spec}).json()
@@ -194,7 +194,7 @@ def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LM) -> None:
     assert choice["text"][:50] == whole[: min(50, len(choice["text"]))]
 
 
-def test_time_runs_out_for_one_text_alone(lm: LM) -> None:
+def test_time_runs_out_for_one_text_alone(lm: LLM) -> None:
     with serving(lm, seconds=0.3) as (server, url):
         found = post(url, max_tokens=LONG, decodery={"ignore_eos": True}).json()
         assert found["choices"][0]["finish_reason"] == "cancelled"
@@ -215,7 +215,7 @@ def left_nothing(server: Server) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_a_stream_ends_its_texts(lm: LM, n: int) -> None:
+def test_a_client_that_leaves_a_stream_ends_its_texts(lm: LLM, n: int) -> None:
     with serving(lm) as (server, url):
         with streaming(url, n=n, temperature=1.0) as events:
             for _ in range(3):
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_a_stream_ends_its_texts(lm: LM, n: int) -> None:
 
 
 @pytest.mark.parametrize("read", [0, 3], ids=["whole", "stream"])
-def test_a_connection_that_closes_ends_its_text(lm: LM, read: int) -> None:
+def test_a_connection_that_closes_ends_its_text(lm: LLM, read: int) -> None:
     with serving(lm) as (server, url):
         host, port = url.removeprefix("http://").split(":")
         body = json.dumps(
@@ -248,7 +248,7 @@ def test_a_connection_that_closes_ends_its_text(lm: LM, read: int) -> None:
         left_nothing(server)
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(lm: LM) -> None:
+def test_a_reader_that_does_not_read_holds_up_nobody(lm: LLM) -> None:
     with serving(lm) as (server, url):
         host, port = url.removeprefix("http://").split(":")
         asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "logprobs": 20}
@@ -272,7 +272,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(lm: LM) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_breaks_ends_alone(lm: LM, stream: bool) -> None:
+def test_a_text_that_breaks_ends_alone(lm: LLM, stream: bool) -> None:
     with serving(lm) as (server, url):
         with streaming(url, max_tokens=300) as events:
             body = {"prompt": "x", "max_tokens": 20, "stream": stream, "decodery": {"drafter": "breaks-for-tests"}}
@@ -288,7 +288,7 @@ def test_a_text_that_breaks_ends_alone(lm: LM, stream: bool) -> None:
         left_nothing(server)
 
 
-def test_what_breaks_leaves_a_line_in_the_log(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_breaks_leaves_a_line_in_the_log(lm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     with serving(lm, keys={"secret": "ann"}) as (server, url):
         broken = post(url, key="secret", max_tokens=20, decodery={"drafter": "breaks-for-tests"})
         deep = post(url, key="secret", max_tokens=20, decodery={"drafter": "breaks-for-tests:deep=true"})
@@ -303,7 +303,7 @@ def test_what_breaks_leaves_a_line_in_the_log(lm: LM, caplog: pytest.LogCaptureF
     assert "test_limits.py, line " in said[0] and said[0].endswith("in propose)") and "\n" not in "".join(said)
 
 
-def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     with serving(lm) as (_, url):
         assert post(url, decodery={"drafter": "breaks-for-tests:early=true"}).status_code == 500
     (line,) = [record.getMessage() for record in caplog.records if record.name == "decodery.server"]
@@ -312,7 +312,7 @@ def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LM, caplog: p
 
 @pytest.mark.parametrize("path", ["v1/completions", "tokenize"])
 def test_an_upload_that_breaks_off_leaves_no_trace(
-    lm: LM, path: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    lm: LLM, path: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(lm) as (server, url):
         host, port = url.removeprefix("http://").split(":")
@@ -327,7 +327,7 @@ def test_an_upload_that_breaks_off_leaves_no_trace(
     assert not capfd.readouterr().err and not caplog.records
 
 
-def test_what_is_nested_too_deep_is_said_to_be(lm: LM) -> None:
+def test_what_is_nested_too_deep_is_said_to_be(lm: LLM) -> None:
     deep: Any = "x"
     for _ in range(400):
         deep = {"properties": {"a": deep}}
@@ -347,7 +347,7 @@ def test_what_is_nested_too_deep_is_said_to_be(lm: LM) -> None:
         assert far.status_code == 400 and far.json()["error"]["message"] == "the request is nested too deep"
 
 
-def test_a_search_counts_as_the_texts_that_it_follows(lm: LM) -> None:
+def test_a_search_counts_as_the_texts_that_it_follows(lm: LLM) -> None:
     wide = {"search": "best-of-n:n=129,scorer=log-probability"}
     with serving(lm, keys={"a": "a", "b": "b"}, max_texts_per_key=100, rows=16) as (server, url):
         service = server.front.service
@@ -380,7 +380,7 @@ def test_a_text_larger_than_all_memory_is_refused_and_others_go_on() -> None:
         assert post(url).status_code == 200
 
 
-def test_an_engine_that_fails_is_reported_and_ends_the_server(lm: LM, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_fails_is_reported_and_ends_the_server(lm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     urls: list[str] = []
     server = Server(lm, ServerSettings(name="tiny", drain_seconds=0.0), port=0, told=urls.append)
     failed: list[BaseException] = []

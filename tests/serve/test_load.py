@@ -13,7 +13,7 @@ import pytest
 
 import decodery as dc
 from covering import FULL
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.server.service import Service
 from decodery.step.sequence import Sequence
 from serving import SECONDS, serving, tiny_lm, wait_until
@@ -25,7 +25,7 @@ BEGINNINGS = ["the tide comes and the tide goes ", "def tide(moon, sun): ", "a" 
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm() -> LLM:
     return tiny_lm(max_positions=512)
 
 
@@ -60,7 +60,7 @@ def audited(service: Service) -> None:
 class Traffic:
     """Requests of one trace, by chance, and what came of them."""
 
-    def __init__(self, lm: LM, url: str, chance: random.Random) -> None:
+    def __init__(self, lm: LLM, url: str, chance: random.Random) -> None:
         self.lm, self.url, self.chance = lm, url, chance
 
     def request(self, number: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("seed", range(TRACES))
-def test_every_text_of_a_random_trace_is_what_it_is_alone(lm: LM, seed: int) -> None:
+def test_every_text_of_a_random_trace_is_what_it_is_alone(lm: LLM, seed: int) -> None:
     chance = random.Random(seed)
     slot = lm.model.new_cache().slot_bytes
     limits: dict[str, Any] = {"max_running": chance.choice([2, 5, 12]), "rows": chance.choice([6, 40, 200])}
@@ -139,7 +139,7 @@ def test_every_text_of_a_random_trace_is_what_it_is_alone(lm: LM, seed: int) -> 
         assert service._engine.held == 0
 
 
-def test_texts_are_preempted_where_memory_is_short(lm: LM) -> None:
+def test_texts_are_preempted_where_memory_is_short(lm: LLM) -> None:
     """The traces above do what they are for."""
     slot = lm.model.new_cache().slot_bytes
     with serving(lm, max_running=8, kv_bytes=600 * slot, rows=64) as (server, url):
@@ -157,7 +157,7 @@ def test_texts_are_preempted_where_memory_is_short(lm: LM) -> None:
     assert texts == [output.text for output in expected]  # type: ignore[union-attr]
 
 
-def test_a_text_can_be_left_at_any_point(lm: LM) -> None:
+def test_a_text_can_be_left_at_any_point(lm: LLM) -> None:
     chance = random.Random(5)
     expected = lm.generate("the tide", raw=True, max_new_tokens=400, ignore_eos=True, temperature=1.0).text  # type: ignore[union-attr]
     with serving(lm, max_running=6, chunk=3) as (server, url):

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.calm import CALM, softmax_gap, state_similarity, thresholds
 from decodery.logits_sources.early_exit import Leaving
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.attention import rotate
 from decodery.models.trained.exits import EXITS, Exits
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.calm import NEVER, CalmRecipe, calibrate, last_passed, rouge_l
 from questions import prompts
@@ -65,9 +65,9 @@ def test_rows_read_together_are_rows_read_one_by_one() -> None:
     reader = CALM(0.55, "softmax", every=1).over(TARGET, PROMPT)
     assert isinstance(reader, Leaving)
     tokens = [*PROMPT, *texts(CALM(0.55, "softmax", every=1))[0]]
-    together, cache = drive(reader.compose(Segment.chunk(tokens, reader.new_cache()))).logits, reader.new_cache()
+    together, cache = run_sync(reader.compose(Segment.chunk(tokens, reader.new_cache()))).logits, reader.new_cache()
     for row, token in enumerate(tokens):
-        alone = drive(reader.compose(Segment.chunk([token], cache))).logits[0]
+        alone = run_sync(reader.compose(Segment.chunk([token], cache))).logits[0]
         cache.keep([0])
         assert torch.allclose(alone, together[row], atol=1e-9)
         if row < len(PROMPT):
@@ -111,7 +111,9 @@ def test_leaving_where_the_last_layer_agrees_changes_nothing_and_leaving_blindly
             said = []
             for layers in range(1, 5):
                 segment = Segment.chunk(unread, cache, logit_rows=rows)
-                said.append(int(TARGET.forward(Batch([segment]), route=Route(tuple(range(layers)))).logits[0].argmax()))
+                said.append(
+                    int(TARGET.forward(Batch([segment]), route=LayerPlan(tuple(range(layers)))).logits[0].argmax())
+                )
             cache.keep(range(len(unread)))
             left.append(next(at for at, token in enumerate(said) if token == said[-1] or not oracle))
             unread = [said[left[-1]]]
@@ -187,7 +189,7 @@ def test_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
         calibrate(target, asked[:5], tmp_path / "few", recipe=recipe)
 
 
-def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LM) -> None:
+def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -> None:
     asked = [prompts(smollm2_int8)[number][:40] for number in (2, 6)]
     source = CALM(0.3, "softmax", every=10, tokens=12)
     runs = check_identical(

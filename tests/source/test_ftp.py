@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.ftp import FTP, ROUTERS, Pruned, PrunedCache, stages
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, received, uniform
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.ftp import masked, pruned, said
 from questions import prompts
@@ -32,7 +32,7 @@ def test_sparsity_zero_is_the_model_itself() -> None:
     )
     assert plain.generated == whole.generated != less.generated
     reader = FTP(sparsity=0.0).over(TARGET, PROMPT)
-    own = drive(score(reader, Segment.chunk(PROMPT, reader.new_cache()))).logits
+    own = run_sync(score(reader, Segment.chunk(PROMPT, reader.new_cache()))).logits
     assert torch.equal(own, TARGET.forward(Batch([Segment.chunk(PROMPT, TARGET.new_cache())])).logits)
 
 
@@ -66,21 +66,21 @@ def test_the_cache_holds_in_every_layer_what_went_through_it() -> None:
 def test_a_prompt_may_come_in_any_parts_and_again() -> None:
     reader = FTP(STATIC, sinks=2).over(TARGET, PROMPT)
     text = [*PROMPT, 11, 12, 13]
-    whole = drive(score(reader, Segment.chunk(text, reader.new_cache()))).logits
+    whole = run_sync(score(reader, Segment.chunk(text, reader.new_cache()))).logits
     cache, rows = reader.new_cache(), []
     for first, last in ((0, 5), (5, 6), (6, len(PROMPT) + 1), (len(PROMPT) + 1, len(text))):
-        rows.append(drive(score(reader, Segment.chunk(text[first:last], cache))).logits)
+        rows.append(run_sync(score(reader, Segment.chunk(text[first:last], cache))).logits)
         cache.keep(range(last - first))
     assert (torch.cat(rows) - whole).abs().max() < 1e-10
     for n in (len(PROMPT) + 1, 9):
         cache.truncate(n)
-        again = drive(score(reader, Segment.chunk(text[n:], cache, logit_rows=[len(text) - n - 1]))).logits
+        again = run_sync(score(reader, Segment.chunk(text[n:], cache, logit_rows=[len(text) - n - 1]))).logits
         assert (again[0] - whole[-1]).abs().max() < 1e-10
         cache.keep([])
         assert cache.next_position == n
     # What is not kept is not held, and a fork goes on by itself.
     twin = cache.fork()
-    drive(score(reader, Segment.chunk(text[9:], twin, logit_rows=[])))
+    run_sync(score(reader, Segment.chunk(text[9:], twin, logit_rows=[])))
     twin.keep(range(len(text) - 9))
     assert twin.next_position == len(text) and cache.next_position == 9
 
@@ -137,11 +137,11 @@ def test_routers_of_this_model_or_a_sparsity_are_needed(tmp_path: Path) -> None:
 def test_logits_of_prompt_rows_are_those_of_the_pruned_prompt() -> None:
     reader = Pruned(TARGET, STATIC, 2, tuple(PROMPT))
     _, states = pruned(TARGET, STATIC, 2, np.array(PROMPT))
-    found = drive(score(reader, Segment.chunk(PROMPT[:9], reader.new_cache(), logit_rows=[8, 3]))).logits
+    found = run_sync(score(reader, Segment.chunk(PROMPT[:9], reader.new_cache(), logit_rows=[8, 3]))).logits
     assert torch.allclose(found, said(TARGET, states)[[8, 3]])
 
 
-def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LM) -> None:
+def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -> None:
     asked = [prompts(smollm2_int8)[number][:24] for number in (2, 6)]
     source = FTP(sparsity=0.2)
     runs = check_identical(

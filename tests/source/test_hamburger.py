@@ -12,11 +12,11 @@ import torch
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.hamburger import GroupCache, Hamburger
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.corpus import Text
 from decodery.training.hamburger import Lesson, said
@@ -39,7 +39,7 @@ def written(tokens: int = 24) -> tuple[list[int], list[int]]:
 def read(tokens: list[int], cache: GroupCache | None = None) -> torch.Tensor:
     """[n, vocab] of tokens, read at once behind what a cache holds."""
     reader = SOURCE.over(TARGET, PROMPT)
-    return drive(score(reader, Segment.chunk(tokens, reader.new_cache() if cache is None else cache))).logits
+    return run_sync(score(reader, Segment.chunk(tokens, reader.new_cache() if cache is None else cache))).logits
 
 
 def test_groups_of_one_token_are_the_model_itself() -> None:
@@ -144,7 +144,7 @@ def test_rows_that_stay_are_gone_on_from() -> None:
     read([*tokens[n : n + 3], 1, 2], cache)
     late = tokens[n + 3 : n + 6]
     segment = Segment(np.arange(n + 3, n + 6), np.array(late), cache=cache, stays=3)
-    found = drive(score(reader, segment)).logits
+    found = run_sync(score(reader, segment)).logits
     assert (found - whole[n + 3 : n + 6]).abs().max() < 1e-9
     cache.keep(range(6))
     assert (read(tokens[n + 6 :], cache) - whole[n + 6 :]).abs().max() < 1e-9
@@ -180,7 +180,7 @@ def test_parts_of_this_model_are_needed(tmp_path: Path) -> None:
         decode(tiny_transformer(0, num_layers=3), [[1]], source=SOURCE)
     reader = SOURCE.over(TARGET, PROMPT)
     with pytest.raises(UnsupportedModel, match="neither looked into nor changed"):
-        drive(score(reader, Segment.chunk([1], reader.new_cache()), taps=(1,)))
+        run_sync(score(reader, Segment.chunk([1], reader.new_cache()), taps=(1,)))
 
 
 def test_parts_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_parts_are_read_as_they_were_written(tmp_path: Path) -> None:
             MicroSteps.load(tmp_path / "wrong" / MICRO)
 
 
-def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LM) -> None:
+def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -> None:
     model, draws = smollm2_int8.model, torch.Generator().manual_seed(0)
     sizes = shapes(576, 1, 3, 1536, (9, 3, 64))
     tensors = {name: torch.randn(shape, generator=draws) * shape[-1] ** -0.5 for name, shape in sizes}

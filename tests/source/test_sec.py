@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.logits_sources.early_exit import LEAVE, Check, Gate, Leaving
 from decodery.logits_sources.sec import SEC
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
-from decodery.step.forward_request import drive
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import run_sync
+from decodery.step.logits_source import LogitsSource
 from decodery.testing import decode, tiny_transformer
 
 LAYERS, WIDTH, END = 4, 32, 1
@@ -38,7 +38,7 @@ def random_heads(every: int = 1, seed: int = 0, model: str = "") -> ExitHeads:
     return ExitHeads(every, classifier, down / 6, up / 2, model=model)
 
 
-def written(source: Source | None, n: int = 20) -> list[int]:
+def written(source: LogitsSource | None, n: int = 20) -> list[int]:
     return decode(TARGET, [PROMPT], source=source, max_new_tokens=n, eos_ids=(END,))[0].generated
 
 
@@ -51,10 +51,10 @@ class Always(Gate):
 
 
 @dataclass(frozen=True)
-class Forced(Source):
+class Forced(LogitsSource):
     heads: ExitHeads
 
-    needs, gives = Needs(routes=True), Gives()
+    needs, gives = Requirements(routes=True), Provides()
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Leaving:
         return Leaving(model, Always(), self.heads.every, len(prompt), self.heads)
@@ -77,7 +77,7 @@ def test_leaving_at_the_last_check_is_the_model_without_the_layers_above() -> No
     assert tokens[-1] == written(None, 1)[0]
     for _ in range(11):
         segment = Segment.chunk(tokens, TARGET.new_cache(), logit_rows=[])
-        state = TARGET.forward(Batch([segment]), taps=(3,), route=Route((0, 1, 2))).hidden[3][-1:]
+        state = TARGET.forward(Batch([segment]), taps=(3,), route=LayerPlan((0, 1, 2))).hidden[3][-1:]
         normed = TARGET.final_norm(state)
         corrected = normed + normed @ heads.down[0].double().T @ heads.up[0].double().T
         tokens.append(int(TARGET.project(corrected).argmax()))
@@ -112,9 +112,9 @@ def test_rows_read_together_are_rows_read_one_by_one() -> None:
     reader = source.over(TARGET, PROMPT)
     assert isinstance(reader, Leaving)
     tokens = [*PROMPT, *written(SEC(random_heads(), 0.4, 2.0))]
-    together, cache = drive(reader.compose(Segment.chunk(tokens, reader.new_cache()))).logits, reader.new_cache()
+    together, cache = run_sync(reader.compose(Segment.chunk(tokens, reader.new_cache()))).logits, reader.new_cache()
     for row, token in enumerate(tokens):
-        alone = drive(reader.compose(Segment.chunk([token], cache))).logits[0]
+        alone = run_sync(reader.compose(Segment.chunk([token], cache))).logits[0]
         cache.keep([0])
         assert torch.allclose(alone, together[row], atol=1e-9)
     ends = (together[len(PROMPT) :].softmax(-1)[:, END] > 0.999).sum()

@@ -13,7 +13,7 @@ from torch.nn.functional import log_softmax, softmax
 
 from decodery.core.errors import PromptError, SettingsError, UnknownMethod, UnsupportedModel, VocabularyMismatch
 from decodery.core.registry import resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.logits_sources.dola import DoLa, candidates
@@ -23,7 +23,7 @@ from decodery.logits_sources.uscd import USCD, collision_mass, contrast, without
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.transformers.adapter import TransformersModel
-from decodery.sampling import Context, Sampler, Stage, Temperature, Warp
+from decodery.sampling import Context, LogitsProcessor, Sampler, Stage, Temperature
 from decodery.testing import Garbage, LawBroken, check_identical, decode, tiny_transformer
 from decodery.training.switching import calibrate, large_share
 from methods import SOURCES
@@ -180,7 +180,7 @@ def test_a_long_prompt_is_caught_up_in_chunks() -> None:
 
 
 @dataclass(frozen=True)
-class Only(Warp):
+class Only(LogitsProcessor):
     """A hard constraint: one token alone is allowed."""
 
     token: int
@@ -210,7 +210,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UnknownMethod, match="guidance"):
         resolve("source", "guidence")
     with pytest.raises(SettingsError, match="hidden states"):
-        Request([1], source=EntropyAdaptive(OTHER), drafter=type("Taps", (Garbage,), {"needs": Needs(taps=(1,))})())
+        Request(
+            [1], source=EntropyAdaptive(OTHER), drafter=type("Taps", (Garbage,), {"needs": Requirements(taps=(1,))})()
+        )
     engine = Engine(TARGET)
     first = engine.submit(Request([1, 2], source=Guidance(negative=(3,))))
     with pytest.raises(SettingsError, match="and their sources"):

@@ -22,7 +22,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 from decodery.training.value import fit_value, read_judged, train_value
@@ -115,12 +115,12 @@ def test_controlled_decoding_reads_the_states_of_the_candidates() -> None:
     prompt = PROMPTS[0]
     scorer = ControlledDecoding(ValueHead(value), 2.0, k=3).over(TARGET, prompt)
     cache = scorer.new_cache()
-    drive(score(scorer, Segment.chunk(prompt, cache, logit_rows=[2])))
+    run_sync(score(scorer, Segment.chunk(prompt, cache, logit_rows=[2])))
     cache.keep(range(3))
     rows = Segment(
         np.array([3, 4, 4]), np.array([7, 8, 9]), mask=np.eye(3, dtype=bool) | (np.arange(3) == 0), cache=cache
     )
-    scored = drive(score(scorer, rows)).logits
+    scored = run_sync(score(scorer, rows)).logits
     for row, path in enumerate(([7], [7, 8], [7, 9])):
         logp = log_softmax(logits_after(TARGET, [*prompt, *path]), -1)
         expected = torch.full_like(logp, -math.inf)

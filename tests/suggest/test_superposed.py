@@ -17,9 +17,9 @@ from decodery.core.errors import DecoderyError
 from decodery.extras.superposed import superposed
 from decodery.extras.superposed.ngrams import NGrams, load_ngrams, ngrams_for, save_ngrams
 from decodery.extras.superposed.superposed import Superposition, mixture, ngram_scores, superpose
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import decode, tiny_transformer
 
 TARGET = tiny_transformer(0)
@@ -51,7 +51,7 @@ def test_ngram_tables_equal_a_recount() -> None:
 
 def test_one_draft_without_ngrams_is_greedy_decoding() -> None:
     settings = Superposition(alpha=0.0, temperature=0.06, top=3)
-    (draft,) = drive(superpose(TARGET, PROMPT, 1, length=20, settings=settings, ngrams=NGrams()))
+    (draft,) = run_sync(superpose(TARGET, PROMPT, 1, length=20, settings=settings, ngrams=NGrams()))
     (plain,) = decode(TARGET, [PROMPT], max_new_tokens=20)
     assert draft.tokens == plain.generated
 
@@ -67,7 +67,7 @@ def test_a_mixture_of_one_token_is_that_token() -> None:
 @pytest.mark.parametrize("unseen", ["floor", "drop"])
 def test_drafts_equal_those_of_an_exhaustive_scorer(unseen: Any) -> None:
     counted, settings, k = NGrams.count(corpus()), Superposition(alpha=0.5, temperature=0.5, top=9, unseen=unseen), 3
-    got = drive(superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,)))
+    got = run_sync(superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,)))
     running, finished = [((), 0.0)], []
     cache = TARGET.new_cache()
     logits = TARGET.forward(Batch([Segment.chunk(PROMPT, cache, logit_rows=[len(PROMPT) - 1])])).logits[0]
@@ -100,7 +100,7 @@ def test_drafts_equal_those_of_an_exhaustive_scorer(unseen: Any) -> None:
     assert np.allclose([draft.score for draft in got], [score for _, score in ranked])
 
 
-def test_drafts_on_the_real_model_cost_one_run(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_on_the_real_model_cost_one_run(smollm2_int8: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     lm, passes = smollm2_int8, []
     forward = lm.model.forward
     monkeypatch.setattr(lm.model, "forward", lambda *given, **more: passes.append(1) or forward(*given, **more))
@@ -129,7 +129,7 @@ def test_ngrams_are_kept_in_a_file_and_damaged_ones_refused(tmp_path: Path) -> N
         load_ngrams(tmp_path / "missing")
 
 
-def test_the_shipped_table_knows_most_of_what_is_suggested(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_table_knows_most_of_what_is_suggested(smollm2_int8: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     # Counts, not times: with the prompt's own n-grams alone four steps in five found none.
     found: list[list[bool]] = []
     score = superposed.ngram_scores

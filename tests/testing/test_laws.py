@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from decodery.core.registry import methods
-from decodery.sampling import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
+from decodery.sampling import Context, LogitsProcessor, MinNewTokens, Sampler, Stage, Temperature
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import (
@@ -75,7 +75,7 @@ def test_every_registered_warp_is_in_the_list() -> None:
 
 
 @dataclass(frozen=True)
-class _Broken(Warp):
+class _Broken(LogitsProcessor):
     """Doubles the logits, as what is derived from it does in a wrong way."""
 
     stage = Stage.EDIT
@@ -181,9 +181,9 @@ class SaysNeutral(_Broken):
         (MinNewTokens(5, (900,)), "nothing was put to the test"),
         (_Broken(), None),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Warp) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, LogitsProcessor) else "",
 )
-def test_broken_warps_are_caught(warp: Warp, said: str | None) -> None:
+def test_broken_warps_are_caught(warp: LogitsProcessor, said: str | None) -> None:
     if said is None:
         check_warp(warp)
         return
@@ -199,7 +199,7 @@ def test_a_warp_that_changes_its_logits_in_place_breaks_identity() -> None:
 
 
 @pytest.mark.parametrize("warp", [OtherRows(), Impure()], ids=lambda warp: type(warp).__name__)
-def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(warp: Warp) -> None:
+def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(warp: LogitsProcessor) -> None:
     (plain,) = decode(TARGET, PROMPTS[:1])
     sampler = Sampler([warp, Temperature(1.0)])
     with pytest.raises(LawBroken):
@@ -209,15 +209,15 @@ def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(warp: W
 class Silent(Drafter):
     """Never drafts."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        return TokenTree.root(seq.pending)
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+        return DraftTree.root(seq.pending)
 
 
 class Wrong(Drafter):
     """Always drafts token 0, which no text holds where a bias bans it."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        return TokenTree.chain(seq.pending, [0] * min(1, budget.nodes, budget.depth))
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+        return DraftTree.chain(seq.pending, [0] * min(1, budget.nodes, budget.depth))
 
 
 @pytest.mark.parametrize("check", [check_identical, check_batch])

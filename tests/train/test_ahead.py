@@ -17,7 +17,7 @@ from decodery.core.errors import DecoderyError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.text import _segment
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch
 from decodery.models.layer_plan import WHOLE
 from decodery.models.loaders.drafts import PROMPTS, TRANSFER
@@ -28,7 +28,7 @@ from decodery.models.trained.transfer import Transfer
 from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
 from decodery.speculative.drafters.in_pass import InPass
 from decodery.speculative.drafters.ppd import PPD
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical
 from decodery.testing.models import to_int8
 from decodery.training import loop
@@ -83,7 +83,7 @@ def test_rows_are_scored_as_the_drafter_will_see_them(make, target: LoadedModel,
         # The text as it was written, whatever this one would go on with.
         seq.tokens = known
         asked = seq.draft_state.asked
-        tree = TokenTree.root(known[-1]).asking(np.array([3]), asked.inputs, asked.changes)
+        tree = DraftTree.root(known[-1]).asking(np.array([3]), asked.inputs, asked.changes)
         expected = target.model.forward(Batch([_segment(tree, seq, WHOLE)])).logits[1:].log_softmax(dim=-1)
         assert (logq[number] - expected).abs().max() < 1e-4
 
@@ -200,7 +200,7 @@ def test_the_commands_make_what_the_drafters_read(
 
 
 @pytest.mark.parametrize("name", ["ppd", "hidden-transfer"])
-def test_what_is_shipped_saves_passes(name: str, smollm2_int8: LM) -> None:
+def test_what_is_shipped_saves_passes(name: str, smollm2_int8: LLM) -> None:
     # Counts on a prompt it has not seen; the text stays that of plain decoding.
     prompt = "Write a short story about a lighthouse."
     plain = smollm2_int8.generate(prompt, max_new_tokens=32, drafter=None)

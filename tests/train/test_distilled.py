@@ -16,7 +16,7 @@ from decodery.logits_sources.reads import Reads
 from decodery.models.batch import Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.puzzles.alphabet import END_ID
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 from decodery.testing import tiny_transformer
 from decodery.training.distilled import Distillation, distance, drawn, said
 from decodery.training.one_stack import OneStackRecipe, asking, train_one_stack
@@ -41,7 +41,7 @@ def test_the_teacher_says_the_tokens_that_the_student_says() -> None:
         beginning = [*(each for each in source if each >= 0), *asking("")]
         for token in told:
             segment = Segment.chunk(beginning, teacher.new_cache())
-            alone = drive(score(teacher, segment)).logits[-1].log_softmax(dim=-1)
+            alone = run_sync(score(teacher, segment)).logits[-1].log_softmax(dim=-1)
             assert (rows[place] - alone).abs().max() < 1e-5
             # Neighbouring places say something else, so that a shift by one would be seen.
             assert place == 0 or (rows[place - 1] - alone).abs().max() > 1e-3

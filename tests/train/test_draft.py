@@ -25,8 +25,8 @@ from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.nested import Nested
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import drive
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import run_sync
 from decodery.testing import check_batch, check_identical, check_state
 from decodery.training.cut import Shape, cut_draft, keep_tokens, quantized
 from decodery.training.data import Corpus, Text, write_texts
@@ -187,7 +187,7 @@ def test_a_mask_may_leave_the_draft_nothing_to_say(target: LoadedModel, trained:
         )
         engine.run([seq])
         assert len(seq.generated) == 5 and not set(seq.generated) & set(draft.weights.kept.ids.tolist())
-    law = drive(DraftModel(draft).expand(seq, TokenTree.root(seq.pending), [0]))
+    law = run_sync(DraftModel(draft).expand(seq, DraftTree.root(seq.pending), [0]))
     assert law.exp().sum() == pytest.approx(1.0)
 
 

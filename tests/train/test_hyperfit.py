@@ -16,7 +16,7 @@ from decodery.compression import Int8
 from decodery.compression.base import transformed
 from decodery.compression.folder import save
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.sampling import NoCitation, Sampler
 from decodery.sampling.no_citation import FILE, Citations
@@ -148,9 +148,9 @@ def test_the_command_makes_a_model(target: LoadedModel, tmp_path: Path) -> None:
 
 def test_what_is_no_set_of_texts_is_refused(target: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="decodery train hyperfit"):
-        LM(target).generate("ab", sampler=[NoCitation()])
+        LLM(target).generate("ab", sampler=[NoCitation()])
     with pytest.raises(ModelNotFound, match="decodery train hyperfit"):
-        LM(target).generate("ab", sampler=[NoCitation(str(tmp_path))])
+        LLM(target).generate("ab", sampler=[NoCitation(str(tmp_path))])
     (tmp_path / FILE).write_bytes(b"nothing")
     with pytest.raises(CorruptFile, match="decodery train hyperfit"):
         Citations.load(tmp_path)

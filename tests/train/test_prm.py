@@ -14,7 +14,7 @@ from decodery.models.trained.artifact import Artifact
 from decodery.puzzles import puzzle
 from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import ScriptedChain
 from decodery.training import prm
@@ -81,7 +81,7 @@ def test_a_head_learns_what_states_tell_and_scores_any_beginning(
     outputs = [encoded(RIGHT[:at]) for at in (1, 6, len(RIGHT))]
     for finished in (False, True):
         candidates = Candidates(encoded(PROMPT), outputs, [finished] * 3, decode=tokenizer().decode, model=model)
-        found = drive(judge(scorer, candidates))
+        found = run_sync(judge(scorer, candidates))
         # One pass over a whole text has the states of all its beginnings.
         states = states_of(model, encoded(PROMPT), encoded(RIGHT), 2).float()[[0, 5, len(RIGHT) - 1]]
         assert found.tolist() == pytest.approx(torch.sigmoid(head.logits(states)).tolist(), abs=1e-5)

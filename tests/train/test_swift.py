@@ -10,12 +10,12 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.trained.skips import SkipSet
 from decodery.speculative.drafters.swift import SKIPS, Swift, matchness
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, tiny_transformer
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
@@ -44,7 +44,7 @@ def test_a_window_measures_what_the_drafter_does(target: LoadedModel, written: C
     seq = engine.submit(Request(text.tokens[: text.written].tolist(), max_new_tokens=9))
     engine.run([seq])
     window = Window(target.model, [text], 6)
-    assert window.matchness(skip) == pytest.approx(drive(matchness(seq, Route(skip=skip), 6)))
+    assert window.matchness(skip) == pytest.approx(run_sync(matchness(seq, LayerPlan(skip=skip), 6)))
     assert window.matchness(frozenset()) == 1.0
 
 

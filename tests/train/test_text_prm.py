@@ -12,7 +12,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.scorers.process_reward import ProcessReward
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.training.prm import PRM
 from decodery.training.puzzle_model import Shape, random_transformer
@@ -47,7 +47,7 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     assert head.facts["auc"] > 0.7 and head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"] - 0.1
     scorer = ProcessReward(str(tmp_path / PRM))
     outputs = [encoded(text) for text in ("5;", "5;good;", "5;bad;")]
-    found = drive(judge(scorer, Candidates(encoded("7="), outputs, [False] * 3, model=MODEL))).tolist()
+    found = run_sync(judge(scorer, Candidates(encoded("7="), outputs, [False] * 3, model=MODEL))).tolist()
     assert found[2] + 0.2 < found[1]
     # Where both are judged alike there is nothing to be learned, and it shows.
     other = train_text_prm(MODEL, tokenizer(), judged(20, "good;", "good;"), tmp_path / "other", recipe=RECIPE)

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from decodery.core.errors import SettingsError, UnsupportedModel
-from decodery.models.hooks import Visits
-from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.hooks import Hooks
+from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.load import load
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.training import to_diffusion
@@ -85,7 +85,7 @@ def test_the_loss_is_that_of_the_row_in_front_of_each_masked_place(tiny: Path) -
         rows = model.embed_tokens(tokens.flatten())
         rows[tokens.flatten() == adapted.mask_id] = adapted.mask_row
         texts = SideBySide(model, *tokens.shape, torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool))
-        hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+        hidden = model.blocks(rows, texts, layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()))
         logits = model.outputs(hidden).unflatten(0, tuple(tokens.shape))
         logits[..., adapted.mask_id] = -torch.inf
         law = logits.log_softmax(dim=-1)

@@ -16,7 +16,7 @@ from decodery.core.errors import DecoderyError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.extras.superposed.ngrams import load_ngrams
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.logits_sources.guidance import Guidance
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
@@ -29,7 +29,7 @@ from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.lexical_unit import LexicalUnit
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import UNKNOWN
+from decodery.step.draft_tree import MASK_TOKEN
 from decodery.testing import Garbage, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training import loop
@@ -83,7 +83,7 @@ def test_every_pass_finds_a_unit_whatever_becomes_of_the_last_one() -> None:
     for _ in range(3):
         engine.step()
     tree = drafter.propose(seq, Budget(64, 12))
-    assert tree.tokens.tolist() == [seq.pending, *seq.draft_state.unit, *[UNKNOWN] * 12]
+    assert tree.tokens.tolist() == [seq.pending, *seq.draft_state.unit, *[MASK_TOKEN] * 12]
     assert tree.depths[4:].tolist() == [*(1, 2, 3), *(2, 3, 4), *(3, 4, 5), *(4, 5, 6)]
     assert tree.inputs is not None and len(tree.inputs) == 12 and not len(tree.children(3))
     # Every unit was wrong, and the next one was there all the same.
@@ -232,7 +232,7 @@ def test_both_commands_share_the_texts_of_one_folder(
     assert load_ngrams(tmp_path / "out" / "ngrams.safetensors").shards
 
 
-def test_the_shipped_placeholders_save_passes(smollm2_int8: LM) -> None:
+def test_the_shipped_placeholders_save_passes(smollm2_int8: LLM) -> None:
     # Counts on prompts they have not seen; the text stays that of plain decoding.
     for prompt in ("List the days of the week.", "Write a short story about a lighthouse."):
         plain, units = (

@@ -16,12 +16,12 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import gumbel, mix
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.adadec import AdaDec
 from decodery.speculative.acceptance.cntp import CNTP
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.sequence import Sequence
 from decodery.testing import check_batch, check_state, decode, tiny_transformer, to_int8
 from decodery.training.thresholds import fit, observe, read_solutions
@@ -42,7 +42,7 @@ def logits_after(tokens: Ordered[int]) -> torch.Tensor:
 
 
 def tokens_of(
-    sampler: Sampler, rule: Rule | None = None, drafter: str | None = None, n: int = 24, prompts: int = 3
+    sampler: Sampler, rule: AcceptanceRule | None = None, drafter: str | None = None, n: int = 24, prompts: int = 3
 ) -> list[list[int]]:
     chosen = DRAFTERS[drafter](OTHER) if drafter else None
     runs = decode(
@@ -283,7 +283,7 @@ def test_solutions_are_read_line_by_line(tmp_path: Path) -> None:
             read_solutions(path)
 
 
-def test_entropies_are_those_before_each_token_of_a_solution(smollm2: LM) -> None:
+def test_entropies_are_those_before_each_token_of_a_solution(smollm2: LLM) -> None:
     prompt, solution = "def double(x):\n", "    return x + x\n" * 12
     entropies, right = observe(smollm2.model, smollm2.tokenizer, [(prompt, solution)])
     tokens = smollm2.tokenizer.encode(prompt + solution)

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from decodery.core import noise
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.exact import recursive_law
 from decodery.speculative.acceptance.k_seq import KSeq, discount, k_seq_law
 from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection, without_replacement
 from decodery.speculative.acceptance.typical import Typical, threshold
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import Origin, TokenTree
+from decodery.step.draft_tree import DraftTree, Origin
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import (
     LawBroken,
@@ -212,14 +212,14 @@ class Branching(Drafter):
     model: DraftModel = DRAFT
 
     @property
-    def gives(self) -> Gives:
-        return Gives(drafts=(self.origin,))
+    def gives(self) -> Provides:
+        return Provides(drafts=(self.origin,))
 
     def start(self, seq: Sequence) -> Any:
         return self.model.start(seq)
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
-        tree, layer, copies = TokenTree.root(seq.pending), [0], {0: 1}
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
+        tree, layer, copies = DraftTree.root(seq.pending), [0], {0: 1}
         for width in self.widths[: budget.depth]:
             laws = (yield from self.model.expand(seq, tree, layer)).double().softmax(dim=-1)
             draws, distributions = dict(tree.draws), dict(tree.distributions)
@@ -235,7 +235,7 @@ class Branching(Drafter):
                     child = found[token]
                     draws.setdefault(node, []).append(child)
                     copies[child] = copies.get(child, 0) + 1
-            tree = TokenTree(np.array(tokens), np.array(parents), self.origin, None, distributions, draws)
+            tree = DraftTree(np.array(tokens), np.array(parents), self.origin, None, distributions, draws)
             layer = [node for node in following if int(tree.tokens[node]) not in seq.eos_ids]
         return tree
 
@@ -251,7 +251,7 @@ class Branching(Drafter):
 class Mistaken(Branching):
     """Says of draws without replacement that they were independent."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         return replace((yield from super().propose(seq, budget)), origin="sampled")
 
 
@@ -259,7 +259,7 @@ LOSSLESS = [("sampled", RecursiveRejection()), ("without-replacement", Recursive
 
 
 @pytest.mark.parametrize(("origin", "rule"), LOSSLESS)
-def test_rules_keep_the_law_of_a_text(origin: Origin, rule: Rule) -> None:
+def test_rules_keep_the_law_of_a_text(origin: Origin, rule: AcceptanceRule) -> None:
     sampler = PENALISED if origin == "without-replacement" else NUCLEUS
     check_distribution(*(TARGET, [1, 0]), drafter=Branching(origin), rule=rule, sampler=sampler, length=4, draws=120)
 
@@ -277,7 +277,7 @@ def test_draws_verified_as_what_they_are_not_are_caught() -> None:
 
 
 @pytest.mark.parametrize(("origin", "rule"), [*LOSSLESS, ("sampled", Typical())])
-def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin, rule: Rule) -> None:
+def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin, rule: AcceptanceRule) -> None:
     target, prompts = to_int8(tiny_transformer(0)), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
     # Drafts that are mostly rejected, and the target's own.
     for model, tested in ((tiny_transformer(0, num_layers=1), "drafted"), (target, "accepted")):
@@ -315,12 +315,12 @@ def test_typical_acceptance_from_nothing_to_everything() -> None:
 
 def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
     table = TableModel(5, order=1, spread=1.0)
-    tree = TokenTree.from_paths(0, [(1, 2), (2, 4), (3,), (4, 1)])
+    tree = DraftTree.from_paths(0, [(1, 2), (2, 4), (3,), (4, 1)])
 
     @dataclass(frozen=True)
     class Given(Drafter):
-        def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-            return tree if budget.depth >= 2 and seq.pending == 0 else TokenTree.root(seq.pending)
+        def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+            return tree if budget.depth >= 2 and seq.pending == 0 else DraftTree.root(seq.pending)
 
     sampler = Sampler.from_settings(temperature=1.0)
     (run,) = decode(table, [[0, 1, 0]], drafter=Given(), rule=Typical(0.0), sampler=sampler, max_new_tokens=8)
@@ -336,10 +336,10 @@ def test_rules_get_the_hidden_states_they_tap() -> None:
     seen: list[tuple[int, torch.Tensor]] = []
 
     @dataclass(frozen=True)
-    class Tapping(Rule):
-        needs = Needs(taps=(0, 2))
+    class Tapping(AcceptanceRule):
+        needs = Requirements(taps=(0, 2))
 
-        def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
             assert set(laws.hidden) == {0, 2} and len(laws.hidden[2]) == len(tree)
             # The logits are those of the last layer's states, row by row.
             assert torch.allclose(target.head(laws.hidden[2]).double(), laws.logits.double(), atol=1e-6)

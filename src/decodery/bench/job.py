@@ -9,7 +9,7 @@ from time import monotonic
 
 from decodery.core.errors import UnknownMethod
 from decodery.core.noise import nth_seed
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_drafter
 from decodery.step.pass_cost import CostCurve, cost_curve
 
@@ -37,7 +37,7 @@ class Job:
     decoding whether to end; what is done until then is kept, and `complete` is false in the result.
     """
 
-    lm: LM
+    lm: LLM
     settings: Settings
     out: Path | None = None
     earlier: Result | None = None
@@ -129,7 +129,7 @@ def check_methods(methods: tuple[str, ...]) -> None:
                 raise UnknownMethod(f"{error}; none is plain decoding, and the peers are {', '.join(PEERS)}") from error
 
 
-def open_subjects(lm: LM, settings: Settings) -> tuple[list[Subject], dict[str, str]]:
+def open_subjects(lm: LLM, settings: Settings) -> tuple[list[Subject], dict[str, str]]:
     """What is measured, in the order of the settings, and why a peer is not: {name: one sentence}."""
     check_methods(settings.methods)
     subjects: list[Subject] = []

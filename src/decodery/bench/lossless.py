@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from decodery.core.noise import gumbel
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 
 EPSILON = {
@@ -42,7 +42,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def compare(
-    lm: LM, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], *, temperature: float, seed: int
+    lm: LLM, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], *, temperature: float, seed: int
 ) -> Difference | None:
     """None where `other` is what plain decoding wrote; else where they part and how close the two tokens were.
 
@@ -60,7 +60,7 @@ def compare(
 
 @torch.no_grad()
 def gap(
-    lm: LM, tokens: Sequence[int], prompt_length: int, pair: tuple[int, int], *, temperature: float, seed: int
+    lm: LLM, tokens: Sequence[int], prompt_length: int, pair: tuple[int, int], *, temperature: float, seed: int
 ) -> float:
     """Distance of two candidates for the token after `tokens`, from a fresh pass over all of them.
 

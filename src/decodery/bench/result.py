@@ -11,7 +11,7 @@ from typing import Any
 
 from decodery.core.errors import CorruptFile, DecoderyError
 from decodery.core.machine import describe
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.footprint import precision, weight_bytes
 from decodery.step.pass_cost import CostCurve
 
@@ -49,7 +49,7 @@ Result = dict[str, Any]
 
 
 def make_result(
-    lm: LM,
+    lm: LLM,
     settings: Settings,
     records: list[Record],
     *,
@@ -98,7 +98,7 @@ def make_result(
 
 
 def heading(
-    kind: str, lm: LM, settings: dict[str, Any], *, complete: bool, seconds: float, before: Result | None = None
+    kind: str, lm: LLM, settings: dict[str, Any], *, complete: bool, seconds: float, before: Result | None = None
 ) -> Result:
     """What a result of one loaded model says before its rows. before: the interrupted one it goes on from."""
     config = lm.model.config

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decodery.core.noise import nth_seed
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 
 from .lossless import compare
 from .record import Prompt, Record
@@ -44,7 +44,7 @@ class Bench:
     after every unit. stopped: asked before every decoding whether to end.
     """
 
-    lm: LM
+    lm: LLM
     settings: Settings
     subjects: list[Subject]
     units: list[Unit]

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from decodery.core.errors import ConstraintError, SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.sampling.constraint import Constraint
 
 from .settings import Settings
@@ -49,7 +49,7 @@ class Schema:
         }
 
 
-def compile_schemas(lm: LM, settings: Settings) -> list[Schema]:
+def compile_schemas(lm: LLM, settings: Settings) -> list[Schema]:
     """Every schema the benchmark asks for, compiled where that is possible; none without the workload."""
     if WORKLOAD not in settings.workloads:
         return []
@@ -95,7 +95,7 @@ def _refuse(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-def judged(lm: LM, schema: str, output: Sequence[int], mask_seconds: float) -> dict[str, Any]:
+def judged(lm: LLM, schema: str, output: Sequence[int], mask_seconds: float) -> dict[str, Any]:
     """What became of one schema: whether the text ended by itself, and whether it is valid."""
     finished = bool(output) and output[-1] in lm.tokenizer.eos_ids
     valid = is_valid(schema, lm.tokenizer.decode(output))

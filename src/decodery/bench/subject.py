@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from decodery.core.noise import nth_seed
 from decodery.core.trace import Step
 from decodery.engine.engine import Engine
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_drafter
 from decodery.sampling.constraint import Constraint
 from decodery.sampling.timed import Clock, timed
@@ -74,7 +74,7 @@ class Own:
 
     own = True
 
-    def __init__(self, lm: LM, spec: str, temperature: float, store: str = "", *, max_nodes: int = MOST_NODES) -> None:
+    def __init__(self, lm: LLM, spec: str, temperature: float, store: str = "", *, max_nodes: int = MOST_NODES) -> None:
         self.lm, self.spec, self.temperature, self.store = lm, spec, temperature, store
         self.max_nodes = max_nodes
         self.name = f"{spec} (cold)" if store == COLD else spec
@@ -155,7 +155,7 @@ class _Watched(Memory):
         return super().recall(scope, seq, key, make)
 
 
-def own_subjects(lm: LM, spec: str, temperature: float, *, max_nodes: int = MOST_NODES) -> list[Own]:
+def own_subjects(lm: LLM, spec: str, temperature: float, *, max_nodes: int = MOST_NODES) -> list[Own]:
     """The drafter `spec`, once, or hot and cold where it remembers beyond a prompt: a short try tells.
 
     Raises UnknownMethod or SettingsError for a bad spec.

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decodery.engine.engine import Engine
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_drafter
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.step.acceptance_rule import Accepted, Laws
+from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_length_policy import MOST_NODES
-from decodery.step.draft_tree import UNKNOWN, TokenTree
+from decodery.step.draft_tree import MASK_TOKEN, DraftTree
 from decodery.step.sequence import Sequence
 
 _MOST_PASSES = 400
@@ -22,16 +22,16 @@ _MOST_PASSES = 400
 class _Recorded(Coupled):
     """The coupled rule, with every tree and what became of it written down."""
 
-    passes: list[tuple[TokenTree, Accepted]] = field(default_factory=list, compare=False)
+    passes: list[tuple[DraftTree, Accepted]] = field(default_factory=list, compare=False)
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         accepted = super().choose(tree, laws, seq)
         self.passes.append((tree, accepted))
         return accepted
 
 
 def record_timeline(
-    lm: LM,
+    lm: LLM,
     prompt: list[int],
     method: str,
     *,
@@ -74,8 +74,8 @@ def record_timeline(
     return {"first": _text(lm.tokenizer.piece(first.bonus)), "passes": passes}
 
 
-def _shown(lm: LM, token: int) -> str:
-    return "?" if token == UNKNOWN else _text(lm.tokenizer.piece(token))
+def _shown(lm: LLM, token: int) -> str:
+    return "?" if token == MASK_TOKEN else _text(lm.tokenizer.piece(token))
 
 
 def _text(piece: bytes) -> str:

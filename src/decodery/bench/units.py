@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from decodery.core.errors import SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.sampling.constraint import Constraint
 
 from .record import Prompt
@@ -49,7 +49,7 @@ class Conversation:
     """One question, turn by turn. room: longest prompt that leaves place for the answer."""
 
     question: Question
-    lm: LM
+    lm: LLM
     room: int
     concurrency: int = 1
     constraint: Constraint | None = None
@@ -95,7 +95,7 @@ class Case:
         return self.tokens
 
 
-def make_units(lm: LM, settings: Settings, schemas: Sequence[Schema] = ()) -> tuple[list[Unit], list[str]]:
+def make_units(lm: LLM, settings: Settings, schemas: Sequence[Schema] = ()) -> tuple[list[Unit], list[str]]:
     """Everything to measure, and a sentence for whatever had to be left out. schemas: see `compile_schemas`."""
     constraints = {schema.question: schema.constraint for schema in schemas}
     room = lm.model.config.max_positions - settings.max_new_tokens
@@ -126,7 +126,7 @@ def make_units(lm: LM, settings: Settings, schemas: Sequence[Schema] = ()) -> tu
     return units, notes
 
 
-def _cases(lm: LM, workload: str, settings: Settings, data: Path | None, room: int) -> tuple[list[Case], list[str]]:
+def _cases(lm: LLM, workload: str, settings: Settings, data: Path | None, room: int) -> tuple[list[Case], list[str]]:
     count = settings.prompts or _PER_CASE
     cases: list[Case] = []
     notes: list[str] = []
@@ -175,7 +175,7 @@ def _speed_texts(data: Path | None, length: int) -> dict[str, list[str]]:
     return texts
 
 
-def fixed_length(lm: LM, text: str, length: int) -> list[int] | None:
+def fixed_length(lm: LLM, text: str, length: int) -> list[int] | None:
     """Exactly `length` tokens that ask to continue `text`, cut at its end; None where the text is too short."""
     whole, other = (lm.encode(begin + _ASK) for begin in (text, "."))
     same = 0

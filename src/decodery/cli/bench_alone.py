@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from decodery.bench.result import Result
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.models.loaders.store import Progress
 
     class Described(DataclassInstance, Protocol):
@@ -63,7 +63,7 @@ def settled(
     return settings, earlier
 
 
-def shown(settings: Any, measure: Callable[[LM, Progress, Callable[[], bool]], Result], *, as_json: bool) -> Result:
+def shown(settings: Any, measure: Callable[[LLM, Progress, Callable[[], bool]], Result], *, as_json: bool) -> Result:
     """What `measure` finds, printed. measure: of the model the settings name, what shows progress, and what ends it."""
     from decodery import load
     from decodery.bench.report import table

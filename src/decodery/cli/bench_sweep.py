@@ -17,7 +17,7 @@ from .training import command_line
 
 if TYPE_CHECKING:
     from decodery.engine.output import Output
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.step.drafter import Drafter
 
 BATCH = "batch"
@@ -136,7 +136,7 @@ def _pair(text: str) -> tuple[str, tuple[float, ...]]:
     return folder, found
 
 
-def _tokens_per_pass(lm: LM, prompts: list[str], folder: str, new: int) -> float:
+def _tokens_per_pass(lm: LLM, prompts: list[str], folder: str, new: int) -> float:
     """Greedy, with a chain of four tokens of the draft in `folder`."""
     lm.reset_memory()
     outputs = cast("list[Output]", lm.generate(prompts, max_new_tokens=new, drafter=_drafter(folder)))
@@ -157,7 +157,7 @@ def _drafter(folder: str) -> Drafter:
     return found
 
 
-def _tokens_per_second(lm: LM, prompts: list[str], drafter: str, new: int, at_once: int) -> float:
+def _tokens_per_second(lm: LLM, prompts: list[str], drafter: str, new: int, at_once: int) -> float:
     """Of so many texts at once, each batch behind one that is not counted."""
     from time import perf_counter
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from decodery.core.errors import ContextFull, SettingsError
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM, Output
+    from decodery.llm.llm import LLM, Output
 
 Message = dict[str, str]
 
@@ -20,13 +20,13 @@ class Conversation:
 
     Args:
         lm: The model.
-        settings: Decoding settings of every answer, as `LM.request` takes them, and `diffuse`.
+        settings: Decoding settings of every answer, as `LLM.request` takes them, and `diffuse`.
 
     Raises:
         SettingsError: The model has no chat template.
     """
 
-    def __init__(self, lm: LM, settings: dict[str, Any]) -> None:
+    def __init__(self, lm: LLM, settings: dict[str, Any]) -> None:
         self.lm = lm
         self.settings = settings
         self.system: list[Message] = []
@@ -57,7 +57,7 @@ class Conversation:
         self.system = system
 
     def save(self, path: Path) -> None:
-        """Write all messages to a new file, as a JSON list that `LM.generate` takes as a prompt.
+        """Write all messages to a new file, as a JSON list that `LLM.generate` takes as a prompt.
 
         Args:
             path: The file.

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from decodery.diffusion.texts import Fill
     from decodery.engine.request import Request
-    from decodery.llm.llm import LM, Output
+    from decodery.llm.llm import LLM, Output
 
 TERMINATED = 143
 _noted: set[int] = set()
@@ -49,7 +49,7 @@ def leave_if_terminated() -> None:
 
 
 def decode(
-    lm: LM, requests: list[Request], write: Callable[[str], None] | None = None, *, keep_cache: bool = False
+    lm: LLM, requests: list[Request], write: Callable[[str], None] | None = None, *, keep_cache: bool = False
 ) -> list[Output]:
     """Decode requests of one prompt together, to the end or to a Ctrl-C, which keeps the text that is there.
 
@@ -81,7 +81,7 @@ def decode(
     return [lm.output(seq, keep_cache=keep_cache) for seq in sequences]
 
 
-def fill(lm: LM, fills: list[Fill], write: Callable[[str], None] | None = None) -> list[Output]:
+def fill(lm: LLM, fills: list[Fill], write: Callable[[str], None] | None = None) -> list[Output]:
     """Fill canvases together, to the end or to a Ctrl-C; `write` gets what can no longer change of the first one."""
     engine = lm.engine()
     fillings = [lm.begin(engine, each) for each in fills]

@@ -16,7 +16,7 @@ from .options import Command, model_options
 
 if TYPE_CHECKING:
     from decodery.core.trace import Trace
-    from decodery.llm.llm import LM, Output
+    from decodery.llm.llm import LLM, Output
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -112,7 +112,7 @@ class Comparison:
     same: bool
 
     @classmethod
-    def of(cls, lm: LM, prompt: str, settings: dict[str, Any], shown: Output) -> Comparison:
+    def of(cls, lm: LLM, prompt: str, settings: dict[str, Any], shown: Output) -> Comparison:
         """Rounds that alternate plain and speculative decoding, none of which remembers another."""
         traces: dict[str, list[Trace]] = {"none": [], "auto": []}
         same = True

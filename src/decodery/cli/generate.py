@@ -25,7 +25,7 @@ from .options import (
 if TYPE_CHECKING:
     from decodery.diffusion.base import Diffusion
     from decodery.engine.request import Request
-    from decodery.llm.llm import LM, Output
+    from decodery.llm.llm import LLM, Output
     from decodery.search.base import Search
 
 
@@ -123,7 +123,7 @@ def generate(
 
 
 def _print_canvases(
-    lm: LM, method: Diffusion, tokens: list[int], n: int, as_json: bool, settings: dict[str, Any]
+    lm: LLM, method: Diffusion, tokens: list[int], n: int, as_json: bool, settings: dict[str, Any]
 ) -> None:
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
     from decodery.core.noise import nth_seed
@@ -155,7 +155,7 @@ def _needs_end(request: Request) -> bool:
     return found is not None and found[1].needs.ends
 
 
-def _search(lm: LM, method: Search, prompt: str, **settings: Any) -> list[Output]:
+def _search(lm: LLM, method: Search, prompt: str, **settings: Any) -> list[Output]:
     from decodery.models.loaders.store import terminal_progress
 
     with terminal_progress(counts=True) as progress:

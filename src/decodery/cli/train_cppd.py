@@ -32,7 +32,7 @@ def cppd(
     by code. The model writes its text of each first; it stays as it is. One source in nine is held out. Stop with
     Ctrl-C whenever you like: the same command goes on where it stopped.
     """
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.models.loaders.load import load
     from decodery.training import transductions
     from decodery.training.cppd import CPPDRecipe, check_folder, train_cppd
@@ -47,7 +47,7 @@ def cppd(
         kind = transductions.transduction(sources)
         lines = list(islice(transductions.sources(kind, "train"), texts))
     target = load(model, dtype="float32")
-    encoded = [LM(target).encode(line) for line in dict.fromkeys(lines)]
+    encoded = [LLM(target).encode(line) for line in dict.fromkeys(lines)]
     with resumable(out) as progress:
         found = train_cppd(target, encoded, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))

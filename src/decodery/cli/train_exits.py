@@ -52,7 +52,7 @@ def calm(
     texts after other prompts, the next lines of the file. Stop with Ctrl-C whenever you like: the same command goes on
     where it stopped.
     """
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.models.loaders.load import load
     from decodery.training.calm import CalmRecipe, calibrate, check_folder
     from decodery.training.data import built_in_prompts, read_prompts
@@ -61,7 +61,7 @@ def calm(
     check_folder(out)
     count = 2 * texts if confidence == "classifier" else texts
     lines, loaded = read_prompts(prompts)[:count] if prompts else [], load(model)
-    encode = LM(loaded).encode
+    encode = LLM(loaded).encode
     asked = [encode(line) for line in lines] if lines else built_in_prompts(loaded, count, seed)
     with resumable(out) as progress:
         found = calibrate(

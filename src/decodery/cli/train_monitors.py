@@ -15,7 +15,7 @@ from .train_states import five_depths
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option, told
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.training.activations import Answered
 
 
@@ -29,7 +29,7 @@ class Asked:
     most: int | None
     seed: int
 
-    def answers(self, lm: LM, out: Path, sites: tuple[str, ...], k: int) -> tuple[list[Answered], dict[str, Any]]:
+    def answers(self, lm: LLM, out: Path, sites: tuple[str, ...], k: int) -> tuple[list[Answered], dict[str, Any]]:
         """The answers, kept in `out`, and what of their form the trained part has to know."""
         from decodery.training.activations import ActivationCollector
         from decodery.training.checkable import built_in, read_checkable

@@ -105,12 +105,12 @@ class OwnTexts:
         self, loaded: LoadedModel, folder: Path, lines: list[str], seed: int, progress: Progress, top: int = 20
     ) -> Corpus:
         """The texts, in `folder`; those that are there already are read. top: tokens whose probabilities are kept."""
-        from decodery.llm.llm import LM
+        from decodery.llm.llm import LLM
         from decodery.training.data import built_in_prompts, write_texts
 
         if lines:
             # They are used again, with other seeds, until there are enough texts.
-            encoded = [LM(loaded).encode(line) for line in lines[: self.count]]
+            encoded = [LLM(loaded).encode(line) for line in lines[: self.count]]
             wanted = [encoded[number % len(encoded)] for number in range(self.count)]
         else:
             wanted = built_in_prompts(loaded, self.count, seed)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import rms_norm
 
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Linear, Weights, floating
 
@@ -48,7 +48,7 @@ class Stream:
         skip: the sublayer that is left out, "attention" or "mlp". eps: of norms, where the layer has its own.
         """
         config = self.model.config
-        route = Route((index,), frozenset() if skip is None else frozenset((f"{skip}.{index}",)))
+        route = LayerPlan((index,), frozenset() if skip is None else frozenset((f"{skip}.{index}",)))
         layers = [layer] * config.num_layers
         nothing = torch.empty(0, dtype=self.dtype, device=self.model.device)
         alone = Transformer(

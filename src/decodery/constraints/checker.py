@@ -10,7 +10,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
@@ -66,7 +66,7 @@ class _State:
 class CheckerConstraint(Constraint):
     """A `Checker` over a model's tokens. Special tokens and those without a text are never accepted."""
 
-    gives = Gives()
+    gives = Provides()
 
     def __init__(self, vocabulary: Vocabulary, prefix: Check, complete: Check | None) -> None:
         self.vocabulary = vocabulary

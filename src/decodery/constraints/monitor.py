@@ -17,7 +17,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 from decodery.sampling.logits_processor import require_number
@@ -110,7 +110,7 @@ class MonitorConstraint(Constraint):
     """A monitor for one vocabulary. The analyser is asked when a mask is, so that drafts cost no questions."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return replace(super().needs, ends=False)
 
     def __init__(self, monitor: Monitor, vocabulary: Vocabulary) -> None:

@@ -19,7 +19,7 @@ from .catalogue import FAMILIES, FAMILY_OF, Description, catalogue, facts
 from .errors import SettingsError, UnknownMethod
 from .method_spec import build, listing, parts
 from .plugins import import_entry_points
-from .requirements import Gives, Needs, said
+from .requirements import Provides, Requirements, said
 from .settings import plain
 
 _PACKAGE = __name__.partition(".")[0]
@@ -98,7 +98,7 @@ def register(
             known[name] = Method(**vars(entry.described), cls=cls, texts=tuple(texts), local=local)
             return cls
         own, given = getattr(cls, "needs", None), getattr(cls, "gives", None)
-        tables = said(own) if isinstance(own, Needs) else (), said(given) if isinstance(given, Gives) else ()
+        tables = said(own) if isinstance(own, Requirements) else (), said(given) if isinstance(given, Provides) else ()
         found = facts(
             name,
             paper=paper,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """What a part must find.
 
     Of the model, or of the source in its place: `taps`, where it wants the hidden states of every row, see
@@ -63,14 +63,14 @@ class Needs:
     alone: bool = False
 
     @classmethod
-    def merged(cls, tables: Iterable[Needs]) -> Needs:
+    def merged(cls, tables: Iterable[Requirements]) -> Requirements:
         """What all of these need together."""
         # Steps ask for it again and again, always of the same few.
         return cls._of(tuple(tables))
 
     @classmethod
     @cache
-    def _of(cls, found: tuple[Needs, ...]) -> Needs:
+    def _of(cls, found: tuple[Requirements, ...]) -> Requirements:
         values: dict[str, Any] = {each.name: any(getattr(one, each.name) for one in found) for each in fields(cls)}
         values["taps"] = tuple(dict.fromkeys(tap for one in found for tap in one.taps))
         kinds = [one.drafts for one in found if one.drafts is not None]
@@ -79,8 +79,8 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Gives:
-    """What others find in a part; the fields mean what they mean in `Needs`.
+class Provides:
+    """What others find in a part; the fields mean what they mean in `Requirements`.
 
     A drafter gives `drafts`, all that its siblings may arise from, `pauses` and `draft_states`; a rule `checked` and
     `mask`; a constraint `mask`, where asking about all tokens at once is cheaper than one by one; a warp `law`; a
@@ -105,7 +105,7 @@ class Gives:
     source: bool = False
 
     @classmethod
-    def merged(cls, tables: Iterable[Gives]) -> Gives:
+    def merged(cls, tables: Iterable[Provides]) -> Provides:
         """What drafters give that draft in turns or together; states where all of them that pause give states."""
         found = list(tables)
         values: dict[str, Any] = {each.name: any(getattr(one, each.name) for one in found) for each in fields(cls)}
@@ -158,8 +158,8 @@ def in_words(name: str, value: Any) -> str:
     return f"{', '.join(first)} or {last} drafts" if first else f"{last} drafts"
 
 
-def said(table: Needs | Gives) -> tuple[str, ...]:
+def said(table: Requirements | Provides) -> tuple[str, ...]:
     """All of a table in words; without what nearly every part gives."""
     found = {each.name: getattr(table, each.name) for each in fields(table)}
-    usual = USUAL if isinstance(table, Gives) else ()
+    usual = USUAL if isinstance(table, Provides) else ()
     return tuple(in_words(name, value) for name, value in found.items() if value and name not in usual)

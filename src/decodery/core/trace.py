@@ -9,7 +9,7 @@ from .ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTree:
+class RecordedTree:
     """The draft of one step and what became of it.
 
     tokens, parents: [n] of its nodes, of which the first is the pending token, with parent -1. path: the nodes below it
@@ -44,7 +44,7 @@ class Step:
     commit: float = 0.0
     sequences: int = 1
     choices: list[tuple[int, int]] = field(default_factory=list)
-    tree: DraftTree | None = None
+    tree: RecordedTree | None = None
 
     @property
     def seconds(self) -> float:

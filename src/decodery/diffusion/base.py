@@ -13,7 +13,7 @@ from typing import Any, Literal
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .cache.base import Cache
 from .experts.base import Experts
@@ -72,7 +72,7 @@ class Diffusion(Contract):
         return False
 
     @abstractmethod
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         """Write until nothing is open, or until what is returned cannot change any more."""
 
 
@@ -88,7 +88,7 @@ class Policy(Diffusion):
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
         """What is written after a pass, at least one token, and what is remembered from here on."""
 
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         for region in run.regions():
             memory = self.begin(run, region)
             while len(run.canvas.open(*region)) and not run.canvas.ended:

@@ -11,7 +11,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Diffusion, Region, require_share
 from .run import Run
@@ -71,7 +71,7 @@ class Dystruct(Diffusion):
     def revises(self) -> bool:
         return self.weld > 0
 
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         if run.model.config.block_length is not None:
             raise SettingsError("dystruct needs a model whose rows see what comes later")
         canvas, whole = run.canvas, len(run.canvas)
@@ -120,7 +120,9 @@ class Dystruct(Diffusion):
                 start, mean = place, value
         return [*found, (start, len(unsure))]
 
-    def _window(self, run: Run, window: Region, blocks: list[Region], known: View | None, budget: int) -> Asking[None]:
+    def _window(
+        self, run: Run, window: Region, blocks: list[Region], known: View | None, budget: int
+    ) -> ForwardCoroutine[None]:
         """Fill all blocks; known: what is known of the window already, or of more than that if no pass is left."""
         canvas = run.canvas
         while len(canvas.open(*window)) and not canvas.ended:
@@ -144,7 +146,7 @@ class Dystruct(Diffusion):
         near = np.concatenate((masked[max(block[0] - self.reach, 0) : block[0]], masked[block[1] :][: self.reach]))
         return unsure - self.gamma * (1 - near.mean() if len(near) else 0.0)
 
-    def _weld(self, run: Run, edge: int) -> Asking[None]:
+    def _weld(self, run: Run, edge: int) -> ForwardCoroutine[None]:
         """Two passes over a border: one without its tokens, one with what would replace the first half of them."""
         canvas = run.canvas
         strip = np.arange(max(edge - self.weld, canvas.prompt_length), min(edge + self.weld, len(canvas)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Diffusion, Region
 from .run import Run
@@ -43,7 +43,7 @@ class FreeDave(Diffusion):
         if self.drafts < 1:
             raise SettingsError(f"freedave needs at least one draft, not {self.drafts}")
 
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         require_repeatable(run, "freedave")
         for region in run.regions():
             view = yield from run.look(region)
@@ -52,7 +52,7 @@ class FreeDave(Diffusion):
             if not run.canvas.ended:
                 run.write(view, view.top(1))
 
-    def _round(self, run: Run, region: Region, view: View) -> Asking[View]:
+    def _round(self, run: Run, region: Region, view: View) -> ForwardCoroutine[View]:
         """One pass; returns what it says of the canvas as far as it was right."""
         count = min(self.drafts, len(view) - 1)
         surest = view.order[:count]

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Diffusion, Region, require_share
 from .freedave import require_repeatable
@@ -43,7 +43,7 @@ class FreeDavePlus(Diffusion):
         if self.drafts < 1:
             raise SettingsError(f"freedave-plus needs at least one draft, not {self.drafts}")
 
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         require_repeatable(run, "freedave-plus")
         for region in run.regions():
             view: View | None = None
@@ -52,7 +52,7 @@ class FreeDavePlus(Diffusion):
                     view = yield from run.look(region)
                 view = yield from self._round(run, region, view)
 
-    def _round(self, run: Run, region: Region, view: View) -> Asking[View | None]:
+    def _round(self, run: Run, region: Region, view: View) -> ForwardCoroutine[View | None]:
         """One pass; returns what it says of the canvas as far as it was right, None where nothing is left to say."""
         run.write(view, self._step(view))
         left = view.order[run.canvas.masked[view.positions[view.order]]]

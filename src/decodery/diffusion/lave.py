@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Diffusion, Policy
 from .held import Held, Width
@@ -77,7 +77,7 @@ class LAVE(Diffusion):
         own: dict[str, Any] = {name: getattr(method, name) for name in _OWN}
         return cls(policy=replace(method, **_OWN), **own)
 
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         if run.hold is None:
             raise SettingsError(
                 "lave holds a canvas to a constraint: give one, such as --json-schema, or leave out lave"

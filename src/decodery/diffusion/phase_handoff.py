@@ -9,7 +9,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Diffusion, Policy
 from .canvas import Canvas
@@ -72,7 +72,7 @@ class PhaseHandoff(Diffusion):
         assert isinstance(self.policy, Policy)
         return self.policy.revises
 
-    def fill(self, run: Run) -> Asking[None]:
+    def fill(self, run: Run) -> ForwardCoroutine[None]:
         assert isinstance(self.policy, Policy) and self.model is not None
         own, second = run.model, named(self.model, self.dtype)
         run.require_alike(second)

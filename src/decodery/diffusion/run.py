@@ -17,10 +17,10 @@ from decodery.core.noise import PASS, mix
 from decodery.core.trace import Step
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import excluded
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 
 from .cache.base import NOTHING, Cache, Kept, Plan
 from .canvas import Canvas
@@ -69,7 +69,7 @@ class Run:
         self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
         self.hold = hold
         sharing = method.experts if isinstance(method.experts, Experts) else None
-        self.route = WHOLE if sharing is None else Route(experts=sharing)
+        self.route = WHOLE if sharing is None else LayerPlan(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
         self._kv: KVCache | None = None if self.cache is None else model.new_cache()
         self._own = model.config.block_length
@@ -108,12 +108,12 @@ class Run:
             yield start, end
             start = end
 
-    def look(self, region: tuple[int, int]) -> Asking[View]:
+    def look(self, region: tuple[int, int]) -> ForwardCoroutine[View]:
         """One pass, and what it says of the open places of a region."""
         (view,) = yield from self.look_at([self.canvas.tokens], region)
         return view
 
-    def look_at(self, variants: Sequence[np.ndarray], region: tuple[int, int]) -> Asking[list[View]]:
+    def look_at(self, variants: Sequence[np.ndarray], region: tuple[int, int]) -> ForwardCoroutine[list[View]]:
         """One pass over several states [L] of the canvas that differ within a region; the first may be its own.
 
         Only a cache whose keys and values stay the same within the region allows more than one.
@@ -124,7 +124,7 @@ class Run:
         asks, counts = [], []
         for tokens, places, cache in zip(variants, opens, caches, strict=True):
             segments = self._segments(tokens, places, plan, cache)
-            asks += [Ask(self.model, segment, role=self.role, route=self.route) for segment in segments]
+            asks += [ForwardRequest(self.model, segment, role=self.role, route=self.route) for segment in segments]
             counts.append(len(segments))
         scored = yield asks
         self._note(plan)
@@ -236,13 +236,13 @@ class Run:
         self._kv.become(self.model.new_cache())
         return freed
 
-    def recover(self) -> Asking[None]:
+    def recover(self) -> ForwardCoroutine[None]:
         """See `Recoverable`: the passes that left what there was once more, of the tokens that they saw."""
         assert self._kv is not None
         for passed in self._passes:
             self._select(passed)
             yield [
-                Ask(
+                ForwardRequest(
                     self.model,
                     Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]),
                     role=self.role,
@@ -306,12 +306,12 @@ class Run:
 
 def filled(
     model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0, hold: Hold | None = None
-) -> Asking[Canvas]:
+) -> ForwardCoroutine[Canvas]:
     """Fill a canvas; what is left open behind a written end is closed with that end."""
     return (yield from finished(Run(model, canvas, method, temperature, hold)))
 
 
-def finished(run: Run) -> Asking[Canvas]:
+def finished(run: Run) -> ForwardCoroutine[Canvas]:
     """`filled`, by a run that is at hand."""
     canvas = run.canvas
     yield from run.method.fill(run)

@@ -7,11 +7,11 @@ from time import perf_counter
 
 from decodery.core.trace import Step
 from decodery.models.cache.cache import resident
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
-from decodery.step.forward_request import Ask, Scored
+from decodery.step.forward_request import ForwardRequest, ForwardResult
 
-from .task import Turn
+from .task import SchedulerEntry
 
 OWN = "model"
 """What an engine's own model goes by in ledgers."""
@@ -34,13 +34,16 @@ class StepClock:
         self.mark = ended
 
 
-def aside(ask: Ask, own: LanguageModel) -> bool:
+def aside(ask: ForwardRequest, own: LanguageModel) -> bool:
     """Whether an ask is for another model than the engine's own, or in a role of its own for some layers of that."""
     return ask.model != own or bool(ask.role and ask.route != WHOLE)
 
 
 def spend(
-    places: Sequence[tuple[Turn, int]], found: Sequence[Scored | Exception], own: LanguageModel, seconds: float
+    places: Sequence[tuple[SchedulerEntry, int]],
+    found: Sequence[ForwardResult | Exception],
+    own: LanguageModel,
+    seconds: float,
 ) -> None:
     """Enter a pass in the ledgers of those who took part. places: their asks, by number; seconds: per row.
 
@@ -48,14 +51,14 @@ def spend(
     Experts that a request's rows had to have read are counted, too, those of another model than the own one by its
     name.
     """
-    known: set[tuple[int, str, LanguageModel, Route]] = set()
+    known: set[tuple[int, str, LanguageModel, LayerPlan]] = set()
     for (run, number), answered in zip(places, found, strict=True):
         ask = run.asks[number]
         name = ask.role if ask.role and aside(ask, own) else OWN
         rows, key = len(ask.segment), (id(run.ledger), name, ask.model, ask.route)
         run.ledger.spend(name, rows, seconds * rows, first=key not in known)
         known.add(key)
-        if isinstance(answered, Scored) and answered.cost is not None and (read := answered.cost.experts):
+        if isinstance(answered, ForwardResult) and answered.cost is not None and (read := answered.cost.experts):
             kind = "experts" if name == OWN else f"{name} experts"
             run.ledger.counts[kind] = run.ledger.counts.get(kind, 0) + read
         if ask.segment.cache is not None:
@@ -65,6 +68,6 @@ def spend(
         run.ledger.bytes = max(run.ledger.bytes, resident(run.caches))
 
 
-def new_steps(run: Turn, known: dict[int, int]) -> list[Step]:
+def new_steps(run: SchedulerEntry, known: dict[int, int]) -> list[Step]:
     """The steps recorded since."""
     return [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]

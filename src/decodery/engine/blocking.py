@@ -14,7 +14,7 @@ from decodery.core.ledger import charging
 from decodery.core.threads import one_thread
 from decodery.step.forward_request import Blocking, Returned, result_of
 
-from .task import Turn
+from .task import SchedulerEntry
 
 
 class BlockingCalls:
@@ -25,10 +25,10 @@ class BlockingCalls:
     """
 
     def __init__(self) -> None:
-        self._results: SimpleQueue[tuple[Turn, int, Blocking, Returned | Exception]] = SimpleQueue()
+        self._results: SimpleQueue[tuple[SchedulerEntry, int, Blocking, Returned | Exception]] = SimpleQueue()
         self._locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
-    def begin(self, run: Turn) -> None:
+    def begin(self, run: SchedulerEntry) -> None:
         """Start every blocking function that a task has just asked for."""
         for number, (ask, answer) in enumerate(zip(run.asks, run.answers, strict=True)):
             if isinstance(ask, Blocking) and answer is None:
@@ -38,7 +38,7 @@ class BlockingCalls:
                 call = (run, number, ask, lock)
                 Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True).start()
 
-    def _work(self, run: Turn, number: int, call: Blocking, lock: Any) -> None:
+    def _work(self, run: SchedulerEntry, number: int, call: Blocking, lock: Any) -> None:
         # Gradients are each thread's own setting, and a loop computes none.
         try:
             with lock, torch.no_grad(), one_thread():
@@ -48,9 +48,9 @@ class BlockingCalls:
             result = RuntimeError(f"{type(error).__name__}: {error}")
         self._results.put((run, number, call, result))
 
-    def collect(self, seconds: float) -> list[Turn]:
+    def collect(self, seconds: float) -> list[SchedulerEntry]:
         """Tasks that got a result, once there is one; for so many seconds at most."""
-        found: dict[int, Turn] = {}
+        found: dict[int, SchedulerEntry] = {}
         try:
             while True:
                 wait = seconds > 0 and not found

@@ -18,7 +18,7 @@ from decodery.models.protocol import Reader, writes
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .schedule import share_prompt
@@ -60,7 +60,7 @@ class Calls:
 
     def answer(
         self, prompts: Ordered[Conversation], progress: Progress = silent, *, sampler: Sampler | None = None
-    ) -> Asking[list[Sequence]]:
+    ) -> ForwardCoroutine[list[Sequence]]:
         """A text for each prompt, as the request would be answered there, at seeds that count up from its own.
 
         sampler: in place of the request's.
@@ -83,7 +83,7 @@ class Calls:
         sampler: Sampler | None = None,
         constraint: Any = None,
         progress: Progress = silent,
-    ) -> Asking[list[Sequence]]:
+    ) -> ForwardCoroutine[list[Sequence]]:
         """What a judge, critic or curator says to each prompt: free of the constraint and the stop strings of the
         request.
 
@@ -116,7 +116,7 @@ class Calls:
             counts[name] = counts.get(name, 0) + amount
         return texts
 
-    def reference(self, n: int) -> Asking[list[Sequence]]:
+    def reference(self, n: int) -> ForwardCoroutine[list[Sequence]]:
         """n answers of the request as it is, to compare others with: at seeds of their own, and discarded."""
         self.engine.check_width(n)
         seed = nth_seed(self.request.seed, _COMPARED)
@@ -138,7 +138,7 @@ class Calls:
         twin.prompt, twin.seed, twin.conversation = said.tokens(), seed, said
         return self.engine.open(twin)
 
-    def _write(self, texts: list[Sequence], trace: Trace, progress: Progress) -> Asking[None]:
+    def _write(self, texts: list[Sequence], trace: Trace, progress: Progress) -> ForwardCoroutine[None]:
         """All of them to their ends. Those that are left unfinished by an error are cancelled."""
         firsts: dict[int, Sequence] = {}
         for seq in texts:

@@ -6,15 +6,15 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from decodery.step.acceptance_rule import Accepted, Laws
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence, TokenLogprob
 
 _TOGETHER = 64
 """Rows of the vocabulary's size that are normalised at a time."""
 
 
-def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> list[int]:
+def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Accepted) -> list[int]:
     """Append the accepted path and the bonus token up to the first stop, or hold; returns what was appended.
 
     Stop conditions are checked token by token, so that a run accepted at once ends where plain decoding would.
@@ -56,7 +56,7 @@ def _finish_text(seq: Sequence) -> None:
         seq.finish_reason, seq.stopped_by = "stop", found
 
 
-def _watched(seq: Sequence, node: int, laws: Laws) -> bool:
+def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
     """Let the monitors see the token that was just committed; whether the run ends behind it."""
     assert seq.watch is not None
     ended = seq.finished

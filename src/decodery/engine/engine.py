@@ -20,7 +20,7 @@ from decodery.models.torch_state import in_plain_state
 from decodery.step.detokenizer import Detokenizer
 from decodery.step.draft_length_policy import Budget
 from decodery.step.drafter_memory import Memory
-from decodery.step.forward_request import Asking, answer, together
+from decodery.step.forward_request import ForwardCoroutine, answer, gather
 from decodery.step.pass_cost import CONTEXT, cost_curve
 from decodery.step.sequence import Sequence
 
@@ -34,8 +34,8 @@ from .request import Request
 from .requests import opened
 from .schedule import Limits, Schedule
 from .share import Place
-from .task import Recoverable, Task, Turn, Work
-from .text import Share, turn
+from .task import CoroutineTask, Recoverable, SchedulerEntry, Task
+from .text import StepBudget, turn
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Engine:
             )
         self._schedule = Schedule(limits or Limits(), self.prefill_chunk, prefixes)
         self._blocking = BlockingCalls()
-        self._running: Turn | None = None
+        self._running: SchedulerEntry | None = None
         self._passes = 0
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
         self._pass_seconds = pass_seconds or self._measured
@@ -102,27 +102,31 @@ class Engine:
                 "sources, models, cache policies and embeddings"
             )
         seq.like = None if seq.watch is not None and seq.watch.private else like
-        self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.salt))
+        self._schedule.add(SchedulerEntry(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.salt))
         return seq
 
     def enter(
         self,
-        asking: Asking[T],
+        asking: ForwardCoroutine[T],
         trace: Trace | None = None,
         memory: Recoverable | None = None,
         owner: str = "",
-    ) -> Work[T]:
+    ) -> CoroutineTask[T]:
         """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
 
         trace: where it records its steps, whose times and ledger are then filled in. memory: what it keeps of the
         model, so that it can be preempted. owner: whose it is, as `Request.salt` is of a text.
         """
-        job = Work(asking, memory)
-        run = Turn(job, owner=owner) if trace is None else Turn(job, traces=[trace], ledger=trace.ledger, owner=owner)
+        job = CoroutineTask(asking, memory)
+        run = (
+            SchedulerEntry(job, owner=owner)
+            if trace is None
+            else SchedulerEntry(job, traces=[trace], ledger=trace.ledger, owner=owner)
+        )
         self._schedule.add(run)
         return job
 
-    def finish(self, asking: Asking[T]) -> T:
+    def finish(self, asking: ForwardCoroutine[T]) -> T:
         """Run what asks to its end; returns what it does, or raises what it raised."""
         job = self.enter(asking)
         self.run([job])
@@ -162,7 +166,7 @@ class Engine:
                 self._pass_seconds(len(seq.tokens))
         return seq
 
-    def write(self, texts: Ordered[Sequence], trace: Trace) -> Asking[None]:
+    def write(self, texts: Ordered[Sequence], trace: Trace) -> ForwardCoroutine[None]:
         """One turn of each of these texts, which a task has opened: each reads or writes as one that was submitted.
 
         Beside other tasks a few texts at a time have theirs, so that what is done between passes stays small, too.
@@ -176,8 +180,8 @@ class Engine:
             rows = self._schedule.budget.share(self._running, self._schedule.active)
             group = texts[first : first + rows]
             nodes, beside = max(rows // len(group) - 1, 0), [*self._schedule.texts, *group]
-            shares = [Share(min(self.prefill_chunk, rows), self._budget(seq, nodes, beside)) for seq in group]
-            yield from together([turn(seq, share) for seq, share in zip(group, shares, strict=True)])
+            shares = [StepBudget(min(self.prefill_chunk, rows), self._budget(seq, nodes, beside)) for seq in group]
+            yield from gather([turn(seq, share) for seq, share in zip(group, shares, strict=True)])
             first += len(group)
             if self._running is not None and first < len(texts):
                 earlier.append(group[0].trace.steps)
@@ -234,7 +238,7 @@ class Engine:
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
         twin = seq.twin()
-        self._schedule.add(Turn(twin, traces=[twin.trace], ledger=twin.trace.ledger))
+        self._schedule.add(SchedulerEntry(twin, traces=[twin.trace], ledger=twin.trace.ledger))
         return twin
 
     def preempt(self, task: Task) -> None:
@@ -273,7 +277,7 @@ class Engine:
         self._schedule.leave()
         return [run.task for run in runs if run.asking is None or id(run) in advanced]
 
-    def _side_passes(self, runs: list[Turn], clock: StepClock) -> list[Turn]:
+    def _side_passes(self, runs: list[SchedulerEntry], clock: StepClock) -> list[SchedulerEntry]:
         """Passes of other models, and of parts of the model itself, until nobody waits for one.
 
         Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for
@@ -286,30 +290,30 @@ class Engine:
             asked = [
                 (run, numbers)
                 for run, numbers in waiting
-                if len(runs) == 1 or not isinstance(run.task, Work) or had[run.owner] < part
+                if len(runs) == 1 or not isinstance(run.task, CoroutineTask) or had[run.owner] < part
             ]
             if not asked:
                 break
             places = self._schedule.budget.places(asked)
             for run, number in places:
-                had[run.owner] += len(run.asks[number].segment) if isinstance(run.task, Work) else 0
+                had[run.owner] += len(run.asks[number].segment) if isinstance(run.task, CoroutineTask) else 0
             self._pass(places, clock, side=True)
         return [run for run, _ in waiting]
 
-    def _begin(self, run: Turn, rows: int, nodes: int, texts: list[Sequence]) -> None:
+    def _begin(self, run: SchedulerEntry, rows: int, nodes: int, texts: list[Sequence]) -> None:
         """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
         seq = run.task
-        if isinstance(seq, Work):
+        if isinstance(seq, CoroutineTask):
             run.asking = seq.turn()
         else:
             try:
-                run.asking = turn(seq, Share(rows, self._budget(seq, nodes, texts)))
+                run.asking = turn(seq, StepBudget(rows, self._budget(seq, nodes, texts)))
             except Exception as error:
                 seq.fail(error)
                 return
         self._resume(run)
 
-    def _resume(self, run: Turn) -> None:
+    def _resume(self, run: SchedulerEntry) -> None:
         self._running = run
         try:
             # What is done between passes is small, whoever wrote it, and must not wake threads that then wait for more.
@@ -319,12 +323,12 @@ class Engine:
             self._running = None
         self._blocking.begin(run)
 
-    def _go_on(self, run: Turn) -> None:
+    def _go_on(self, run: SchedulerEntry) -> None:
         """Let a task go on if it has all that it has asked for."""
         if not run.waits:
             self._resume(run)
 
-    def _side(self, run: Turn) -> list[int]:
+    def _side(self, run: SchedulerEntry) -> list[int]:
         """The asks that wait for a pass of another model than the engine's own, or of a part of it that drafts."""
         return [number for number in run.unanswered if aside(run.asks[number], self.model)]
 
@@ -365,7 +369,7 @@ class Engine:
         # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
         if any(step.prefill for step in steps):
             self._schedule.pace.learn(rows, attended, clock.mark - begin)
-        elif rows >= LEAST_ROWS and any(isinstance(run.task, Work) for run in runs):
+        elif rows >= LEAST_ROWS and any(isinstance(run.task, CoroutineTask) for run in runs):
             self._schedule.budget.wide.learn(rows, attended, perf_counter() - begin)
 
     def _budget(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:

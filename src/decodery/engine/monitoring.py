@@ -15,7 +15,7 @@ import torch
 from decodery.core.errors import DecoderyError, MonitorFailed
 from decodery.core.ledger import count
 from decodery.core.noise import mix
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
@@ -67,7 +67,7 @@ class Watch:
     """What watches a text. read_to: how many of the prompt's tokens it has seen, which are not shown twice."""
 
     def __init__(self, monitors: Ordered[Monitor], seq: Sequence) -> None:
-        self.needs = Needs.merged(monitor.needs for monitor in monitors)
+        self.needs = Requirements.merged(monitor.needs for monitor in monitors)
         self.rolls = max(monitor.rolls for monitor in monitors)
         self.read_to = self.taken_back = self.regenerated = 0
         self.pending: tuple[_Mind, Rollback | Regenerate] | None = None

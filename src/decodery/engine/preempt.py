@@ -8,20 +8,20 @@ from collections.abc import Sequence as Ordered
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache, resident
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Ask, Asking, Blocking, score_all, together
+from decodery.step.forward_request import Blocking, ForwardCoroutine, ForwardRequest, gather, score_all
 from decodery.step.sequence import Sequence
 
-from .task import Lost, Turn, Work
+from .task import CoroutineTask, Lost, SchedulerEntry
 
 
-def drop(run: Turn) -> bool:
+def drop(run: SchedulerEntry) -> bool:
     """Give back the memory that models take for a task; False where that must wait for the end of what it is doing.
 
     A text reads itself again, because nothing of it is read then. What the branches of a search had read is noted in
     `run.lost`. That waits while rows are tentative or hold tokens that their branch does not know of yet, and while a
     search is read again or has not gone on since: however often it is dropped, it comes to its end. A search of which
     something was evicted, or whose prompt holds embeddings, is left as it is. A canvas has its own way of remembering,
-    `Work.memory`.
+    `CoroutineTask.memory`.
     """
     if isinstance(run.task, Sequence):
         return run.asking is None and _drop_text(run.task)
@@ -46,12 +46,12 @@ def drop(run: Turn) -> bool:
     return True
 
 
-def withdraw(run: Turn) -> bool:
+def withdraw(run: SchedulerEntry) -> bool:
     """Take back what a search has asked for and drop its branches; False where they could not be read again.
 
     Its asks stay, to be answered once it has its branches back; what was answered of them is forgotten.
     """
-    if not isinstance(run.task, Work) or run.blocked or any(ask.segment.stays for ask in passes(run)):
+    if not isinstance(run.task, CoroutineTask) or run.blocked or any(ask.segment.stays for ask in passes(run)):
         return False
     run.abandon()
     run.restored = False
@@ -63,29 +63,29 @@ def withdraw(run: Turn) -> bool:
     return drop(run) and bool(run.lost or run.forgotten)
 
 
-def passes(run: Turn) -> list[Ask]:
+def passes(run: SchedulerEntry) -> list[ForwardRequest]:
     """What a task asks of models."""
     return [ask for ask in run.asks if not isinstance(ask, Blocking)]
 
 
-def again(run: Turn, rows: int) -> Asking[None]:
+def again(run: SchedulerEntry, rows: int) -> ForwardCoroutine[None]:
     """Have all that was taken from a task, by passes of `rows` rows at most where they can be cut."""
     if run.forgotten:
-        assert isinstance(run.task, Work) and run.task.memory is not None
+        assert isinstance(run.task, CoroutineTask) and run.task.memory is not None
         yield from run.task.memory.recover()
     if run.lost:
         yield from read_again(run.lost, rows)
 
 
-def read_again(lost: Ordered[Lost], rows: int) -> Asking[None]:
+def read_again(lost: Ordered[Lost], rows: int) -> ForwardCoroutine[None]:
     """Fill caches with what they held, by passes of `rows` rows at most. What they have in common is read once."""
     models: dict[int, list[Lost]] = {}
     for each in lost:
         models.setdefault(id(each.model), []).append(each)
-    yield from together([_read(those[0].model, those, max(rows // len(models), 1)) for those in models.values()])
+    yield from gather([_read(those[0].model, those, max(rows // len(models), 1)) for those in models.values()])
 
 
-def _read(model: Reader, lost: list[Lost], rows: int) -> Asking[None]:
+def _read(model: Reader, lost: list[Lost], rows: int) -> ForwardCoroutine[None]:
     """Level by level: caches whose tokens go on alike share one, until they part and each has a fork of it."""
     groups = [(model.new_cache(), lost)]
     while groups := [part for cache, members in groups for part in _parted(cache, members)]:
@@ -135,7 +135,7 @@ def behind(seq: Sequence) -> list[KVCache]:
     return [cache for _, cache, _ in seq.cache.readings()]
 
 
-def caches(run: Turn) -> list[KVCache]:
+def caches(run: SchedulerEntry) -> list[KVCache]:
     """All that a task has, those that nothing was asked with yet included."""
     texts = [run.task] if isinstance(run.task, Sequence) else list(run.branches.values())
     held = {id(cache): cache for seq in texts for cache in behind(seq)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import bare
-from decodery.models.cache.page_memory import SLOTS, Slab
+from decodery.models.cache.page_memory import SLOTS, PageMemory
 from decodery.models.protocol import Reader
 
 _SLACK = 4
@@ -43,7 +43,7 @@ class PrefixCache:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.slabs: dict[int, Slab] = {}
+        self.slabs: dict[int, PageMemory] = {}
         self.bytes = self.asked = self.found = 0
         self._model: ref[Reader] | None = None
         self._holders: dict[int, np.ndarray] = {}

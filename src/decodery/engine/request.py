@@ -20,13 +20,13 @@ from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.awrs import AWRS
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.drafters.forced import Forced
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.draft_length_policy import LARGEST, MOST_NODES, Policy
+from decodery.step.draft_length_policy import LARGEST, MOST_NODES, DraftLengthPolicy
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.embedded import Embeddings
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import KeptText, Sequence
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _KINDS: dict[str, tuple[str, type]] = {
     "drafter": ("draft", Drafter),
-    "rule": ("verify", Rule),
-    "budget": ("budget", Policy),
-    "source": ("source", Source),
+    "rule": ("verify", AcceptanceRule),
+    "budget": ("budget", DraftLengthPolicy),
+    "source": ("source", LogitsSource),
     "kv": ("kv", CachePolicy),
 }
 
@@ -73,14 +73,14 @@ class Request:
     max_new_tokens: int = 128
     sampler: Sampler = field(default_factory=Sampler.from_settings)
     drafter: Drafter | None = None
-    rule: Rule = field(default_factory=Coupled)
+    rule: AcceptanceRule = field(default_factory=Coupled)
     seed: int = 0
     stop: Ordered[str] = ()
     eos_ids: Ordered[int] = ()
     logprobs: int | None = None
     reuse: Sequence | KeptText | None = None
-    budget: Policy | None = None
-    source: Source | None = None
+    budget: DraftLengthPolicy | None = None
+    source: LogitsSource | None = None
     kv: CachePolicy | None = None
     monitors: Ordered[Monitor] = ()
     max_nodes: int = MOST_NODES

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from decodery.core.errors import OutOfMemory, SettingsError
 from decodery.models.cache.cache import KVCache
-from decodery.models.cache.page_memory import Slab
+from decodery.models.cache.page_memory import PageMemory
 from decodery.models.cache.pages import resident
 from decodery.models.protocol import writes
 from decodery.step.sequence import Sequence
@@ -21,7 +21,7 @@ from .pace import LEAST_ROWS, Pace
 from .preempt import behind, caches, drop, withdraw
 from .prefixes import PrefixCache
 from .share import PassBudget, most_nodes
-from .task import Task, Turn, Work
+from .task import CoroutineTask, SchedulerEntry, Task
 from .text import reads, unread
 
 T = TypeVar("T")
@@ -69,9 +69,9 @@ class Schedule:
         self.preemptions = 0
         self.pace = Pace()
         self.budget = PassBudget(limits.rows, limits.seconds, chunk)
-        self.runs: list[Turn] = []
+        self.runs: list[SchedulerEntry] = []
         self._chunk = chunk
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[SchedulerEntry] = deque()
         self._preempted: set[int] = set()
 
     @property
@@ -85,10 +85,10 @@ class Schedule:
         return len(self._waiting)
 
     @property
-    def active(self) -> list[Turn]:
+    def active(self) -> list[SchedulerEntry]:
         return [run for run in self.runs if not run.task.paused]
 
-    def add(self, run: Turn) -> None:
+    def add(self, run: SchedulerEntry) -> None:
         """A new task. Raises OutOfMemory for a text whose prompt alone would not fit."""
         most = self.limits.cache_bytes
         if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
@@ -106,7 +106,7 @@ class Schedule:
         """Take the memory of a task's models from it, as soon as that can be."""
         self._preempted.add(id(task))
 
-    def starve(self, run: Turn) -> bool:
+    def starve(self, run: SchedulerEntry) -> bool:
         """Let a search that found no memory wait until another task has given some back; False where that cannot be."""
         if len(self.runs) == 1 or not withdraw(run):
             return False
@@ -114,7 +114,7 @@ class Schedule:
         run.starved = True
         return True
 
-    def turns(self) -> list[tuple[Turn, int, int]]:
+    def turns(self) -> list[tuple[SchedulerEntry, int, int]]:
         """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
         self.leave()
         self._give_back()
@@ -170,7 +170,7 @@ class Schedule:
         if any(run.task.finished for run in self._waiting):
             self._waiting = deque(run for run in self._waiting if not run.task.finished)
 
-    def _ready(self, run: Turn) -> bool:
+    def _ready(self, run: SchedulerEntry) -> bool:
         """Whether it need not wait for another text to read the prompt they share."""
         seq = run.task
         if not isinstance(seq, Sequence) or seq.like is None:
@@ -236,7 +236,7 @@ class Schedule:
             youngest.starved = True
             self._put_off(youngest)
 
-    def _put_off(self, run: Turn) -> None:
+    def _put_off(self, run: SchedulerEntry) -> None:
         self.runs.remove(run)
         self._waiting.appendleft(run)
 
@@ -258,14 +258,14 @@ class Schedule:
         """
         return self._holding({} if self.prefixes is None else self.prefixes.slabs)
 
-    def _holding(self, kept: Mapping[int, Slab]) -> int:
+    def _holding(self, kept: Mapping[int, PageMemory]) -> int:
         """`held`, if this were kept."""
         missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
-        owed = sum(run.owed for run in self.runs if isinstance(run.task, Work))
+        owed = sum(run.owed for run in self.runs if isinstance(run.task, CoroutineTask))
         return resident((cache.blocks for run in self.runs for cache in caches(run)), kept) + missing + owed
 
 
-def _guarded(run: Turn, do: Callable[[], T]) -> T | bool:
+def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
     """What `do` gives; an error ends the task that it is done for, and counts as done."""
     try:
         return do()
@@ -290,12 +290,12 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
         seq.like = None
 
 
-def _holds(run: Turn) -> bool:
+def _holds(run: SchedulerEntry) -> bool:
     """Whether dropping it might free something."""
     return any(cache.bytes for cache in caches(run))
 
 
-def _asked(run: Turn) -> int:
+def _asked(run: SchedulerEntry) -> int:
     """Bytes that a task which waits will take at once."""
     return _needed(run.task) if isinstance(run.task, Sequence) else run.owed
 

@@ -8,10 +8,10 @@ from decodery.step.sequence import Sequence
 
 from .pace import LEAST_ROWS, Pace
 from .preempt import passes
-from .task import Turn, Work
+from .task import CoroutineTask, SchedulerEntry
 from .text import reads, unread
 
-Place = tuple[Turn, int]
+Place = tuple[SchedulerEntry, int]
 """A task and the number of one of its asks."""
 
 
@@ -32,7 +32,7 @@ class PassBudget:
         self.wide = Pace()
         self._chunk = chunk
 
-    def taken(self, runs: list[Turn], begins: list[Turn]) -> int:
+    def taken(self, runs: list[SchedulerEntry], begins: list[SchedulerEntry]) -> int:
         """Rows of the next pass that belong to those of these tasks that do not begin a turn now."""
         beginning = set(map(id, begins))
         if len(beginning) == len(runs):
@@ -41,32 +41,34 @@ class PassBudget:
         parts = fair([run.owner for run in runs], wants, self.rows)
         return sum(part for run, part in zip(runs, parts, strict=True) if id(run) not in beginning)
 
-    def _wanted(self, run: Turn) -> int:
+    def _wanted(self, run: SchedulerEntry) -> int:
         """Rows that a task which begins a turn could use."""
         if isinstance(run.task, Sequence) and reads(run.task):
             return min(self._chunk, unread(run.task))
         return 1 + most_nodes(run)
 
-    def share(self, run: Turn | None, runs: list[Turn]) -> int:
+    def share(self, run: SchedulerEntry | None, runs: list[SchedulerEntry]) -> int:
         """Rows that a task may fill in a pass with these tasks: all of them where nobody else takes part."""
         if run is None or len(runs) < 2 or run not in runs:
             return self.rows
         parts = fair([each.owner for each in runs], [self.rows] * len(runs), self.rows)
         return max(1, min(parts[runs.index(run)], self._beside_others(runs)))
 
-    def places(self, asked: list[tuple[Turn, list[int]]]) -> list[Place]:
+    def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
         """Which of these asks share the next pass, by their tasks and numbers; the others wait for a later one.
 
         Whoever has waited longest gets one in any case. The other rows are divided fairly, and a search gets no more of
         them than what others can wait for.
         """
         runs = [run for run, _ in asked]
-        bounded = len(runs) > 1 and self.seconds is not None and any(isinstance(run.task, Work) for run in runs)
+        bounded = (
+            len(runs) > 1 and self.seconds is not None and any(isinstance(run.task, CoroutineTask) for run in runs)
+        )
         if not bounded and sum(map(_rows, runs)) <= self.rows:
             return [(run, number) for run, numbers in asked for number in numbers]
         left = [[(number, len(run.asks[number].segment)) for number in numbers] for run, numbers in asked]
         most = self._beside_others(runs) if bounded else self.rows
-        caps = [most if isinstance(run.task, Work) else self.rows for run in runs]
+        caps = [most if isinstance(run.task, CoroutineTask) else self.rows for run in runs]
         wants = [sum(rows for _, rows in each) for each in left]
         if sum(wants) <= self.rows and all(want <= cap for want, cap in zip(wants, caps, strict=True)):
             return [(run, number) for run, numbers in asked for number in numbers]
@@ -91,9 +93,9 @@ class PassBudget:
                     taken[n], room = taken[n] + rows, room - rows
         return [(runs[n], number) for n, number in sorted(found)]
 
-    def _beside_others(self, runs: list[Turn]) -> int:
+    def _beside_others(self, runs: list[SchedulerEntry]) -> int:
         """Rows that each of the searches among these tasks gets at most in a pass that others wait for."""
-        works = [run for run in runs if isinstance(run.task, Work)]
+        works = [run for run in runs if isinstance(run.task, CoroutineTask)]
         if self.seconds is None or not works:
             return self.rows
         before = max((int(ask.segment.positions[0]) for run in works for ask in passes(run)[:1]), default=0)
@@ -140,11 +142,11 @@ def fair(owners: Ordered[str], wants: Ordered[int], rows: int) -> list[int]:
     return parts
 
 
-def most_nodes(run: Turn) -> int:
+def most_nodes(run: SchedulerEntry) -> int:
     """Nodes that a text may draft in a step."""
     return run.task.max_nodes if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
 
 
-def _rows(run: Turn) -> int:
+def _rows(run: SchedulerEntry) -> int:
     """Rows that a task waits for."""
     return sum(len(run.asks[number].segment) for number in run.unanswered)

@@ -12,7 +12,7 @@ from decodery.core.ledger import Ledger, charging
 from decodery.core.trace import Trace
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Ask, Asking, Blocking, Returned, Scored
+from decodery.step.forward_request import Blocking, ForwardCoroutine, ForwardRequest, ForwardResult, Returned
 from decodery.step.sequence import Sequence
 
 T = TypeVar("T")
@@ -25,13 +25,13 @@ class Recoverable(Protocol):
         """Let go of it; returns the bytes that was, None where it must stay for what is being asked."""
         ...
 
-    def recover(self) -> Asking[None]:
+    def recover(self) -> ForwardCoroutine[None]:
         """Have all of it again, as it was."""
         ...
 
 
 @dataclass(eq=False)
-class Work(Generic[T]):
+class CoroutineTask(Generic[T]):
     """Something other than a text in progress: a search, a probe. result: what it returned, once it is finished.
 
     paused: takes part in no pass until that is taken back. memory: what it can give back and have again, beside its
@@ -39,7 +39,7 @@ class Work(Generic[T]):
     its end, so that there is no result.
     """
 
-    asking: Asking[T]
+    asking: ForwardCoroutine[T]
     memory: Recoverable | None = None
     paused: bool = False
     finished: bool = False
@@ -57,15 +57,15 @@ class Work(Generic[T]):
             self.asking.close()
             self.finished = self.stopped = True
 
-    def turn(self) -> Asking[None]:
+    def turn(self) -> ForwardCoroutine[None]:
         """All of it: unlike a text's, its turn goes on over any number of passes."""
         self.result = yield from self.asking
         self.finished = True
 
 
-Task = Sequence | Work
-Answer = Scored | Returned | Exception
-_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Answer | None]]
+Task = Sequence | CoroutineTask
+Answer = ForwardResult | Returned | Exception
+_Asked = tuple[Generator[list[ForwardRequest], list[ForwardResult], None], list[ForwardRequest], list[Answer | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class Lost:
 
 
 @dataclass(eq=False)
-class Turn:
+class SchedulerEntry:
     """A task's turn in progress. asks: what it waits for; answers: what of it has been answered.
 
     traces: of the texts it works on, where steps are recorded. ledger: what the request spends, which the texts of a
@@ -92,8 +92,8 @@ class Turn:
     """
 
     task: Task
-    asking: Generator[list[Ask], list[Scored], None] | None = None
-    asks: list[Ask] = field(default_factory=list)
+    asking: Generator[list[ForwardRequest], list[ForwardResult], None] | None = None
+    asks: list[ForwardRequest] = field(default_factory=list)
     answers: list[Answer | None] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
@@ -125,7 +125,7 @@ class Turn:
         """Whether it waits for a function that runs beside the loop."""
         return self.waits and len(self.unanswered) < self.answers.count(None)
 
-    def interrupt(self, first: Generator[list[Ask], list[Scored], None]) -> None:
+    def interrupt(self, first: Generator[list[ForwardRequest], list[ForwardResult], None]) -> None:
         """Let `first` come to its end before what is waited for."""
         assert self.asking is not None
         self.waiting = self.asking, self.asks, self.answers
@@ -140,7 +140,7 @@ class Turn:
         (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
         for each in self.lost:
             each.cache.become(each.model.new_cache())
-        if self.forgotten and isinstance(self.task, Work) and self.task.memory is not None:
+        if self.forgotten and isinstance(self.task, CoroutineTask) and self.task.memory is not None:
             self.task.memory.give_back()
 
     def resume(self) -> None:

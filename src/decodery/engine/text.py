@@ -8,18 +8,18 @@ from typing import cast
 
 import torch
 
-from decodery.core.requirements import Needs
-from decodery.core.trace import DraftTree, Step
+from decodery.core.requirements import Requirements
+from decodery.core.trace import RecordedTree, Step
 from decodery.models.batch import Segment
-from decodery.models.hooks import OF_OUTPUTS, Intervention, Site, Tap, site
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.hooks import OF_OUTPUTS, HookPoint, Intervention, Tap, hook_point
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import EmbeddingModel, writes
-from decodery.step.acceptance_rule import Accepted, Laws
+from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import reading
-from decodery.step.forward_request import Asking, Scored, score, settled
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, score
 from decodery.step.sequence import Sequence
 
 from .commit import commit, logprobs
@@ -27,7 +27,7 @@ from .preempt import behind
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StepBudget:
     """What a turn may take of a pass. rows: unread tokens at most; budget: of what it drafts, where it drafts."""
 
     rows: int
@@ -53,12 +53,12 @@ def reads(seq: Sequence) -> bool:
     """
     if unread(seq) > 1 or seq.position:
         return unread(seq) > 1
-    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    needs = Requirements() if seq.drafter is None else seq.drafter.needs
     shown = needs.prompt or needs.prompt_taps or seq.watch is not None or seq.kv is not None
     return shown or not needs.source
 
 
-def turn(seq: Sequence, share: Share) -> Asking[None]:
+def turn(seq: Sequence, share: StepBudget) -> ForwardCoroutine[None]:
     """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
     if writes(seq.model):
         seq.model.advance(seq)
@@ -70,13 +70,13 @@ def turn(seq: Sequence, share: Share) -> Asking[None]:
         seq.cache.keep([])
 
 
-def _read(seq: Sequence, rows: int) -> Asking[None]:
+def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
     """Read a chunk of unread tokens; the last one of a prompt gives the first token of the text.
 
     Tokens that were read before, and lost with the cache, change nothing but the cache.
     """
     start, missing = seq.cache.next_position, unread(seq)
-    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    needs = Requirements() if seq.drafter is None else seq.drafter.needs
     shows = (needs.prompt or needs.prompt_taps) and start >= seq.shown
     all_rows = shows and needs.prompt
     if all_rows and seq.chunk is not None:
@@ -94,9 +94,9 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     segment.interventions = seq.interventions
     step = Step(rows=len(chunk), prefill=True)
     if decides:
-        yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
+        yield from _decide(seq, segment, DraftTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
         if seq.kv is not None and seq.position and not seq.finished:
-            yield from settled(seq.kv.settle(seq))
+            yield from as_coroutine(seq.kv.settle(seq))
         return
     taps = [
         *(needs.taps if shows else ()),
@@ -115,12 +115,12 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
         seq.shown = start + len(chunk)
 
 
-def _write(seq: Sequence, budget: Budget) -> Asking[None]:
+def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
     """Propose, score, choose, commit."""
-    tree, begin = TokenTree.root(seq.pending), perf_counter()
+    tree, begin = DraftTree.root(seq.pending), perf_counter()
     rests = seq.drafter is not None and seq.budget is None and seq.drafter.rests(seq, budget)
     if seq.drafter is not None and seq.remaining > 1 and not rests:
-        tree = yield from settled(seq.drafter.propose(seq, budget))
+        tree = yield from as_coroutine(seq.drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
         tree = tree.on(seq.model.device)
         if not seq.model.capabilities.trees:
@@ -134,13 +134,13 @@ def _write(seq: Sequence, budget: Budget) -> Asking[None]:
 def _decide(
     seq: Sequence,
     segment: Segment,
-    tree: TokenTree,
+    tree: DraftTree,
     step: Step,
     drafting: float,
     shown: list[int] | None = None,
-    route: Route = WHOLE,
+    route: LayerPlan = WHOLE,
     rests: bool = False,
-) -> Asking[None]:
+) -> ForwardCoroutine[None]:
     """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
 
     shown: the prompt tokens of the segment, where the drafter is to see their rows. route: which layers score it.
@@ -173,8 +173,8 @@ def _decide(
         opening = seq.kv.open(seq, len(segment))
         opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else seq.writable(opened)
-    laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
-    accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
+    laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
+    accepted: Accepted = yield from as_coroutine(rule.choose(tree, laws, seq))
     # Where the rule asked for more, its passes have steps of their own; the last one decided.
     last = seq.trace.steps[-1]
     last.choose += perf_counter() - begin
@@ -186,7 +186,7 @@ def _decide(
     last.choices = _choices(laws.tree, accepted.path)
     if seq.trees:
         path = accepted.path[: last.accepted]
-        last.tree = DraftTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
+        last.tree = RecordedTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
     if rests and not seq.finished:
         seq.shown = len(seq.tokens) - 1
     elif drafter is not None and observes:
@@ -198,8 +198,8 @@ def _decide(
 def _observe(
     seq: Sequence,
     drafter: Drafter,
-    scored: Scored,
-    laws: Laws,
+    scored: ForwardResult,
+    laws: NodeDistributions,
     accepted: Accepted,
     emitted: list[int],
     drafting: float,
@@ -213,7 +213,7 @@ def _observe(
         return
     hidden = {tap: laws.hidden[tap] for tap in drafter.needs.taps}
     start = len(seq.tokens) - len(emitted) - 1
-    seen = Observation(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
+    seen = VerificationFeedback(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
     drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
     seq.shown = len(seq.tokens) - 1
     if seq.budget is not None:
@@ -234,27 +234,27 @@ def _tell(seq: Sequence, logits: torch.Tensor, start: int) -> None:
 
 def _chunk_seen(
     chunk: list[int], logits: torch.Tensor, hidden: dict[Tap, torch.Tensor], emitted: list[int], start: int
-) -> Observation:
+) -> VerificationFeedback:
     """Rows of the prompt, as a chain that came true."""
-    tree = TokenTree.chain(chunk[0], chunk[1:])
-    return Observation(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
+    tree = DraftTree.chain(chunk[0], chunk[1:])
+    return VerificationFeedback(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
 
 
-def _route(tree: TokenTree, seq: Sequence) -> Route:
+def _route(tree: DraftTree, seq: Sequence) -> LayerPlan:
     """The layers that are left to score a tree: all, where somebody looks into those that its nodes have passed."""
     if tree.entered is None:
         return WHOLE
     first, layers = tree.entered.layer, seq.model.config.num_layers
     parts = [part.needs for part in (seq.rule, seq.drafter, seq.watch) if part is not None]
-    read = [site(tap, layers) for needs in parts for tap in needs.taps]
-    changed = [site(change.site, layers) for change in seq.interventions]
+    read = [hook_point(tap, layers) for needs in parts for tap in needs.taps]
+    changed = [hook_point(change.site, layers) for change in seq.interventions]
     early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
     # Rows are not changed any more where they enter.
-    early = early or any(place == Site("residual", first) for place in changed)
-    return WHOLE if early else Route(tuple(range(first, layers)))
+    early = early or any(place == HookPoint("residual", first) for place in changed)
+    return WHOLE if early else LayerPlan(tuple(range(first, layers)))
 
 
-def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
+def _segment(tree: DraftTree, seq: Sequence, route: LayerPlan) -> Segment:
     """The rows of a tree below what the cache holds, as its first layer on the route reads them."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
     own = seq.interventions
@@ -270,7 +270,7 @@ def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache, interventions=own)
 
 
-def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
+def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
     """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
     if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.pending:
         return
@@ -289,7 +289,7 @@ def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
         raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.rule).__name__} cannot verify")
 
 
-def _choices(tree: TokenTree, path: list[int]) -> list[tuple[int, int]]:
+def _choices(tree: DraftTree, path: list[int]) -> list[tuple[int, int]]:
     """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
     found = []
     for node, child in zip([0, *path], [*path, -1], strict=True):

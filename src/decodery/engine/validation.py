@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import method_of
-from decodery.core.requirements import Needs, in_words
-from decodery.models.hooks import site
+from decodery.core.requirements import Requirements, in_words
+from decodery.models.hooks import hook_point
 from decodery.models.protocol import writes
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.logits_processor import Stage
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
-_NAMES = sorted((each.name for each in fields(Needs)), key=("rows", "logprobs").__contains__, reverse=True)
+_NAMES = sorted((each.name for each in fields(Requirements)), key=("rows", "logprobs").__contains__, reverse=True)
 """What everything else rests on comes first."""
 _OF_MODEL = (
     *("rows", "logprobs", "taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows"),
@@ -44,9 +44,9 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
             "leave one of the two out"
         )
     for role, part in _parts(request):
-        needs = Needs.merged((part.needs, part.of_action)) if role == "monitor" else part.needs
+        needs = Requirements.merged((part.needs, part.of_action)) if role == "monitor" else part.needs
         if model is not None and writes(model) and _acts_on_rows(role, part):
-            needs = Needs(rows=True)
+            needs = Requirements(rows=True)
         for name, value in _asked(needs):
             if name in _OF_MODEL:
                 _refuse_model(request, model, role, part, name, value)
@@ -57,7 +57,7 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
 
 
 @cache
-def _asked(needs: Needs) -> tuple[tuple[str, Any], ...]:
+def _asked(needs: Requirements) -> tuple[tuple[str, Any], ...]:
     """What a table asks for at all, in the order it is looked at."""
     return tuple((name, value) for name in _NAMES if (value := getattr(needs, name)))
 
@@ -109,7 +109,7 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
     if name == "taps":
         for tap in value:
             try:
-                place = site(tap, model.config.num_layers)
+                place = hook_point(tap, model.config.num_layers)
             except SettingsError as error:
                 words = "hidden states that this model does not have, so use what was made for it"
                 raise SettingsError(f"{_who(role, part)} needs {words}: {error}") from error

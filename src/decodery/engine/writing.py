@@ -13,7 +13,7 @@ from decodery.models.batch import Batch, Scores
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Capabilities
 from decodery.models.tokenizers.pieces import MOST_PIECES, Pieces, nothing_read, unseen
 from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
@@ -33,7 +33,7 @@ class WholeTexts:
     def new_cache(self) -> KVCache:
         return nothing_read()
 
-    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         self.refuse("scores no rows")
 
     def refuse(self, why: str) -> NoReturn:

@@ -30,7 +30,7 @@ from decodery.sampling import (
     TopP,
     Typical,
 )
-from decodery.sampling.logits_processor import Context, Stage, Warp
+from decodery.sampling.logits_processor import Context, LogitsProcessor, Stage
 from decodery.step.sequence import Sequence as Text
 
 from .transformers_arguments import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decode", "generate"]
 
-_OWN: dict[str, Callable[[Any], Warp]] = {
+_OWN: dict[str, Callable[[Any], LogitsProcessor]] = {
     "TemperatureLogitsWarper": lambda given: Temperature(given.temperature),
     "TopKLogitsWarper": lambda given: TopK(given.top_k),
     "TopPLogitsWarper": lambda given: TopP(given.top_p),
@@ -215,7 +215,7 @@ def _stops(criteria: Iterable[Any], longest: int) -> tuple[int, tuple[int, ...],
     return min(lengths, default=longest), tuple(ends), others
 
 
-def _warp(processor: Any, padding: list[int]) -> Warp:
+def _warp(processor: Any, padding: list[int]) -> LogitsProcessor:
     """What does the same to a text without the padding that stands before it in its row."""
     name = type(processor).__name__
     left_out = getattr(processor, "prompt_ignore_length", None)
@@ -273,7 +273,7 @@ class _Stop:
 
 
 @dataclass(frozen=True)
-class Processed(Warp):
+class Processed(LogitsProcessor):
     """What a logits processor of `transformers` makes of every row, asked about one after another.
 
     padding: what stands before the text where the processor was made for.
@@ -285,7 +285,7 @@ class Processed(Warp):
     stage: ClassVar[Stage] = Stage.EDIT
 
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        """See `Warp.warp`."""
+        """See `LogitsProcessor.warp`."""
         rows = [
             self.processor(
                 torch.tensor([[*self.padding, *context.tokens]], dtype=torch.int64, device=row.device),

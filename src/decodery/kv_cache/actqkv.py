@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
@@ -62,8 +62,8 @@ class ActQKV(CachePolicy):
             raise SettingsError(f"probe of actqkv is weighted, mean or last, not {self.probe!r}")
 
     @property
-    def gives(self) -> Gives:
-        return Gives(routes=True, keys=True)
+    def gives(self) -> Provides:
+        return Provides(routes=True, keys=True)
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Fetching(self, model.config, prompt)

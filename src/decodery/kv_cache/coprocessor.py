@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
@@ -18,7 +18,7 @@ from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 from decodery.step.cache_policy import CachePolicy, State
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
 from .after_prompt import turned
@@ -46,7 +46,7 @@ class Coprocessor(CachePolicy):
     beside the cache: `latents` tokens' keys and values more.
     """
 
-    needs = Needs(keys=True, policies=True, states=True, changes=True)
+    needs = Requirements(keys=True, policies=True, states=True, changes=True)
 
     trained: CoprocessorWeights | str | None = None
     latents: int | None = None
@@ -72,7 +72,7 @@ class Coprocessor(CachePolicy):
             )
         return Augmented(replace(self, trained=weights), weights, model.config, prompt)
 
-    def open(self, seq: Sequence, rows: int) -> Asking[torch.Tensor | None]:
+    def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None]:
         state, prompt = seq.cache.policy, seq.prompt_length
         assert isinstance(state, Augmented)
         tensors, count = state.weights.tensors, len(state.weights) if self.latents is None else self.latents

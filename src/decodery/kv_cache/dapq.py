@@ -15,7 +15,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, best, entries, require_budget
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .after_prompt import pooled, retain
@@ -58,7 +58,7 @@ class DapQ(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Probed(self, model.config, prompt)
 
-    def settle(self, seq: Sequence) -> Asking[None]:
+    def settle(self, seq: Sequence) -> ForwardCoroutine[None]:
         prompt = seq.tokens[: seq.prompt_length]
         room = seq.model.config.max_positions - len(prompt)
         count = min(self.queries, room, max(len(prompt), 1))

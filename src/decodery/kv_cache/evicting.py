@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
@@ -29,8 +29,8 @@ class Scored(CachePolicy):
     """
 
     @property
-    def gives(self) -> Gives:
-        return Gives()
+    def gives(self) -> Provides:
+        return Provides()
 
     def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Scores [kv_heads, slots] after more of the prompt was read: weights [kv_heads, group, rows, slots].

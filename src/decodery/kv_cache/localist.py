@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State
@@ -36,7 +36,7 @@ class Localist(CachePolicy):
     block: int = 64
     sinks: int = 4
 
-    gives = Gives(routes=True, keys=True)
+    gives = Provides(routes=True, keys=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dial <= 1:

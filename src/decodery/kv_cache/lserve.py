@@ -9,7 +9,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_memory import SLOTS
@@ -68,8 +68,8 @@ class LServe(CachePolicy):
             )
 
     @property
-    def gives(self) -> Gives:
-        return Gives()
+    def gives(self) -> Provides:
+        return Provides()
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         found = self.gates

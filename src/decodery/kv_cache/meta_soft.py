@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.cache.cache import KVCache
@@ -18,7 +18,7 @@ from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel, takes_states
 from decodery.models.trained.meta_tokens import MetaTokens
 from decodery.step.cache_policy import CachePolicy, best, entries, require_budget
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .after_prompt import Prompt
@@ -45,7 +45,7 @@ class MetaSoft(CachePolicy):
     The paper's abstract was read, not its code: every formula is a reading of it.
     """
 
-    needs = Needs(keys=True, policies=True, states=True)
+    needs = Requirements(keys=True, policies=True, states=True)
 
     budget: float = 1024
     trained: MetaTokens | str | None = None
@@ -69,7 +69,7 @@ class MetaSoft(CachePolicy):
         meta.require(model)
         return Flowing(replace(self, trained=meta), meta, model.config, prompt)
 
-    def settle(self, seq: Sequence) -> Asking[None]:
+    def settle(self, seq: Sequence) -> ForwardCoroutine[None]:
         state, model, prompt = seq.cache.policy, seq.model, seq.tokens[: seq.prompt_length]
         assert isinstance(state, Flowing) and takes_states(model)
         soft = state.meta.compose(model.embed_tokens(torch.tensor(prompt, dtype=torch.int64, device=model.device)))

@@ -10,7 +10,7 @@ from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
 from .after_prompt import SPARE, Noting
@@ -47,7 +47,7 @@ class Probing(Noting):
         """Let go of what the probes have passed over."""
 
 
-def probed(seq: Sequence, segment: Segment) -> Asking[None]:
+def probed(seq: Sequence, segment: Segment) -> ForwardCoroutine[None]:
     """Read the probes of a text whose policy is `Probing`, and compress its prompt; nothing of them is kept."""
     state = seq.cache.policy
     assert isinstance(state, Probing)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
@@ -21,8 +21,8 @@ class Selective(CachePolicy):
     """Class A: nothing is dropped, prompts are read in full, and every row behind them selects for itself."""
 
     @property
-    def gives(self) -> Gives:
-        return Gives(routes=True, keys=True)
+    def gives(self) -> Provides:
+        return Provides(routes=True, keys=True)
 
     @abstractmethod
     def choose(self, asked: Asked) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
@@ -51,8 +51,8 @@ class WriteGate(CachePolicy):
             raise SettingsError(f"the budget of write-gate is a share above 0 and up to 1, not {self.budget!r}")
 
     @property
-    def gives(self) -> Gives:
-        return Gives()
+    def gives(self) -> Provides:
+        return Provides()
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         found = self.gate

@@ -25,7 +25,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.output import Output, Piece
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.extras.simultaneous.base import Heard, Stream, listening
+from decodery.extras.simultaneous.base import Stream, StreamOutput, listening
 from decodery.extras.superposed.ngrams import NGrams, ngrams_for
 from decodery.extras.superposed.superposed import Draft, Superposition, superpose
 from decodery.models.cache.own_caches import bare
@@ -46,7 +46,7 @@ _AHEAD = 8 * MOST_TEXTS
 """Outputs that wait at most for one before them that is longer."""
 
 
-class LM(Asking):
+class LLM(Asking):
     """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
 
     @overload
@@ -170,7 +170,7 @@ class LM(Asking):
 
     def listen(
         self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
-    ) -> Iterator[Heard]:
+    ) -> Iterator[StreamOutput]:
         """Write while a source arrives, chunk by chunk: what is committed behind each, and what is guessed.
 
         chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";

@@ -22,15 +22,15 @@ from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.sampling.constraint import Constrained, Constraint
-from decodery.sampling.logits_processor import Warp
+from decodery.sampling.logits_processor import LogitsProcessor
 from decodery.sampling.sampler import Sampler
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.draft_length_policy import MOST_NODES, Policy
+from decodery.step.draft_length_policy import MOST_NODES, DraftLengthPolicy
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.embedded import Embeddings
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
@@ -145,10 +145,10 @@ class Asking:
         *,
         max_new_tokens: int = 256,
         temperature: float | None = None,
-        sampler: Sampler | Warp | str | Ordered[Any] | None = None,
+        sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None = None,
         drafter: Drafter | str | None = "auto",
-        rule: Rule | str = "coupled",
-        budget: Policy | str | None = None,
+        rule: AcceptanceRule | str = "coupled",
+        budget: DraftLengthPolicy | str | None = None,
         max_nodes: int = MOST_NODES,
         seed: int = 0,
         stop: str | Ordered[str] = (),
@@ -157,7 +157,7 @@ class Asking:
         min_new_tokens: int = 0,
         logprobs: int | None = None,
         reuse: Output | Sequence | None = None,
-        source: Source | str | None = None,
+        source: LogitsSource | str | None = None,
         kv: CachePolicy | str | None = None,
         monitor: Monitor | str | Ordered[Monitor | str] | None = None,
         raw: bool = False,

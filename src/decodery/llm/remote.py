@@ -15,12 +15,12 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.pieces import PROMPT
 from decodery.sampling.constraint import Constraint
 
-from .llm import LM
+from .llm import LLM
 from .prompts import one
 
 
-class RemoteLM(LM):
-    """An `LM` whose texts a server writes. `LM.generate`, `LM.stream` and searches by whole texts work on it.
+class RemoteLM(LLM):
+    """An `LLM` whose texts a server writes. `LLM.generate`, `LLM.stream` and searches by whole texts work on it.
 
     What needs more of a model than its texts is refused in a sentence: drafters, constraints, sources, and searches
     that score tokens. Texts that a server breaks off come with `complete=False`; where none came at all, the error is
@@ -42,7 +42,7 @@ class RemoteLM(LM):
         return [RAW if raw else PROMPT]
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Request:
-        """See `LM.request`; the drafter "auto" is none, for servers draft as they like."""
+        """See `LLM.request`; the drafter "auto" is none, for servers draft as they like."""
         if settings.get("stop_token_ids"):
             raise SettingsError("a server's token ids are not known here: give the texts to stop at as stop")
         drafter = settings.pop("drafter", None)

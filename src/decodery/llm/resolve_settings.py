@@ -11,11 +11,11 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
 from decodery.engine.output import Output
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.sampling.logits_processor import Warp
+from decodery.sampling.logits_processor import LogitsProcessor
 from decodery.sampling.sampler import CHANCE, Sampler
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.drafter import Drafter
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import KeptText, Sequence
 
@@ -27,11 +27,11 @@ def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
     return resolve("draft", drafter)
 
 
-def resolve_source(source: Source | str | None, encode: Callable[[str], list[int]]) -> Source | None:
+def resolve_source(source: LogitsSource | str | None, encode: Callable[[str], list[int]]) -> LogitsSource | None:
     """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
     if source is None or source == "none":
         return None
-    resolved: Source = resolve("source", source)
+    resolved: LogitsSource = resolve("source", source)
     return resolved.encoded(encode)
 
 
@@ -60,7 +60,7 @@ def resolve_carrier(search: Any) -> Any:
 
 
 def build_sampler(
-    sampler: Sampler | Warp | str | Ordered[Any] | None,
+    sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None,
     temperature: float | None,
     min_new_tokens: int,
     eos: Ordered[int],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from decodery.core.trace import DraftTree
+from decodery.core.trace import RecordedTree
 
 _ROW, _GAP, _CHARACTER, _LONGEST = 24, 16, 7.2, 16
 _FILLS = {"root": "#8884", "accepted": "#2a9d4a", "chosen": "#c4702b", "lost": "none"}
@@ -43,7 +43,7 @@ class _Node:
         return len(self.label) * _CHARACTER + 12
 
 
-def draft(tree: DraftTree, decode: Callable[[Sequence[int]], str]) -> Picture:
+def draft(tree: RecordedTree, decode: Callable[[Sequence[int]], str]) -> Picture:
     """The draft of a step, from the last token of the text on the left: what became text runs along the top.
 
     tree: of a step of a trace, where the request kept them (`trees=True`). decode: ids to text, such as
@@ -116,5 +116,5 @@ def _visible(text: str) -> str:
     return shown[: _LONGEST - 1] + "…" if len(shown) > _LONGEST else shown or "∅"
 
 
-def _told(tree: DraftTree) -> str:
+def _told(tree: RecordedTree) -> str:
     return f"{len(tree.tokens) - 1} tokens drafted, {len(tree.path)} accepted, {len(tree.emitted)} new"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.loaders.adapters import MADE, Adapter, tuned
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 
 
 @register(
@@ -20,7 +20,7 @@ from decodery.step.logits_source import Source
     needs=("a trained adapter",),
 )
 @dataclass(frozen=True)
-class Tuned(Source):
+class Tuned(LogitsSource):
     """Writes with what an adapter adds to the model's matrices, chosen text by text.
 
     file: an `Adapter`, or the file or folder of one, of S2FT or LoRA. Texts of one adapter share their passes, those
@@ -31,7 +31,7 @@ class Tuned(Source):
 
     file: Adapter | str | None = None
 
-    gives = Gives(
+    gives = Provides(
         taps=True, keys=True, states=True, changes=True, routes=True, policies=True, parts=True, exact_rows=True
     )
 

@@ -12,11 +12,11 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.exits import EXITS, Exits, agreeing
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 
 from .early_exit import GO, LEAVE, Check, Gate, Leaving, file_in
 
@@ -47,7 +47,7 @@ def thresholds(threshold: float, steps: np.ndarray, tokens: int, tau: float) -> 
     needs=("a threshold, or a calibration",),
 )
 @dataclass(frozen=True)
-class CALM(Source):
+class CALM(LogitsSource):
     """Lets a token leave the model after the first layer that is sure of what follows it; the prompt passes all layers.
 
     threshold: a token leaves where the confidence is at least this, at the first output position, and 0.9 times this
@@ -70,8 +70,8 @@ class CALM(Source):
     tau: float = 4.0
     calibration: Exits | str | None = None
 
-    needs = Needs(routes=True, changes=True)
-    gives = Gives()
+    needs = Requirements(routes=True, changes=True)
+    gives = Provides()
 
     def __post_init__(self) -> None:
         if self.threshold is None and self.calibration is None:

@@ -19,7 +19,7 @@ from decodery.models.config import ModelConfig
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Capabilities, LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
-from decodery.step.forward_request import Asking, Composed, Scored, score
+from decodery.step.forward_request import Composed, ForwardCoroutine, ForwardResult, score
 
 _CHUNK = 512
 
@@ -71,7 +71,9 @@ class MemberReading:
             return list(text[:end])
         return [*prefix, *text[self.prompt_length : end]][: max(end + self.shift, 0)]
 
-    def read(self, segment: Segment, rows: Rows, text: list[int], taps: Sequence[Tap], role: str) -> Asking[Scored]:
+    def read(
+        self, segment: Segment, rows: Rows, text: list[int], taps: Sequence[Tap], role: str
+    ) -> ForwardCoroutine[ForwardResult]:
         """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`; the answer is of these."""
         assert segment.tokens is not None
         start = max(len(text), self.first)
@@ -97,15 +99,15 @@ class MemberReading:
             logit_rows=(self.lag + np.searchsorted(rows.fed, rows.wanted)).tolist(),
         )
         scored = yield from score(self.member.model, whole, taps, role)
-        return Scored(scored.logits, {tap: states[self.lag :] for tap, states in scored.hidden.items()})
+        return ForwardResult(scored.logits, {tap: states[self.lag :] for tap, states in scored.hidden.items()})
 
-    def catch_up(self, text: list[int], role: str) -> Asking[None]:
+    def catch_up(self, text: list[int], role: str) -> ForwardCoroutine[None]:
         """Read all of `text` that it has not read yet."""
         unread = self.tokens(text, max(len(text), self.first))[self.cache.next_position :]
         for first in range(0, len(unread), _CHUNK):
             yield from self._feed(unread[first : first + _CHUNK], role)
 
-    def _feed(self, chunk: list[int], role: str) -> Asking[None]:
+    def _feed(self, chunk: list[int], role: str) -> ForwardCoroutine[None]:
         yield from score(self.member.model, Segment.chunk(chunk, self.cache, logit_rows=[]), (), role)
         self.cache.keep(range(len(chunk)))
 
@@ -247,7 +249,7 @@ class Blend(Composed):
     def vocab_size(self) -> int:
         return self.members[0].model.vocab_size
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`; members are asked under their names, whatever the role."""
         if segment.tokens is None:
             raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
@@ -259,10 +261,10 @@ class Blend(Composed):
         wanted = np.arange(n) if whole.logit_rows is None else np.asarray(whole.logit_rows, dtype=np.int64)
         part = Part(whole, contexts, wanted, whole.positions[wanted] >= contexts.prompt_length - 1)
         scored = yield from self.composed(part, taps)
-        return Scored(scored.logits, {tap: states[stays:] for tap, states in scored.hidden.items()})
+        return ForwardResult(scored.logits, {tap: states[stays:] for tap, states in scored.hidden.items()})
 
     @abstractmethod
-    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
         """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows."""
 
     def new_cache(self) -> KVCache:
@@ -284,10 +286,10 @@ class Part:
     wanted: np.ndarray
     output: np.ndarray
 
-    def read(self, number: int, rows: Rows | None, taps: Sequence[Tap] = ()) -> Asking[Scored]:
+    def read(self, number: int, rows: Rows | None, taps: Sequence[Tap] = ()) -> ForwardCoroutine[ForwardResult]:
         """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed; of none for None."""
         if rows is None:
-            return Scored(torch.empty(0, dtype=torch.float32, device="cpu"))
+            return ForwardResult(torch.empty(0, dtype=torch.float32, device="cpu"))
         reader = self.contexts.readers[number]
         return (yield from reader.read(self.segment, rows, self.contexts.tokens, taps, reader.member.name))
 

@@ -10,13 +10,13 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, Scored, score
-from decodery.step.logits_source import EXCLUDED, Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, score
+from decodery.step.logits_source import EXCLUDED, LogitsSource
 from decodery.step.scorer import Candidates, Scorer, judge
 
 from .contexts import Blend, Member, Part
@@ -29,7 +29,7 @@ from .contexts import Blend, Member, Part
     needs=("a prefix scorer, such as value-head(head=FILE) of `decodery train value -m MODEL TEXTS --out FILE`",),
 )
 @dataclass(frozen=True)
-class ControlledDecoding(Source):
+class ControlledDecoding(LogitsSource):
     """Weighs the model's likeliest tokens by exp(strength x value of the prefix with the token).
 
     value: a scorer of beginnings, as in value-head(head=value.safetensors). strength: lambda of the paper; 0 is the
@@ -48,8 +48,8 @@ class ControlledDecoding(Source):
         object.__setattr__(self, "value", resolve("score", self.value))
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=self.scorer.needs.taps, trees=bool(self.scorer.needs.taps))
+    def needs(self) -> Requirements:
+        return Requirements(taps=self.scorer.needs.taps, trees=bool(self.scorer.needs.taps))
 
     @property
     def scorer(self) -> Scorer:
@@ -67,7 +67,7 @@ class _Controlled(Blend):
     strength: float = field(kw_only=True)
     k: int = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
         given = yield from part.read(0, part.everything(), taps)
         if not part.output.any():
             return given
@@ -79,7 +79,7 @@ class _Controlled(Blend):
         logits[rows] = (law - EXCLUDED).scatter_(1, tokens, logp + self.strength * worth.to(logp))
         return replace(given, logits=logits)
 
-    def _values(self, part: Part, tokens: torch.Tensor) -> Asking[torch.Tensor]:
+    def _values(self, part: Part, tokens: torch.Tensor) -> ForwardCoroutine[torch.Tensor]:
         """The values [m, k] of the prefixes that the m output rows make with their candidate tokens [m, k]."""
         if self.strength == 0.0:
             return torch.zeros(tokens.shape, dtype=torch.float32, device="cpu")

@@ -12,14 +12,14 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, OpenModel, Reader, is_open
 from decodery.sampling.entropy import row_sums
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, OfOneModel, Scored, score
-from decodery.step.logits_source import EXCLUDED, Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, OfOneModel, score
+from decodery.step.logits_source import EXCLUDED, LogitsSource
 
 _EARLY_ROWS = 512
 """Rows of early logits that are held at a time: of 50,000 tokens they take 100 MB."""
@@ -30,7 +30,7 @@ _EARLY_ROWS = 512
     paper="DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language Models (2023)",
 )
 @dataclass(frozen=True)
-class DoLa(Source):
+class DoLa(LogitsSource):
     """Contrasts the last layer's prediction with that of the earlier layer it differs most from.
 
     layers: candidates, by how many layers have run (0: the embeddings): "low" or "high" for every second one of the
@@ -45,8 +45,8 @@ class DoLa(Source):
     plausible: float = 0.1
     published: bool = False
 
-    needs = Needs(parts=True)
-    gives = Gives(taps=True, keys=True)
+    needs = Requirements(parts=True)
+    gives = Provides(taps=True, keys=True)
 
     def __post_init__(self) -> None:
         require_number("the plausible of dola", self.plausible, above=0.0, most=1.0)
@@ -77,7 +77,7 @@ class _Contrasting(OfOneModel):
     plausible: float
     published: bool
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         scored = yield from score(self.model, segment, [*dict.fromkeys((*taps, *self.candidates))], role)
         rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
         wanted = torch.tensor([*rows], dtype=torch.long, device="cpu")
@@ -92,7 +92,7 @@ class _Contrasting(OfOneModel):
             parts.append(contrast(last, layered, self.plausible, from_mean=self.published))
         if segment.cache is not None:
             count("early head rows", len(wanted) * len(self.candidates))
-        return Scored(torch.cat(parts) if parts else scored.logits, {tap: scored.hidden[tap] for tap in taps})
+        return ForwardResult(torch.cat(parts) if parts else scored.logits, {tap: scored.hidden[tap] for tap in taps})
 
 
 def contrast(last: torch.Tensor, early: torch.Tensor, plausible: float, *, from_mean: bool) -> torch.Tensor:

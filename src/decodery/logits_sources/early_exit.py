@@ -15,10 +15,10 @@ from decodery.core.errors import UnsupportedModel
 from decodery.core.ledger import count
 from decodery.models.batch import Segment
 from decodery.models.hooks import Intervention, Tap
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.exits import ExitHeads
-from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, ForwardResult, OfOneModel, score
 from decodery.step.logits_source import EXCLUDED
 
 GO, LEAVE, END = range(3)
@@ -70,7 +70,7 @@ class Leaving(OfOneModel):
     heads: ExitHeads | None = None
     end: int | None = None
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         if segment.interventions:
             raise UnsupportedModel("rows that may leave early cannot be changed on their way")
         steps = segment.positions - self.prompt_length + 1
@@ -98,7 +98,7 @@ class _Walk:
         self.ended = np.zeros(len(segment), dtype=bool)
         self.states: torch.Tensor | None = None
 
-    def run(self) -> Asking[Scored]:
+    def run(self) -> ForwardCoroutine[ForwardResult]:
         """From check to check; the logits of the rows that are wanted."""
         last, every, first = self.source.config.num_layers, self.source.every, 0
         for number, end in enumerate(range(every, last, every)):
@@ -118,7 +118,7 @@ class _Walk:
         count("rows", int(asked.sum()))
         return replace(scored, logits=self._with_ends(scored.logits))
 
-    def _up(self, first: int, end: int, going: np.ndarray) -> Asking[np.ndarray]:
+    def _up(self, first: int, end: int, going: np.ndarray) -> ForwardCoroutine[np.ndarray]:
         """Go from one layer to another; what the gate says there to the rows that are still on their way."""
         gate = self.source.gate
         (scored,) = yield [self._ask(first, end, going.tolist() if gate.logits else [], (end - 1, end))]
@@ -134,13 +134,13 @@ class _Walk:
         taps: tuple[Tap, ...],
         skip: Sequence[str] = (),
         also: tuple[Intervention, ...] = (),
-    ) -> Ask:
+    ) -> ForwardRequest:
         interventions = self._held(first, end) + also
         segment = replace(self.segment, logit_rows=logit_rows, interventions=interventions)
         if self.states is not None:
             segment = replace(segment, tokens=None, states=self.states)
-        route = Route(tuple(range(first, end)), frozenset(skip))
-        return Ask(self.source.model, segment, taps, self.role, route)
+        route = LayerPlan(tuple(range(first, end)), frozenset(skip))
+        return ForwardRequest(self.source.model, segment, taps, self.role, route)
 
     def _held(self, first: int, end: int) -> tuple[Intervention, ...]:
         """What keeps the states of rows that have left as they were there."""

@@ -12,14 +12,14 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.hooks import Tap
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.entropy import entropy
 from decodery.sampling.logits_processor import require_count
-from decodery.step.forward_request import Asking, Scored
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult
+from decodery.step.logits_source import LogitsSource
 
 from .contexts import Blend, Member, Part, Rows
 
@@ -33,7 +33,7 @@ _SMALL, _LARGE = 0, 1
     needs=("a second model with the same vocabulary",),
 )
 @dataclass(frozen=True)
-class EntropyAdaptive(Source):
+class EntropyAdaptive(LogitsSource):
     """Switches between a small model and the loaded one by the mean entropy of the last few tokens.
 
     small: a `LanguageModel`, or a name `decodery.load` knows. dtype: what a named one is loaded in, such as "int4".
@@ -51,7 +51,7 @@ class EntropyAdaptive(Source):
     stay: int = 10
     dtype: Precision = "auto"
 
-    gives = Gives()
+    gives = Provides()
 
     def __post_init__(self) -> None:
         require_count("stay", self.stay)
@@ -77,7 +77,7 @@ class _Switching(Blend):
     window: int = field(kw_only=True)
     stay: int = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
         walk = _Walk(self, part)
         # Whose turn it is at the root reads all rows; whoever takes over below it, what is then left.
         for ask in (walk.first, walk.rest):
@@ -85,7 +85,7 @@ class _Switching(Blend):
             if rows is not None:
                 scored = yield from part.read(number, rows)
                 walk.learn(number, rows.wanted, scored.logits)
-        return Scored(walk.finish())
+        return ForwardResult(walk.finish())
 
     def after(self, state: _State, bits: float) -> _State:
         """The state after a token whose law had this entropy."""

@@ -13,17 +13,17 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.token_routers import TokenRouters, received, uniform
-from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, ForwardResult, OfOneModel, score
+from decodery.step.logits_source import LogitsSource
 
 ROUTERS = "routers.safetensors"
 
@@ -36,7 +36,7 @@ ROUTERS = "routers.safetensors"
     needs=("a sparsity, or trained routers",),
 )
 @dataclass(frozen=True)
-class FTP(Source):
+class FTP(LogitsSource):
     """Routes tokens of the prompt around layers: there they keep their states and leave no keys and values.
 
     routers: `TokenRouters`, or the file or folder of those that `decodery train ftp` made: a target sparsity for every
@@ -54,8 +54,8 @@ class FTP(Source):
     sparsity: float | None = None
     sinks: int = 4
 
-    needs = Needs(routes=True, states=True, policies=True)
-    gives = Gives()
+    needs = Requirements(routes=True, states=True, policies=True)
+    gives = Provides()
 
     def __post_init__(self) -> None:
         if (self.routers is None) == (self.sparsity is None):
@@ -169,7 +169,7 @@ class Pruned(OfOneModel):
         shape = config.num_layers, config.num_kv_heads, config.head_dim
         return PrunedCache(*shape, dtype=self.dtype, device=self.device)
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`. Rows of a prompt before its last one are scored only where somebody wants their logits."""
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:
@@ -182,17 +182,17 @@ class Pruned(OfOneModel):
         complete = own[-1] == len(self.prompt) - 1
         if not complete and not len(wanted):
             cache.note(segment.positions)
-            return Scored(torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu"))
+            return ForwardResult(torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu"))
         whole = self.new_cache()
         whole.provide(cache.room_for(0))
         climb = Climb(self, whole, role or "layers")
         states = yield from climb.run()
         places = own[wanted[wanted < ending]]
         said = Segment(places, states=states[torch.from_numpy(places).to(states.device)])
-        (scored,) = yield [Ask(self.model, said, (), role, Route(()))]
+        (scored,) = yield [ForwardRequest(self.model, said, (), role, LayerPlan(()))]
         if not complete:
             cache.note(segment.positions)
-            return Scored(scored.logits)
+            return ForwardResult(scored.logits)
         logits, behind = scored.logits, wanted[wanted >= ending]
         if ending < len(segment):
             mask = None if segment.mask is None else segment.mask[ending:, ending:]
@@ -200,13 +200,13 @@ class Pruned(OfOneModel):
                 *(segment.positions[ending:], segment.tokens[ending:]),
                 **{"mask": mask, "cache": whole, "logit_rows": (behind - ending).tolist()},
             )
-            (others,) = yield [Ask(self.model, rest, (), role)]
+            (others,) = yield [ForwardRequest(self.model, rest, (), role)]
             order = np.argsort(np.concatenate((np.flatnonzero(wanted < ending), np.flatnonzero(wanted >= ending))))
             logits = torch.cat((logits, others.logits))[torch.from_numpy(order).to(logits.device)]
         cache.offer(whole, ending)
         count("layers", climb.layers)
         count("rows", len(self.prompt))
-        return Scored(logits)
+        return ForwardResult(logits)
 
 
 class Climb:
@@ -226,7 +226,7 @@ class Climb:
         n = len(self.tokens)
         self.free = (torch.arange(n, device="cpu") >= source.sinks) & (torch.arange(n, device="cpu") < n - 1)
 
-    def run(self) -> Asking[torch.Tensor]:
+    def run(self) -> ForwardCoroutine[torch.Tensor]:
         """[n, hidden] states behind the last layer."""
         states: torch.Tensor | None = None
         for layers, watched in stages(self.source.routers.schedule):
@@ -248,13 +248,13 @@ class Climb:
 
     def _pass(
         self, layers: tuple[int, ...], rows: np.ndarray, states: torch.Tensor | None, watched: bool
-    ) -> Asking[torch.Tensor]:
+    ) -> ForwardCoroutine[torch.Tensor]:
         """Take some rows through some layers: their states [rows, hidden] behind them."""
         watch = self.cache.policy = Watching() if watched else None
         entering = {"tokens": self.tokens} if states is None else {"states": states[torch.from_numpy(rows)]}
         segment = Segment(rows, **entering, cache=self.cache, logit_rows=[])
         end = layers[-1] + 1
-        (scored,) = yield [Ask(self.source.model, segment, (end,), self.role, Route(layers))]
+        (scored,) = yield [ForwardRequest(self.source.model, segment, (end,), self.role, LayerPlan(layers))]
         self.cache.policy = None
         self.cache.fill(len(rows), layers)
         self.layers += len(rows) * len(layers)

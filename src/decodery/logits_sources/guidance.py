@@ -11,8 +11,8 @@ from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, Scored, together
-from decodery.step.logits_source import Source, token_ids
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, gather
+from decodery.step.logits_source import LogitsSource, token_ids
 
 from .contexts import Blend, Member, Part
 
@@ -24,7 +24,7 @@ from .contexts import Blend, Member, Part
     texts=("negative",),
 )
 @dataclass(frozen=True)
-class Guidance(Source):
+class Guidance(LogitsSource):
     """Moves every prediction away from what the model would say after a negative prompt.
 
     scale: the logits are log q + scale (log p - log q), p after the prompt and q after the negative one; 1 is the model
@@ -55,8 +55,8 @@ class Guidance(Source):
 class _Guided(Blend):
     scale: float = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
-        given, against = yield from together(
+    def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
+        given, against = yield from gather(
             [part.read(0, part.everything(), taps), part.read(1, part.only(1, part.wanted[part.output]))]
         )
         if not part.output.any():

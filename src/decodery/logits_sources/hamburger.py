@@ -13,16 +13,16 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache, Mark
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, OpenModel, Reader
 from decodery.models.trained.artifact import remembered
 from decodery.models.trained.micro_steps import MICRO, MicroSteps
-from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, ForwardResult, OfOneModel
+from decodery.step.logits_source import LogitsSource
 
 from .early_exit import file_in
 
@@ -37,7 +37,7 @@ _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name 
     needs=("trained parts",),
 )
 @dataclass(frozen=True)
-class Hamburger(Source):
+class Hamburger(LogitsSource):
     """Writes groups of tokens behind one row of the model each, and lets the model read a group as one row again.
 
     micro: `MicroSteps`, or the file or folder of those that `decodery train hamburger` made: a small decoder, which
@@ -55,8 +55,8 @@ class Hamburger(Source):
     micro: MicroSteps | str | None = None
     confidence: float = 0.9
 
-    needs = Needs(routes=True, states=True, parts=True)
-    gives = Gives()
+    needs = Requirements(routes=True, states=True, parts=True)
+    gives = Provides()
 
     def __post_init__(self) -> None:
         if self.micro is None:
@@ -167,7 +167,7 @@ class Smashed(OfOneModel):
         shape = config.num_layers, config.num_kv_heads, config.head_dim
         return GroupCache(*shape, dtype=self.dtype, device=self.device)
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`. Rows go through the model or the small decoder as soon as it is known which."""
         if segment.tokens is None or segment.interventions or taps:
             raise UnsupportedModel("rows of a text that is written in groups can be neither looked into nor changed")
@@ -197,7 +197,7 @@ class _Walk:
         # Rows of a chain stand each behind the one before it.
         self.seen = None if segment.mask is None and not self.stays else segment.seen()
 
-    def run(self) -> Asking[Scored]:
+    def run(self) -> ForwardCoroutine[ForwardResult]:
         """Until no row is left; the logits of those that are wanted."""
         prompt = self.positions < self.source.prompt_length
         waiting = np.flatnonzero(~prompt).tolist()
@@ -210,8 +210,8 @@ class _Walk:
             yield from self._round(places)
             waiting = [row for row in waiting if row not in places]
         if not self.rows:
-            return Scored(torch.empty(0, self.source.vocab_size, dtype=torch.float32, device="cpu"))
-        return Scored(torch.stack([self.logits[row] for row in self.rows]))
+            return ForwardResult(torch.empty(0, self.source.vocab_size, dtype=torch.float32, device="cpu"))
+        return ForwardResult(torch.stack([self.logits[row] for row in self.rows]))
 
     def _place(self, row: int) -> Place | None:
         """Where the text stands before a row, None where that is not known yet."""
@@ -221,7 +221,7 @@ class _Walk:
             before = int(np.flatnonzero(self.seen[row, : self.stays + row]).max(initial=-1))
         return self.cache.noted[before].place if before >= 0 else self.cache.behind[int(self.positions[row]) - 1]
 
-    def _round(self, places: dict[int, Place]) -> Asking[None]:
+    def _round(self, places: dict[int, Place]) -> ForwardCoroutine[None]:
         """Score rows behind these places: those that end a group by the model, the others by the small decoder."""
         ends = np.array([row for row, place in places.items() if place.closes], dtype=np.int64)
         said = {row: self._say(row, place) for row, place in places.items() if not place.closes}
@@ -231,7 +231,11 @@ class _Walk:
             asks.append(self._reading(ends, {"states": self._merged(ends, places)}))
         if asked:
             states = torch.stack([said[row] for row in asked])
-            asks.append(Ask(self.source.model, Segment(self.positions[asked], states=states), (), "head", Route(())))
+            asks.append(
+                ForwardRequest(
+                    self.source.model, Segment(self.positions[asked], states=states), (), "head", LayerPlan(())
+                )
+            )
         if not asks:
             return
         answers = iter((yield asks))
@@ -240,7 +244,7 @@ class _Walk:
         if asked:
             self.logits |= zip(asked, next(answers).logits, strict=True)
 
-    def _reading(self, rows: np.ndarray, entering: dict[str, Any]) -> Ask:
+    def _reading(self, rows: np.ndarray, entering: dict[str, Any]) -> ForwardRequest:
         """Rows that the model reads, each of which leaves a slot."""
         source, cache, mask = self.source, self.cache, None
         first, m = cache.tentative, len(rows)
@@ -253,10 +257,10 @@ class _Walk:
             mask[:, slots[slots >= 0]] = self.seen[rows][:, slots >= 0]
         wanted = [place for place, row in enumerate(rows.tolist()) if row in self.wanted]
         segment = Segment(self.positions[rows], **entering, mask=mask, cache=cache, logit_rows=wanted, stays=first)
-        return Ask(source.model, segment, source.parts.taps, self.role)
+        return ForwardRequest(source.model, segment, source.parts.taps, self.role)
 
     @torch.no_grad()
-    def _left(self, rows: np.ndarray, scored: Scored) -> None:
+    def _left(self, rows: np.ndarray, scored: ForwardResult) -> None:
         """Note what rows say that the model has read, and where the text stands behind those that no prompt goes on."""
         source = self.source
         self.logits |= zip([row for row in rows.tolist() if row in self.wanted], scored.logits, strict=True)

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, silu
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache, Mark
 from decodery.models.config import LAYERS, ModelConfig
@@ -25,7 +25,7 @@ from decodery.models.torch.one_pass import Pass
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 
 __all__ = ["PartialWeights"]
 
@@ -124,7 +124,7 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
     needs=("weights made by `decodery train partial -m MODEL PAIRS --out DIR`",),
 )
 @dataclass(frozen=True)
-class PartialAttention(Source):
+class PartialAttention(LogitsSource):
     """Adds to every layer an attention whose keys and values are the prompt's alone, fixed once the prompt is read.
 
     weights: `PartialWeights`, or the file of those that `decodery train partial` made. Every row attends to the prompt
@@ -135,7 +135,7 @@ class PartialAttention(Source):
 
     weights: PartialWeights | str
 
-    gives = Gives(taps=True, keys=True, states=True, parts=True)
+    gives = Provides(taps=True, keys=True, states=True, parts=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):

@@ -10,14 +10,14 @@ import torch
 
 from decodery.core.errors import PromptError, SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import Ask, Asking, OfOneModel, Scored, score
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, ForwardResult, OfOneModel, score
+from decodery.step.logits_source import LogitsSource
 
 MOST = 1 << 14
 """Tokens of a prompt: each has a place for each in a mask, which then takes 256 MiB."""
@@ -29,7 +29,7 @@ MOST = 1 << 14
     guarantee="the law of the model with two-sided sight of the prompt, however the prompt is cut into passes",
 )
 @dataclass(frozen=True)
-class PrefixLM(Source):
+class PrefixLM(LogitsSource):
     """Lets the prompt's tokens see each other both ways, and writes behind them from left to right.
 
     For models that were trained so, as UniXcoder in its mode of encoder and decoder; others write other texts than
@@ -39,7 +39,7 @@ class PrefixLM(Source):
     bytes, so that prompts have at most 16,384.
     """
 
-    gives = Gives(exact_rows=True)
+    gives = Provides(exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or model.config.keeps_order:
@@ -75,7 +75,7 @@ class Prefixing(OfOneModel):
         self.model, self.prompt = model, prompt
         self._read: _Read | None = None
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`. Raises SettingsError for another prompt than the one it was made for."""
         n, cache = len(self.prompt), segment.cache
         own = int((segment.positions < n).sum())
@@ -109,9 +109,9 @@ class Prefixing(OfOneModel):
             )
             scored = yield from score(self.model, behind, (), role)
             found, cost = [*found, *scored.logits], scored.cost
-        return Scored(torch.stack(found) if found else read.logits[None, :][:0], cost=cost)
+        return ForwardResult(torch.stack(found) if found else read.logits[None, :][:0], cost=cost)
 
-    def _reading(self, wanted: list[int], role: str) -> Asking[tuple[_Read, dict[int, torch.Tensor]]]:
+    def _reading(self, wanted: list[int], role: str) -> ForwardCoroutine[tuple[_Read, dict[int, torch.Tensor]]]:
         """All of the prompt in one pass, and logits [vocab] behind the tokens with these numbers."""
         n, cache = len(self.prompt), self.model.new_cache()
         whole = Segment(
@@ -121,7 +121,7 @@ class Prefixing(OfOneModel):
             cache=cache,
             logit_rows=wanted,
         )
-        (scored,) = yield [Ask(self.model, whole, role=role)]
+        (scored,) = yield [ForwardRequest(self.model, whole, role=role)]
         cache.keep(range(n))
         logits = dict(zip(wanted, scored.logits, strict=True))
         return _Read(0, cache.data[:, :, :, :n], logits[n - 1]), logits

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from decodery.core.errors import PromptError, SettingsError
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Capabilities, LanguageModel, Reader
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.encoded import encoded
-from decodery.step.forward_request import Asking, OfOneModel, Scored, score
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, OfOneModel, score
+from decodery.step.logits_source import LogitsSource
 
 
 @dataclass(frozen=True)
-class Reads(Source):
+class Reads(LogitsSource):
     """Lets the encoder of a model read `tokens`, a source, before its decoder writes the text.
 
     `LM` makes one of every prompt of such a model, and lets the text begin with the model's start token. The source is
@@ -29,7 +29,7 @@ class Reads(Source):
 
     tokens: tuple[int, ...]
 
-    gives = Gives(taps=True, keys=True, changes=True, source=True)
+    gives = Provides(taps=True, keys=True, changes=True, source=True)
 
     @property
     def read(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Reading(OfOneModel):
     def fingerprint(self) -> str:  # type: ignore[override]
         return self.model.fingerprint
 
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`."""
         assert isinstance(segment.cache, KVCache)
         yield from encoded(self.model, self.tokens, segment.cache)

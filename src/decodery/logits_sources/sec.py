@@ -10,11 +10,11 @@ import numpy as np
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 
 from .early_exit import END, GO, LEAVE, Check, Gate, Leaving, file_in
 
@@ -30,7 +30,7 @@ _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name 
     needs=("trained heads",),
 )
 @dataclass(frozen=True)
-class SEC(Source):
+class SEC(LogitsSource):
     """Lets a token leave the model where a classifier says that the layer knows it, and ends texts it says go wrong.
 
     heads: an `ExitHeads`, or the file or folder of those that `decodery train sec` made: a classifier of three classes
@@ -48,8 +48,8 @@ class SEC(Source):
     t_exit: float = 0.9
     t_stop: float = 0.9
 
-    needs = Needs(routes=True, changes=True)
-    gives = Gives()
+    needs = Requirements(routes=True, changes=True)
+    gives = Provides()
 
     def __post_init__(self) -> None:
         if not (self.t_exit >= 0 and self.t_stop >= 0):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.loaders.prefixes import WEIGHTS, shipped_for
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other
 from decodery.models.trained.prefix import Prefixed, Prefixes
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 
 
 @register(
@@ -24,7 +24,7 @@ from decodery.step.logits_source import Source
     texts=("control",),
 )
 @dataclass(frozen=True)
-class SVEN(Source):
+class SVEN(LogitsSource):
     """Begins the text behind a learned prefix, which turns the model towards a property or away from it.
 
     control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
@@ -35,7 +35,7 @@ class SVEN(Source):
     control: str = "secure"
     prefix: Prefixes | str | None = None
 
-    gives = Gives(taps=True, keys=True, states=True, changes=True, parts=True, routes=True, exact_rows=True)
+    gives = Provides(taps=True, keys=True, states=True, changes=True, parts=True, routes=True, exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)

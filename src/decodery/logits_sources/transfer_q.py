@@ -17,8 +17,8 @@ from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import excluded
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, Scored, score_all
-from decodery.step.logits_source import EXCLUDED, Source, token_ids
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, score_all
+from decodery.step.logits_source import EXCLUDED, LogitsSource, token_ids
 from decodery.step.scorer import Candidates, Scorer, judge
 
 from .contexts import Blend, Member, Part
@@ -35,7 +35,7 @@ _ROLLOUT = 31
     texts=("prompt",),
 )
 @dataclass(frozen=True)
-class TransferQ(Source):
+class TransferQ(LogitsSource):
     """Adds to the model's likeliest logits the reward of what an aligned model goes on to write after each.
 
     reward: a scorer of answers, which judges the output so far, the candidate token and the rollout behind it.
@@ -85,7 +85,7 @@ class TransferQ(Source):
 class _Transferred(Blend):
     settings: TransferQ = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
         given = yield from part.read(0, part.everything(), taps)
         if not part.output.any():
             return given
@@ -99,7 +99,7 @@ class _Transferred(Blend):
         logits[rows] = (given.logits[rows] - EXCLUDED).scatter_(1, top.indices, steered)
         return replace(given, logits=logits)
 
-    def _worth(self, part: Part, candidates: list[list[int]]) -> Asking[torch.Tensor]:
+    def _worth(self, part: Part, candidates: list[list[int]]) -> ForwardCoroutine[torch.Tensor]:
         """[m, k] float64: what the m output rows of `part` are worth with each of their candidate tokens."""
         settings, start = self.settings, part.contexts.prompt_length
         texts = [part.prefix(row) for row in part.wanted[part.output].tolist()]
@@ -113,7 +113,7 @@ class _Transferred(Blend):
         prompt, outputs = texts[0][:start], [text[start:] for text in rolled]
         answers = Candidates(prompt, outputs, [True] * len(outputs), model=part.contexts.readers[0].member.model)
 
-        def judged(scorer: Scorer | str) -> Asking[np.ndarray]:
+        def judged(scorer: Scorer | str) -> ForwardCoroutine[np.ndarray]:
             assert isinstance(scorer, Scorer)
             return (yield from judge(scorer, answers)).double().cpu().numpy().reshape(-1, settings.rollouts)
 
@@ -123,7 +123,7 @@ class _Transferred(Blend):
             against = yield from judged(settings.against)
         return torch.from_numpy(expected_reward(rewards, against, settings.beta)).view(len(texts), -1)
 
-    def _roll_out(self, part: Part, begun: list[list[int]]) -> Asking[list[list[int]]]:
+    def _roll_out(self, part: Part, begun: list[list[int]]) -> ForwardCoroutine[list[list[int]]]:
         """The texts, each continued by the baseline: together, on forks of what it has read."""
         settings, reader = self.settings, part.contexts.readers[1]
         model, role = reader.member.model, reader.member.name

@@ -14,8 +14,8 @@ from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.entropy import row_sums
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, Scored, together
-from decodery.step.logits_source import EXCLUDED, Source, token_ids
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, gather
+from decodery.step.logits_source import EXCLUDED, LogitsSource, token_ids
 
 from .contexts import Blend, Member, Part
 
@@ -30,7 +30,7 @@ __all__ = ["without_examples"]
     texts=("lame",),
 )
 @dataclass(frozen=True)
-class USCD(Source):
+class USCD(LogitsSource):
     """Subtracts what the model says after a weakened prompt, only at tokens where it is unsure.
 
     lame: the prompt without its input-output examples (`without_examples` takes them out of Python docstrings), a text
@@ -68,13 +68,13 @@ class USCD(Source):
 class _Selective(Blend):
     settings: USCD = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
         settings, everything = self.settings, part.everything()
         if settings.deferred:
             given = yield from part.read(0, everything, taps)
         else:
             lame = part.only(1, part.wanted[part.output])
-            given, poorer = yield from together([part.read(0, everything, taps), part.read(1, lame)])
+            given, poorer = yield from gather([part.read(0, everything, taps), part.read(1, lame)])
         unsure = part.output.copy()
         if unsure.any():
             unsure[unsure] = collision_mass(given.logits[torch.from_numpy(unsure)]) <= settings.confident

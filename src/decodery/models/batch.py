@@ -12,8 +12,8 @@ import torch
 from decodery.core.errors import SettingsError
 
 from .cache.cache import KVCache
-from .hooks import OF_OUTPUTS, OF_SCORES, Intervention, Tap, site
-from .layer_plan import WHOLE, Route, attending, sublayers
+from .hooks import OF_OUTPUTS, OF_SCORES, Intervention, Tap, hook_point
+from .layer_plan import WHOLE, LayerPlan, attending, sublayers
 
 
 @dataclass
@@ -65,7 +65,9 @@ class Segment:
         """[n, slots] float64, what is added to the scores of all heads of a layer; None for nothing."""
         assert self.cache is not None
         layers, place = len(self.cache.lengths), (OF_SCORES, layer)
-        own = [each for each in self.interventions if site(each.site, layers)[:2] == place] if self.steered else []
+        own = (
+            [each for each in self.interventions if hook_point(each.site, layers)[:2] == place] if self.steered else []
+        )
         if not own:
             return None
         rows = torch.zeros(len(self), len(self.slots(layer)), dtype=torch.float64, device="cpu")
@@ -160,7 +162,7 @@ class Cost:
     experts: int = 0
 
     @classmethod
-    def of(cls, segment: Segment, route: Route, layers: int, row_bytes: int) -> Cost:
+    def of(cls, segment: Segment, route: LayerPlan, layers: int, row_bytes: int) -> Cost:
         """To be asked after the cache has made room, before the rows are kept. row_bytes: of one row in one layer."""
         attention = attending(route, layers)
         slots = len(attention) * (segment.stays + len(segment))

@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 
-from .layer_plan import Route, stops
+from .layer_plan import LayerPlan, layer_steps
 from .torch.mixture import Shared
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ OF_SCORES = "attn_scores"
 _WITHIN = ("resid_pre", "resid_post", *OF_LAYERS, OF_SCORES)
 
 
-class Site(NamedTuple):
+class HookPoint(NamedTuple):
     """residual: the stream after so many layers, 0 the embeddings. The others as `site` says, with their layer or 0.
 
     given: as its rows were before they were changed there.
@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def site(tap: Tap, layers: int) -> Site:
+def hook_point(tap: Tap, layers: int) -> HookPoint:
     """The place a tap of a model of so many layers names.
 
     A number is the residual stream [n, hidden] after so many layers: 0 the embeddings, -1 after the last one. So are
@@ -59,20 +59,24 @@ def site(tap: Tap, layers: int) -> Site:
                 f"there is no state after layer {tap} of {layers}: taps are 0 (the embeddings) to {layers}, "
                 f"or -1 (after the last layer) to {-layers - 1}"
             )
-        return Site("residual", after)
+        return HookPoint("residual", after)
     if tap.startswith("given.") and tap.split(".")[1] in OF_LAYERS:
-        return site(tap.removeprefix("given."), layers)._replace(given=True)
+        return hook_point(tap.removeprefix("given."), layers)._replace(given=True)
     name, dot, number = tap.partition(".")
     if not dot and name == "embed":
-        return Site("residual", 0)
+        return HookPoint("residual", 0)
     if not dot and name == "half":
-        return Site("residual", layers // 2)
+        return HookPoint("residual", layers // 2)
     if not dot and name in OF_OUTPUTS:
-        return Site(name)
+        return HookPoint(name)
     if dot and name in _WITHIN and number.removeprefix("-").isdecimal():
         layer = int(number) if int(number) >= 0 else layers + int(number)
         if 0 <= layer < layers:
-            return Site("residual", layer + (name == "resid_post")) if name.startswith("resid") else Site(name, layer)
+            return (
+                HookPoint("residual", layer + (name == "resid_post"))
+                if name.startswith("resid")
+                else HookPoint(name, layer)
+            )
     known = ["embed", "half", *OF_OUTPUTS]
     known += [f"{name}.{layer}" for name in _WITHIN for layer in range(layers)]
     near = difflib.get_close_matches(tap, known, n=3, cutoff=0.6)
@@ -96,7 +100,7 @@ class Intervention:
     change: Callable[[torch.Tensor, Segment], torch.Tensor]
 
 
-class Visits:
+class Hooks:
     """What one pass has to do at its sites. A site that is read shows the rows after all changes there.
 
     where: the site of every tap. states: what was read, by site. chosen: [N, k] the experts that rows took, by layers
@@ -105,13 +109,13 @@ class Visits:
 
     def __init__(
         self,
-        where: dict[Tap, Site],
-        changes: dict[Site, list[tuple[int, Intervention]]],
+        where: dict[Tap, HookPoint],
+        changes: dict[HookPoint, list[tuple[int, Intervention]]],
         batch: Batch | None,
         shared: Shared | None = None,
     ) -> None:
         self.where = where
-        self.states: dict[Site, torch.Tensor] = {}
+        self.states: dict[HookPoint, torch.Tensor] = {}
         self.chosen: list[torch.Tensor] = []
         self._given = {place for place in where.values() if place.given}
         self._wanted = set(where.values()) - self._given
@@ -121,18 +125,18 @@ class Visits:
         self._batch = batch
 
     @classmethod
-    def of(cls, batch: Batch, taps: Sequence[Tap], route: Route, layers: int, *, steers: bool = False) -> Visits:
+    def of(cls, batch: Batch, taps: Sequence[Tap], route: LayerPlan, layers: int, *, steers: bool = False) -> Hooks:
         """The visits of a pass over a route. steers: whether what attends adds to attention's scores.
 
         Raises SettingsError for a site that the pass does not come by, UnsupportedModel where scores cannot be changed.
         """
-        where = {tap: site(tap, layers) for tap in taps}
+        where = {tap: hook_point(tap, layers) for tap in taps}
         if any(place.name == OF_SCORES for place in where.values()):
             raise SettingsError("attention's scores are added to and not read: attn_scores.L is no tap")
-        changes: dict[Site, list[tuple[int, Intervention]]] = {}
+        changes: dict[HookPoint, list[tuple[int, Intervention]]] = {}
         for number, segment in enumerate(batch.segments):
             for intervention in segment.interventions:
-                changes.setdefault(site(intervention.site, layers), []).append((number, intervention))
+                changes.setdefault(hook_point(intervention.site, layers), []).append((number, intervention))
             if segment.steered and (segment.cache is None or not steers):
                 raise UnsupportedModel(
                     "attention is steered in decoder models that decodery runs itself, over a cache: load the model "
@@ -146,20 +150,20 @@ class Visits:
         return cls(where, changes, batch, shared)
 
     @classmethod
-    def reading(cls, places: Sequence[Site]) -> Visits:
+    def reading(cls, places: Sequence[HookPoint]) -> Hooks:
         """Visits that read at these places and change nothing."""
         return cls({f"{place.name}.{place.layer}": place for place in places}, {}, None)
 
-    def __contains__(self, place: Site) -> bool:
+    def __contains__(self, place: HookPoint) -> bool:
         return place in self._places
 
-    def __iter__(self) -> Iterator[Site]:
+    def __iter__(self) -> Iterator[HookPoint]:
         return iter(self._places)
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def changed(self, place: Site) -> bool:
+    def changed(self, place: HookPoint) -> bool:
         """Whether some rows are changed there."""
         return place in self._changes
 
@@ -173,14 +177,14 @@ class Visits:
 
     def enter(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Rows as they enter a layer; behind the first one they are states, which were changed there already."""
-        place = Site("residual", layer)
+        place = HookPoint("residual", layer)
         if layer == 0:
             return self.visit(place, rows)
         if place in self._wanted:
             self.states[place] = rows
         return rows
 
-    def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+    def visit(self, place: HookPoint, rows: torch.Tensor) -> torch.Tensor:
         """The rows of all segments as they go on from `place`; kept where they are wanted."""
         if self._given and (before := place._replace(given=True)) in self._given:
             self.states[before] = rows
@@ -194,7 +198,7 @@ class Visits:
         """What was read, by the taps as they were asked for."""
         return {tap: self.states[place] for tap, place in self.where.items()}
 
-    def _change(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+    def _change(self, place: HookPoint, rows: torch.Tensor) -> torch.Tensor:
         assert self._batch is not None
         bounds = self._batch.logit_rows[1] if place.name in OF_OUTPUTS else self._batch.offsets
         rows = rows.clone()
@@ -210,14 +214,16 @@ class Visits:
         return rows
 
 
-def _check(places: set[Site], route: Route, layers: int) -> None:
+def _check(places: set[HookPoint], route: LayerPlan, layers: int) -> None:
     """Raise SettingsError unless the route comes by all of these."""
-    run = stops(route, layers)
-    passed = {Site(name) for name in OF_OUTPUTS} | {Site("residual", run[0].layer if run else 0)}
+    run = layer_steps(route, layers)
+    passed = {HookPoint(name) for name in OF_OUTPUTS} | {HookPoint("residual", run[0].layer if run else 0)}
     for stop in run:
-        passed.add(Site("residual", stop.layer + 1))
-        passed |= {Site(name, stop.layer) for name in ("head_out", "attn_out", OF_SCORES)} if stop.attention else set()
-        passed |= {Site("mlp_out", stop.layer)} if stop.mlp else set()
+        passed.add(HookPoint("residual", stop.layer + 1))
+        passed |= (
+            {HookPoint(name, stop.layer) for name in ("head_out", "attn_out", OF_SCORES)} if stop.attention else set()
+        )
+        passed |= {HookPoint("mlp_out", stop.layer)} if stop.mlp else set()
     for place in places - passed:
         if place.name == "residual":
             raise SettingsError(f"there is no state after layer {place.layer} in a pass that leaves that layer out")

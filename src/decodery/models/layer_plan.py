@@ -17,7 +17,7 @@ SUBLAYERS = ("attention", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class LayerPlan:
     """The layers that rows are run through, in order; None: all of them.
 
     A route that begins behind the first layer takes hidden states for rows (`Segment.states`), one that ends before the
@@ -34,11 +34,11 @@ class Route:
     experts: Sharing | None = None
 
 
-WHOLE = Route()
+WHOLE = LayerPlan()
 """Through all layers, nothing skipped."""
 
 
-class Stop(NamedTuple):
+class LayerStep(NamedTuple):
     """One layer of a route, and which of its sublayers are run."""
 
     layer: int
@@ -47,19 +47,19 @@ class Stop(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def stops(route: Route, layers: int) -> tuple[Stop, ...]:
+def layer_steps(route: LayerPlan, layers: int) -> tuple[LayerStep, ...]:
     """The layers of a route through a model that has so many. Raises SettingsError for what the model does not have."""
     run = tuple(range(layers)) if route.layers is None else route.layers
     if any(not 0 <= layer < layers for layer in run) or list(run) != sorted(set(run)):
         raise SettingsError(f"a route names layers from 0 to {layers - 1} in ascending order, not {list(run)}")
     skipped = {_sublayer(name, layers) for name in route.skip}
-    return tuple(Stop(layer, *((name, layer) not in skipped for name in SUBLAYERS)) for layer in run)
+    return tuple(LayerStep(layer, *((name, layer) not in skipped for name in SUBLAYERS)) for layer in run)
 
 
 @functools.lru_cache(maxsize=1024)
-def groups(route: Route, layers: int) -> tuple[tuple[Stop, ...], ...]:
+def groups(route: LayerPlan, layers: int) -> tuple[tuple[LayerStep, ...], ...]:
     """The layers of a route as they are run, `abreast` at a time."""
-    run, size = stops(route, layers), route.abreast
+    run, size = layer_steps(route, layers), route.abreast
     if size < 1:
         raise SettingsError(f"a route takes at least one layer at a time, not {size}")
     inner = run[1:-1]
@@ -68,8 +68,8 @@ def groups(route: Route, layers: int) -> tuple[tuple[Stop, ...], ...]:
 
 def abreast(
     rows: torch.Tensor,
-    groups: Sequence[Sequence[Stop]],
-    through: Callable[[torch.Tensor, Sequence[Stop]], torch.Tensor],
+    groups: Sequence[Sequence[LayerStep]],
+    through: Callable[[torch.Tensor, Sequence[LayerStep]], torch.Tensor],
 ) -> torch.Tensor:
     """Rows [N, hidden] behind groups of layers, of which each attends to what enters its group.
 
@@ -86,15 +86,15 @@ def abreast(
 
 
 @functools.lru_cache(maxsize=1024)
-def attending(route: Route, layers: int) -> tuple[int, ...]:
+def attending(route: LayerPlan, layers: int) -> tuple[int, ...]:
     """The layers whose attention is run, which are those that are given the rows' keys and values."""
-    return tuple(stop.layer for stop in stops(route, layers) if stop.attention)
+    return tuple(stop.layer for stop in layer_steps(route, layers) if stop.attention)
 
 
 @functools.lru_cache(maxsize=1024)
-def sublayers(route: Route, layers: int) -> int:
+def sublayers(route: LayerPlan, layers: int) -> int:
     """How many sublayers rows go through."""
-    return sum(stop.attention + stop.mlp for stop in stops(route, layers))
+    return sum(stop.attention + stop.mlp for stop in layer_steps(route, layers))
 
 
 def _sublayer(name: str, layers: int) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from .batch import Batch, Scores
 from .cache.cache import KVCache
 from .config import ModelConfig
 from .hooks import Tap
-from .layer_plan import WHOLE, Route
+from .layer_plan import WHOLE, LayerPlan
 from .torch.weights import Linear
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Reader(Protocol):
 class LanguageModel(Reader, Protocol):
     """Anything that scores rows of tokens against a cache."""
 
-    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.
 
         taps: where hidden states are read, see `sites.site`. route: which way the rows take. Raises SettingsError for

@@ -11,9 +11,9 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
-from decodery.models.hooks import OF_LAYERS, Intervention, site
+from decodery.models.hooks import OF_LAYERS, Intervention, hook_point
 from decodery.models.loaders.fields import Listed, Text, Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
@@ -150,14 +150,14 @@ class Codebook(Monitor):
         return self.codebooks
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         read = dict.fromkeys(f"given.{self.trained.sites[number]}" for number, _, _ in self.watch)
-        return Needs(taps=tuple(read), changes=self.action == "switch")
+        return Requirements(taps=tuple(read), changes=self.action == "switch")
 
     def fits(self, model: Reader) -> None:
         trained, config = self.trained, model.config
         for number, tap in enumerate(trained.sites):
-            heads = site(tap, config.num_layers).name == "head_out"
+            heads = hook_point(tap, config.num_layers).name == "head_out"
             groups, _, dim = trained.codes(number).shape
             if (groups, dim) != ((config.num_heads, config.head_dim) if heads else (1, config.hidden_size)):
                 raise SettingsError(f"these codebooks are of a model of another size: {_MADE}")

@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.batch import Segment
 from decodery.models.hooks import Intervention
@@ -75,9 +75,9 @@ class ContextAwareness(Monitor):
         return f"resid_pre.{self.layer}"
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         steers = self.action == "switch"
-        return Needs(taps=(self.site,), prompt_taps=True, parts=True, changes=steers, policies=steers)
+        return Requirements(taps=(self.site,), prompt_taps=True, parts=True, changes=steers, policies=steers)
 
     def fits(self, model: Reader) -> None:
         if not isinstance(model, Transformer):

@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.hooks import Intervention
 from decodery.models.protocol import Reader
@@ -111,8 +111,8 @@ class FactCheckmate(Probed):
             object.__setattr__(self, "shift", Shift.load(shift) if isinstance(shift, str) else shift)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(self.trained.site,), prompt_taps=True, changes=self.action == "switch")
+    def needs(self) -> Requirements:
+        return Requirements(taps=(self.trained.site,), prompt_taps=True, changes=self.action == "switch")
 
     def fits(self, model: Reader) -> None:
         super().fits(model)

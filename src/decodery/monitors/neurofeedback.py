@@ -8,7 +8,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
@@ -58,8 +58,8 @@ class Neurofeedback(Monitor):
         return self.axis
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(self.trained.site,))
+    def needs(self) -> Requirements:
+        return Requirements(taps=(self.trained.site,))
 
     def fits(self, model: Reader) -> None:
         self.trained.require(model, "answer", _MADE)

@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.threads import one_thread
-from decodery.models.hooks import site
+from decodery.models.hooks import hook_point
 from decodery.models.loaders.fields import Named, Text, Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
@@ -81,7 +81,7 @@ class Probe:
         """
         if self.pool != pool:
             raise SettingsError(f"this probe reads {self.pool} rows, and here {pool} rows are needed: {made}")
-        site(self.site, model.config.num_layers)
+        hook_point(self.site, model.config.num_layers)
         width = model.config.hidden_size * (2 if pool == "prompt" else 1)
         if len(self.tensors["mean"]) != width:
             raise SettingsError(f"this probe reads {len(self.tensors['mean'])} numbers and here are {width}: {made}")

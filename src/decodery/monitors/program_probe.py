@@ -7,7 +7,7 @@ from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.step.monitor import Row
 from decodery.step.sequence import Sequence
 
@@ -60,8 +60,8 @@ class ProgramProbe(Probed):
         return Threshold.of(self.trained.facts.get("always") or {}).value
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(self.trained.site,))
+    def needs(self) -> Requirements:
+        return Requirements(taps=(self.trained.site,))
 
     def start(self, seq: Sequence) -> float | None:
         return None

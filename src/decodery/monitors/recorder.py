@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.step.monitor import Monitor, Prompt, Row
 from decodery.step.sequence import Sequence
 
@@ -26,8 +26,8 @@ class Recorder(Monitor):
     k: int = 100
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=self.sites, prompt_taps=bool(self.sites))
+    def needs(self) -> Requirements:
+        return Requirements(taps=self.sites, prompt_taps=bool(self.sites))
 
     def start(self, seq: Sequence) -> Any:
         return {site: Pool() for site in self.sites}, ()

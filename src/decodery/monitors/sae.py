@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.hooks import Intervention
 from decodery.models.loaders.fields import Whole
@@ -128,9 +128,9 @@ class SAE(Monitor):
         return [head for head, score in self.trained.ranked()[: self.top] if score > 0]
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         taps = tuple(f"head_out.{layer}" for layer in sorted({layer for layer, _ in self.heads}))
-        return Needs(taps=taps, changes=self.action == "switch")
+        return Requirements(taps=taps, changes=self.action == "switch")
 
     @property
     def limit(self) -> float:

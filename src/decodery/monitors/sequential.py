@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.step.monitor import Prompt, Row
 from decodery.step.sequence import Sequence
 
@@ -48,8 +48,8 @@ class Sequential(Probed):
     action: Literal["flag", "stop"] = field(default="stop", kw_only=True)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(self.trained.site,), prompt_taps=True)
+    def needs(self) -> Requirements:
+        return Requirements(taps=(self.trained.site,), prompt_taps=True)
 
     def start(self, seq: Sequence) -> _State:
         return _State(Turns.of(seq, (self.trained.site,)))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.step.detokenizer import Detokenizer
 from decodery.step.monitor import Action, Rollback, Row, Stop
 from decodery.step.sequence import Sequence
@@ -72,8 +72,8 @@ class TruthPrInt(Probed):
             raise SettingsError("truthprint takes back 1 to 64 tokens (most), tries 1 to 15, share from 0 to 1")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(self.trained.site,), keys=self.action == "rollback")
+    def needs(self) -> Requirements:
+        return Requirements(taps=(self.trained.site,), keys=self.action == "rollback")
 
     @property
     def rolls(self) -> int:

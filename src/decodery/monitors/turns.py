@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.step.monitor import Monitor, Prompt, Row
 from decodery.step.sequence import Sequence
 
@@ -64,8 +64,8 @@ class TurnRecorder(Monitor):
     sites: tuple[str, ...] = ()
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=self.sites, prompt_taps=True)
+    def needs(self) -> Requirements:
+        return Requirements(taps=self.sites, prompt_taps=True)
 
     def start(self, seq: Sequence) -> Turns:
         return Turns.of(seq, self.sites)

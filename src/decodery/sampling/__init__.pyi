@@ -5,6 +5,7 @@ from .epsilon import Epsilon as Epsilon
 from .eta import Eta as Eta
 from .frequency_penalty import FrequencyPenalty as FrequencyPenalty
 from .logit_bias import LogitBias as LogitBias
+from .logits_processor import LogitsProcessor as LogitsProcessor
 from .min_new_tokens import MinNewTokens as MinNewTokens
 from .min_p import MinP as MinP
 from .mirostat import Mirostat as Mirostat
@@ -21,5 +22,4 @@ from .top_h import TopH as TopH
 from .top_k import TopK as TopK
 from .top_p import TopP as TopP
 from .typical import Typical as Typical
-from .logits_processor import Warp as Warp
 from .xtc import XTC as XTC

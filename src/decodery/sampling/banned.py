@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .logits_processor import Context, Stage, Warp
+from .logits_processor import Context, LogitsProcessor, Stage
 from .masks import exclude
 
 
 @dataclass(frozen=True)
-class Banned(Warp):
+class Banned(LogitsProcessor):
     """Excludes tokens at output positions of one text. banned: {position: their ids}; written: {position: the one token
     that is left there}.
     """

@@ -12,9 +12,9 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import ConstraintError
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 
-from .logits_processor import Context, Stage, Warp
+from .logits_processor import Context, LogitsProcessor, Stage
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Constraint(Contract):
     after: AfterCheck | None = None
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find: no `ends` where a text that is cut is as good as one that ends."""
-        return Needs(checked=True, ends=True, mask=self.bonus is not None)
+        return Requirements(checked=True, ends=True, mask=self.bonus is not None)
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """What rules find: no `mask` where `allowed` costs as much as asking about every token."""
-        return Gives(mask=True)
+        return Provides(mask=True)
 
     @abstractmethod
     def init(self, prompt: Sequence[int]) -> Any:
@@ -120,7 +120,7 @@ class Constraint(Contract):
 
 
 @dataclass(frozen=True)
-class Constrained(Warp):
+class Constrained(LogitsProcessor):
     """Excludes what a constraint does not allow, or favours what it does. It goes before all other warps, so that these
     leave something.
 
@@ -135,7 +135,7 @@ class Constrained(Warp):
     hears_logprobs = False
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self.constraint.needs
 
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
@@ -164,7 +164,7 @@ class Constrained(Warp):
         return self.constraint.advance(state, token)
 
 
-def constrained(warps: Sequence[Warp]) -> tuple[int, Constraint] | None:
+def constrained(warps: Sequence[LogitsProcessor]) -> tuple[int, Constraint] | None:
     """The number of the warp that holds a constraint, and the constraint; None where there is none."""
     for number, warp in enumerate(warps):
         if isinstance(warp, Constrained):

@@ -13,7 +13,7 @@ import torch
 from decodery.core.registry import register
 
 from .history import Repeats
-from .logits_processor import Context, Stage, Warp, require_count, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_count, require_number
 
 _LARGEST = 88.7228391
 """Logarithm of the largest float32: no penalty grows beyond it."""
@@ -21,7 +21,7 @@ _LARGEST = 88.7228391
 
 @register("dry", guarantee="lossy; multiplier=0 is the identity")
 @dataclass(frozen=True)
-class DRY(Warp):
+class DRY(LogitsProcessor):
     """Lowers the logit of a token that followed the text's last n tokens before by multiplier * base ** (n - allowed).
 
     n: the longest such run, in the prompt or the output; runs shorter than `allowed` cost nothing. window: how many of

@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
 @register(
@@ -18,7 +18,7 @@ from .logits_processor import Context, Stage, Warp, require_number
     guarantee="lossy; cutoff=0 is the identity",
 )
 @dataclass(frozen=True)
-class Epsilon(Warp):
+class Epsilon(LogitsProcessor):
     """Keeps the tokens with a probability of at least the cutoff, and always the most probable one.
 
     cutoff: a probability, 0 to 1; usually 3e-4 to 9e-4.

@@ -11,7 +11,7 @@ import torch
 from decodery.core.registry import register
 
 from .entropy import entropy
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
 @register(
@@ -20,7 +20,7 @@ from .logits_processor import Context, Stage, Warp, require_number
     guarantee="lossy; cutoff=0 is the identity",
 )
 @dataclass(frozen=True)
-class Eta(Warp):
+class Eta(LogitsProcessor):
     """Keeps the tokens at least min(cutoff, sqrt(cutoff) exp(-entropy)) probable, and always the top one.
 
     cutoff: a probability, 0 to 1; usually 3e-4 to 2e-3. The entropy is in nats.

@@ -10,12 +10,12 @@ import torch
 from decodery.core.registry import register
 
 from .history import Counts, token_counts
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
 @register("frequency-penalty", guarantee="lossy; penalty=0 is the identity")
 @dataclass(frozen=True)
-class FrequencyPenalty(Warp):
+class FrequencyPenalty(LogitsProcessor):
     """Lowers the logits of generated tokens by the penalty times their count, the prompt left out.
 
     penalty: in logits per occurrence, usually -2 to 2.

@@ -10,12 +10,12 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_count, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_count, require_number
 
 
 @register("logit-bias", guarantee="lossy; an empty map is the identity")
 @dataclass(frozen=True)
-class LogitBias(Warp):
+class LogitBias(LogitsProcessor):
     """Adds a bias to the logits of given token ids.
 
     bias: pairs (token id, logits to add), or a map in their place; -100 and 100 ban and force in practice. As

@@ -13,9 +13,9 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 
-__all__ = ["Context", "Stage", "Warp"]
+__all__ = ["Context", "LogitsProcessor", "Stage"]
 
 
 class Stage(IntEnum):
@@ -48,7 +48,7 @@ class Context:
         return len(self.tokens) - self.prompt_length
 
 
-class Warp(Contract):
+class LogitsProcessor(Contract):
     """Turns logits into logits; a frozen dataclass whose fields are its settings.
 
     A row's result depends on that row and its context only, never on what else is in the call. Excluded
@@ -61,14 +61,14 @@ class Warp(Contract):
     hears_logprobs: ClassVar[bool] = True
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find: a truncation looks at what the mask of a constraint has left."""
-        return Needs(mask=self.stage is Stage.TRUNCATION)
+        return Requirements(mask=self.stage is Stage.TRUNCATION)
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """What others find in its result: no `law` where that only says which token is best."""
-        return Gives(law=True)
+        return Provides(law=True)
 
     @property
     def greedy(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_count
+from .logits_processor import Context, LogitsProcessor, Stage, require_count
 from .masks import exclude
 
 
@@ -18,7 +18,7 @@ from .masks import exclude
     guarantee="no end in the first `count` tokens, unless nothing else is possible; count=0 is the identity",
 )
 @dataclass(frozen=True)
-class MinNewTokens(Warp):
+class MinNewTokens(LogitsProcessor):
     """Excludes the end tokens until a given number of tokens has been generated.
 
     count: how many tokens come first. eos: ids of the end tokens, as many as the model has.

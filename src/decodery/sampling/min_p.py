@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
 @register(
@@ -18,7 +18,7 @@ from .logits_processor import Context, Stage, Warp, require_number
     guarantee="lossy; p=0 is the identity",
 )
 @dataclass(frozen=True)
-class MinP(Warp):
+class MinP(LogitsProcessor):
     """Keeps the tokens at least p times as probable as the most probable one.
 
     p: a ratio, 0 to 1.

@@ -14,7 +14,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 from .masks import keep, largest
 
 _ZIPF = 100
@@ -38,7 +38,7 @@ class Feedback:
     guarantee="lossy; mean surprise = tau + (first mu - last mu) / (eta * tokens), so tau while mu stays bounded",
 )
 @dataclass(frozen=True)
-class Mirostat(Warp):
+class Mirostat(LogitsProcessor):
     """Keeps the tokens less surprising than a bound, which rises and falls with what the chosen ones turn out to be.
 
     tau: the surprise to aim at, in bits per token. eta: how fast the bound follows. version: 2 bounds the surprise

@@ -11,10 +11,10 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 
 from .history import Repeats
-from .logits_processor import Context, Stage, Warp, require_count, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_count, require_number
 from .masks import largest
 
 
@@ -24,7 +24,7 @@ from .masks import largest
     guarantee="lossy and deterministic; alpha=0 is greedy decoding",
 )
 @dataclass(frozen=True)
-class Momentum(Warp):
+class Momentum(LogitsProcessor):
     """Takes, of the k likeliest tokens, the one with the highest probability minus alpha times its resistance.
 
     The text is a graph of tokens; a token's depth is the length of the longest run (the last tokens and itself) that
@@ -39,8 +39,8 @@ class Momentum(Warp):
     stage = Stage.EDIT
     stateful = True
     hears_logprobs = False
-    needs = Needs(mask=True)
-    gives = Gives()
+    needs = Requirements(mask=True)
+    gives = Provides()
 
     def __post_init__(self) -> None:
         require_count("the k of momentum", self.k)

@@ -14,7 +14,7 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
 from decodery.models.trained.artifact import Artifact, remembered
 
-from .logits_processor import Context, Stage, Warp
+from .logits_processor import Context, LogitsProcessor, Stage
 from .masks import exclude
 
 FILE = "citations.safetensors"
@@ -81,7 +81,7 @@ def _load(path: Path) -> Citations:
     needs=("the texts",),
 )
 @dataclass(frozen=True)
-class NoCitation(Warp):
+class NoCitation(LogitsProcessor):
     """Excludes every token that would complete an n-gram of texts a model was tuned on.
 
     texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model. size:

@@ -11,7 +11,7 @@ import torch
 from decodery.core.registry import register
 
 from .history import Repeats
-from .logits_processor import Context, Stage, Warp, require_count
+from .logits_processor import Context, LogitsProcessor, Stage, require_count
 from .masks import exclude
 
 
@@ -21,7 +21,7 @@ from .masks import exclude
     guarantee="no n-gram of this size occurs twice, unless nothing else is possible; size=0 is the identity",
 )
 @dataclass(frozen=True)
-class NoRepeatNGram(Warp):
+class NoRepeatNGram(LogitsProcessor):
     """Excludes every token that would complete an n-gram the prompt or the output already has.
 
     size: tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred. Ids the model has

@@ -10,12 +10,12 @@ import torch
 from decodery.core.registry import register
 
 from .history import Counts, token_counts
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
 @register("presence-penalty", guarantee="lossy; penalty=0 is the identity")
 @dataclass(frozen=True)
-class PresencePenalty(Warp):
+class PresencePenalty(LogitsProcessor):
     """Lowers the logits of generated tokens by the penalty, once each, the prompt left out.
 
     penalty: in logits, usually -2 to 2.

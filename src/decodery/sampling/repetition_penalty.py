@@ -10,7 +10,7 @@ import torch
 from decodery.core.registry import register
 
 from .history import Counts, token_counts
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
 @register(
@@ -19,7 +19,7 @@ from .logits_processor import Context, Stage, Warp, require_number
     guarantee="lossy; penalty=1 is the identity",
 )
 @dataclass(frozen=True)
-class RepetitionPenalty(Warp):
+class RepetitionPenalty(LogitsProcessor):
     """Divides the positive and multiplies the negative logits of all tokens in the prompt and the output.
 
     penalty: a factor above 0, applied once per token; above 1 discourages, below 1 encourages repetition.

@@ -14,7 +14,7 @@ import torch
 from decodery.core.errors import NumericalError, SettingsError
 from decodery.core.noise import gumbel_argmax
 from decodery.core.registry import method_of, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import argmax
 
@@ -23,7 +23,7 @@ from .epsilon import Epsilon
 from .eta import Eta
 from .frequency_penalty import FrequencyPenalty
 from .logit_bias import LogitBias
-from .logits_processor import Context, Stage, Warp
+from .logits_processor import Context, LogitsProcessor, Stage
 from .min_new_tokens import MinNewTokens
 from .min_p import MinP
 from .mirostat import Mirostat
@@ -50,7 +50,7 @@ CHANCE: dict[str, Any] = {
     **{"top_h": None, "xtc": 0.0, "mirostat": 0},
 }
 """Settings that only shape chance, and their neutral values."""
-ORDERS: dict[str, tuple[type[Warp], ...]] = {
+ORDERS: dict[str, tuple[type[LogitsProcessor], ...]] = {
     "default": (
         *(NoRepeatNGram, MinNewTokens, LogitBias, *_PENALTIES),
         *(Temperature, TopK, TopP, MinP, Typical, Epsilon, Eta, TopH, XTC, Mirostat),
@@ -75,16 +75,16 @@ ORDERS: dict[str, tuple[type[Warp], ...]] = {
 class Sampler:
     """Warps in the order they are applied; an empty list samples from the model's own distribution.
 
-    warps: `Warp`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
+    warps: `LogitsProcessor`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
     """
 
-    warps: tuple[Warp, ...]
+    warps: tuple[LogitsProcessor, ...]
 
-    def __init__(self, warps: Warp | str | Iterable[Warp | str] = ()) -> None:
-        given = (warps,) if isinstance(warps, str | Warp) else warps
+    def __init__(self, warps: LogitsProcessor | str | Iterable[LogitsProcessor | str] = ()) -> None:
+        given = (warps,) if isinstance(warps, str | LogitsProcessor) else warps
         resolved = tuple(resolve("sample", warp) for warp in given)
         for warp in resolved:
-            if not isinstance(warp, Warp):
+            if not isinstance(warp, LogitsProcessor):
                 raise SettingsError(f"{warp!r} is not a warp; pass a Warp or a text such as top-p:p=0.9")
         object.__setattr__(self, "warps", resolved)
 
@@ -130,7 +130,7 @@ class Sampler:
             order = "default"
         if order not in ORDERS:
             raise SettingsError(f"there is no order {order!r}; choose one of {', '.join(ORDERS)}")
-        settings: dict[Callable[[Any], Warp], Any] = {
+        settings: dict[Callable[[Any], LogitsProcessor], Any] = {
             Temperature: 0.0 if temperature is None else temperature,
             TopK: top_k,
             TopP: top_p,
@@ -180,9 +180,9 @@ class Sampler:
         return any(warp.stateful for warp in self.warps)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What its warps need together."""
-        return Needs.merged(warp.needs for warp in self.warps)
+        return Requirements.merged(warp.needs for warp in self.warps)
 
     def init(self, prompt: Sequence[int]) -> tuple[Any, ...]:
         """The state before the first output token, one entry per warp."""
@@ -285,10 +285,10 @@ class Sampler:
             raise NumericalError(_NO_LAW)
         return ids.tolist()
 
-    def _applies(self, warp: Warp, shaped: bool = True) -> bool:
+    def _applies(self, warp: LogitsProcessor, shaped: bool = True) -> bool:
         return warp.stage <= Stage.EDIT or (shaped and not self.greedy)
 
-    def _listens(self, warp: Warp) -> bool:
+    def _listens(self, warp: LogitsProcessor) -> bool:
         return warp.stateful and warp.hears_logprobs and self._applies(warp)
 
     def _through(self, index: int, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
@@ -297,7 +297,7 @@ class Sampler:
         return warp.warp(logits, _own_states(contexts, index) if warp.stateful else contexts)
 
 
-def _set_up(kind: type[Warp], name: str, **settings: Any) -> list[Warp]:
+def _set_up(kind: type[LogitsProcessor], name: str, **settings: Any) -> list[LogitsProcessor]:
     """The warp of `settings`, of which the first is its own; none where that is None."""
     given = {key: value for key, value in settings.items() if value is not None}
     if next(iter(settings)) in given:

@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are 0: the most probable token, without a division."""
@@ -21,7 +21,7 @@ GREEDY_BELOW = 1e-5
     guarantee="lossy; t=1 is the identity, t=0 keeps the most probable token",
 )
 @dataclass(frozen=True)
-class Temperature(Warp):
+class Temperature(LogitsProcessor):
     """Divides the logits by t; 0 is greedy decoding.
 
     t: 0 or more; below 1e-5 only the most probable token stays, among equals the lowest id.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 
 from .constraint import Constrained, Constraint
 from .logits_processor import Context
@@ -44,7 +44,7 @@ class _Timed(Constraint):
         self.bonus = constraint.bonus
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self._constraint.needs
 
     def init(self, prompt: Sequence[int]) -> Any:

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
 from .entropy import entropy
-from .logits_processor import Context, Stage, Warp, require_count, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_count, require_number
 from .masks import largest
 
 _ROUNDING = 1 + 1e-9
@@ -25,7 +25,7 @@ _ROUNDING = 1 + 1e-9
     guarantee="lossy; what is drawn from has at most alpha times the entropy; alpha=1,top=0 is the identity",
 )
 @dataclass(frozen=True)
-class TopH(Warp):
+class TopH(LogitsProcessor):
     """Keeps the most probable tokens, as many as leave at most a given share of the distribution's entropy.
 
     alpha: the share, above 0 and up to 1. top: how many tokens are candidates, 0 for all. bound: "renormalised" is the

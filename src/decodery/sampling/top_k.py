@@ -10,13 +10,13 @@ import torch
 
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_count
+from .logits_processor import Context, LogitsProcessor, Stage, require_count
 from .masks import keep
 
 
 @register("top-k", paper="Hierarchical Neural Story Generation (2018)", guarantee="lossy; k=0 is the identity")
 @dataclass(frozen=True)
-class TopK(Warp):
+class TopK(LogitsProcessor):
     """Keeps the tokens whose logit is at least the k-th largest; equals at the border all stay.
 
     k: a count; 0, or the size of the vocabulary and more, keeps everything.

@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 from .masks import keep
 from .prefix import smallest_prefix
 
@@ -21,7 +21,7 @@ from .prefix import smallest_prefix
     guarantee="lossy; p=1 is the identity",
 )
 @dataclass(frozen=True)
-class TopP(Warp):
+class TopP(LogitsProcessor):
     """Keeps the fewest most probable tokens with a mass of at least p; the token that crosses p stays.
 
     p: a share above 0, up to 1. Among equals at the border the lowest ids stay.

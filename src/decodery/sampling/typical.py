@@ -11,14 +11,14 @@ import torch
 from decodery.core.registry import register
 
 from .entropy import entropy
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 from .masks import keep
 from .prefix import smallest_prefix
 
 
 @register("typical", paper="Locally Typical Sampling (2022)", guarantee="lossy; mass=1 is the identity")
 @dataclass(frozen=True)
-class Typical(Warp):
+class Typical(LogitsProcessor):
     """Keeps the tokens whose surprise is nearest to the entropy, as few as hold a given mass.
 
     mass: a share above 0, up to 1. Tokens equally far from the entropy as the last one needed all stay. The

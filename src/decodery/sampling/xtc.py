@@ -10,13 +10,13 @@ import torch
 from decodery.core.noise import WARP, draw
 from decodery.core.registry import register
 
-from .logits_processor import Context, Stage, Warp, require_number
+from .logits_processor import Context, LogitsProcessor, Stage, require_number
 from .masks import largest
 
 
 @register("xtc", guarantee="lossy; probability=0 or a threshold above 0.5 is the identity")
 @dataclass(frozen=True)
-class XTC(Warp):
+class XTC(LogitsProcessor):
     """Excludes, at a random share of positions, every token above a probability but the least probable of these.
 
     probability: of a position to be changed. threshold: a token at least this probable is a choice that could be left

@@ -8,7 +8,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, scores_of
 
 from .wrapper import Wrapper
@@ -44,7 +44,7 @@ class Budgeted(Wrapper):
     def bounds(self) -> tuple[float, float]:
         return 0.0, self.inner.bounds[1]
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         found = yield from scores_of(self.inner, candidates)
         lengths = torch.tensor([len(output) for output in candidates.outputs], dtype=torch.float64, device="cpu")
         return found.double().cpu() * ((self.most + self.spare - lengths) / self.spare).clamp(0.0, 1.0)

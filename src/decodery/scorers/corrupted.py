@@ -13,7 +13,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import draw, mix
 from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, scores_of
 
 from .wrapper import Wrapper
@@ -68,7 +68,7 @@ class Corrupted(Wrapper):
     def bounds(self) -> tuple[float, float]:
         return 0.0, 1.0
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         found = yield from scores_of(self.inner, candidates)
         sound = found.double().cpu().clamp(_CLIP, 1 - _CLIP)
         bent = [self._added(candidates.prompt, output) for output in candidates.outputs]

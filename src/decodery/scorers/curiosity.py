@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
 
 from .log_probability import token_logprobs
@@ -78,8 +78,8 @@ class Curiosity(Scorer):
         return 0.0, 1.0
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, taps=() if self.inner is None else self.inner.needs.taps)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, taps=() if self.inner is None else self.inner.needs.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Curiosity:
         return self if self.inner is None else replace(self, coherence=self.inner.bind(tokenizer))
@@ -88,7 +88,7 @@ class Curiosity(Scorer):
         if self.inner is not None:
             self.inner.fits(model)
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         begins = candidates.begins or [0] * len(candidates)
         counts = [len(output) - begin for output, begin in zip(candidates.outputs, begins, strict=True)]
         logprobs = yield from token_logprobs(candidates, counts)

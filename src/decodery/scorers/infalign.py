@@ -13,7 +13,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import charged
 from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
 
 from .wrapper import Wrapper
@@ -68,7 +68,7 @@ class InfAlign(Wrapper):
     def log(self) -> bool:
         return True
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         rewards = yield from scores_of(self.inner, candidates)
         drawn = yield from self._drawn(candidates)
         own = rewards.double().cpu().numpy()
@@ -76,7 +76,7 @@ class InfAlign(Wrapper):
         found = transformed(calibrated, self.transform, n=self.n, t=self.t, beta=self.beta)
         return torch.from_numpy(found / self.beta)
 
-    def _drawn(self, candidates: Candidates) -> Asking[np.ndarray]:
+    def _drawn(self, candidates: Candidates) -> ForwardCoroutine[np.ndarray]:
         """Sorted rewards [samples] of the model's own answers, remembered as long as the search that asks."""
         calls = candidates.calls
         if calls is None:

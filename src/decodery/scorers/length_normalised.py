@@ -9,7 +9,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
 
 from .wrapper import Wrapper
@@ -43,7 +43,7 @@ class LengthNormalised(Wrapper):
         # Divided by what may be large, a bound on either side of 0 only holds as it is, or as 0.
         return min(least, 0.0), max(most, 0.0)
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         found = yield from scores_of(self.inner, candidates)
         lengths = torch.tensor(
             [max(len(output), 1) for output in candidates.outputs], dtype=torch.float64, device="cpu"

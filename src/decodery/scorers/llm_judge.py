@@ -12,9 +12,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import charged, count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader, writes
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
@@ -57,7 +57,7 @@ class LLMJudge(Scorer):
     labels: tuple[str, ...] = ("1", "2", "3", "4", "5")
     tokens: tuple[tuple[int, ...], ...] = ()
 
-    needs = Needs(logprobs=True)
+    needs = Requirements(logprobs=True)
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 or len({label.strip() for label in self.labels} - {""}) < len(self.labels):
@@ -96,7 +96,7 @@ class LLMJudge(Scorer):
                 "and search through `LM`"
             )
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         calls = candidates.calls
         if calls is None:
             raise SettingsError("llm-judge writes a prompt of its own, and this one is token ids: search through `LM`")
@@ -121,7 +121,7 @@ class LLMJudge(Scorer):
     def _prompt(self, calls: Calls, answer: str) -> str:
         return f"Question:\n{calls.conversation.task}\n\nAnswer:\n{answer}\n\n{self.instruction}"
 
-    def _heard(self, calls: Calls, prompts: list[str]) -> Asking[torch.Tensor]:
+    def _heard(self, calls: Calls, prompts: list[str]) -> ForwardCoroutine[torch.Tensor]:
         """By what a server says of the first token."""
         said = [calls.conversation.apart(prompt) for prompt in prompts]
         found = yield from calls.judge(said, most=1, logprobs=_LISTED)

@@ -10,8 +10,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.forward_request import Asking
+from decodery.core.requirements import Requirements
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
@@ -33,7 +33,7 @@ class LogProbability(Scorer):
         if self.of not in ("sum", "mean", "min"):
             raise SettingsError(f"log-probability knows the sum, the mean and the min, not {self.of!r}")
 
-    needs = Needs(rows=True)
+    needs = Requirements(rows=True)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -43,7 +43,7 @@ class LogProbability(Scorer):
     def log(self) -> bool:
         return True
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         logprobs = yield from token_logprobs(candidates, [len(output) for output in candidates.outputs])
         return torch.stack([self._of(each) for each in logprobs])
 
@@ -57,7 +57,7 @@ class LogProbability(Scorer):
         return total.clamp(max=0.0)
 
 
-def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> Asking[list[torch.Tensor]]:
+def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> ForwardCoroutine[list[torch.Tensor]]:
     """What the model that wrote them finds the last `counts` tokens of each output likely: [count] float64 of each."""
     model, start = reader(candidates, "log-probability"), len(candidates.prompt)
     found = [torch.zeros(wanted, dtype=torch.float64, device="cpu") for wanted in counts]

@@ -10,12 +10,12 @@ from torch.nn.functional import relu
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.config import LAYERS
 from decodery.models.loaders.fields import Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
@@ -72,7 +72,7 @@ class ProcessReward(Scorer):
     head: ProcessHead | str
 
     bounds = 0.0, 1.0
-    needs = Needs(rows=True)
+    needs = Requirements(rows=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.head, str):
@@ -94,7 +94,7 @@ class ProcessReward(Scorer):
         advice = "train one for it with `decodery train prm -m MODEL`"
         refuse_other("this process reward head", head.model, model, advice)
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         model = reader(candidates, "process-reward")
         self.fits(model)
         found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")

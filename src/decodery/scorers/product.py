@@ -9,10 +9,10 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, together
+from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.scorer import Candidates, Scorer, log_scores, scores_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class Product(Scorer):
         return True
 
     @property
-    def needs(self) -> Needs:
-        return Needs.merged(factor.needs for factor in self.scorers)
+    def needs(self) -> Requirements:
+        return Requirements.merged(factor.needs for factor in self.scorers)
 
     def bind(self, tokenizer: Tokenizer) -> Product:
         return replace(self, factors=tuple(factor.bind(tokenizer) for factor in self.scorers))
@@ -64,12 +64,12 @@ class Product(Scorer):
         for factor in self.scorers:
             factor.fits(model)
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        found = yield from together([self._logarithms(factor, candidates) for factor in self.scorers])
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
+        found = yield from gather([self._logarithms(factor, candidates) for factor in self.scorers])
         powers = self.powers or (1.0,) * len(found)
         return torch.stack([power * each for power, each in zip(powers, found, strict=True)]).sum(dim=0)
 
-    def _logarithms(self, factor: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
+    def _logarithms(self, factor: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         total = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
         known = [n for n, finished in enumerate(candidates.finished) if finished or factor.prefixes]
         if known:

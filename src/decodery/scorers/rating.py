@@ -11,9 +11,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import gumbel, mix
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
@@ -51,7 +51,7 @@ class Rating(Scorer):
     how: Literal["mean", "argmax", "drawn"] = "mean"
     draws: int = 3
 
-    needs = Needs(rows=True)
+    needs = Requirements(rows=True)
 
     def __post_init__(self) -> None:
         if self.how not in ("mean", "argmax", "drawn"):
@@ -89,7 +89,7 @@ class Rating(Scorer):
         if sum(map(len, self.words)) != len(set().union(*self.words)):
             raise SettingsError("rating needs words whose first tokens differ: choose other words")
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         model = reader(candidates, "rating")
         self.fits(model)
         found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")

@@ -10,7 +10,7 @@ from decodery.core.errors import ContextFull, SettingsError
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Asking, score_all
+from decodery.step.forward_request import ForwardCoroutine, score_all
 from decodery.step.scorer import Candidates
 
 _CHUNK = 64
@@ -31,7 +31,7 @@ def read(
     rows: Sequence[int],
     take: Callable[[int, int, torch.Tensor], None],
     tap: Tap | None = None,
-) -> Asking[None]:
+) -> ForwardCoroutine[None]:
     """Read `texts`, all together; each begins as its candidate does, or as long as that is read already.
 
     rows: how many of the last rows of each are wanted. take: called with the number of a text, of a row, counted from

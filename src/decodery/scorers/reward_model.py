@@ -12,13 +12,13 @@ import torch
 from decodery.core.conversation import Prompt
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.named import Precision, loaded
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.vocabularies import fitted
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
 
 from .text import texts
@@ -53,7 +53,7 @@ class RewardModel(Wrapper):
     model: LoadedModel | LanguageModel | str = ""
     dtype: Precision = "auto"
 
-    needs = Needs()
+    needs = Requirements()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +85,7 @@ class RewardModel(Wrapper):
     def fits(self, model: Reader) -> None:
         self.inner.fits(self._loaded[0])
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         found = self._found
         model, tokenizer = (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
         writer = candidates.model

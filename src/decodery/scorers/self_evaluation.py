@@ -9,9 +9,9 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
@@ -42,7 +42,7 @@ class SelfEvaluation(Scorer):
     yes: str | tuple[int, ...] = "Yes| Yes|yes| yes"
     no: str | tuple[int, ...] = "No| No|no| no"
 
-    needs = Needs(rows=True)
+    needs = Requirements(rows=True)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -65,7 +65,7 @@ class SelfEvaluation(Scorer):
         if not 0 <= min(ids) <= max(ids) < model.vocab_size:
             raise SettingsError(f"self-evaluation has token ids outside the vocabulary of {model.vocab_size}")
 
-    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         model = reader(candidates, "self-evaluation")
         self.fits(model)
         found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")

@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.config import LAYERS
 from decodery.models.loaders.fields import Whole
 from decodery.models.protocol import Reader
@@ -69,8 +69,8 @@ class ValueHead(Scorer):
         return self.head
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, taps=(self.trained.tap,))
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, taps=(self.trained.tap,))
 
     def fits(self, model: Reader) -> None:
         head, config = self.trained, model.config

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from decodery.core.registry import resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.step.scorer import Scorer
 
@@ -37,7 +37,7 @@ class Wrapper(Scorer):
         return self.inner.answers
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self.inner.needs
 
     def bind(self, tokenizer: Tokenizer) -> Self:

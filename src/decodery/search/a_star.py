@@ -10,7 +10,7 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -69,7 +69,7 @@ class AStar(StepSearch):
         """See `Search.texts_at_once`."""
         return self.k * self.batch
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         frontier = Frontier(self.frontier)
         frontier.push([Waiting(growth.root, 0.0, 1.0)])
         goals: list[Node] = []
@@ -94,7 +94,7 @@ class AStar(StepSearch):
         count("dropped", frontier.dropped)
         return (yield from growth.finish(goals or (yield from self._instead(growth, frontier))))
 
-    def _expand(self, growth: Growth, frontier: Frontier, taken: list[Waiting]) -> Asking[None]:
+    def _expand(self, growth: Growth, frontier: Frontier, taken: list[Waiting]) -> ForwardCoroutine[None]:
         """Write the next steps of these texts, and let them wait."""
         drawn = yield from growth.extend([each.node for each in taken for _ in range(self.k)])
         parents = {id(child): taken[number // self.k] for number, child in enumerate(drawn)}
@@ -113,7 +113,7 @@ class AStar(StepSearch):
         """Whether a text that was drawn from is to wait once more."""
         return widens(self.widening, each.visits, each.draws) and each not in frontier
 
-    def _instead(self, growth: Growth, frontier: Frontier) -> Asking[list[Node]]:
+    def _instead(self, growth: Growth, frontier: Frontier) -> ForwardCoroutine[list[Node]]:
         """What is returned where the budget is spent: a text that has ended, or one that is written to its end."""
         waiting = frontier.waiting
         if ended := [each for each in waiting if each.node.finished]:

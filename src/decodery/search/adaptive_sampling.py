@@ -13,7 +13,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import Stage, require_number
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .judged import Judged
@@ -62,7 +62,7 @@ class AdaptiveSampling(Judged):
         if not self.judge.answers:
             raise SettingsError("adaptive-sampling judges whole texts: give a scorer of answers")
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, 1 if request.sampler.greedy else self.n, self._warmed)
         self.judge.fits(pool.texts[0].model)
         drawn, errors = 0, list[Exception]()
@@ -94,7 +94,7 @@ class AdaptiveSampling(Judged):
     def _satisfied(self, texts: list[Sequence]) -> bool:
         return any(seq.score is not None and seq.score >= self.threshold for seq in texts)
 
-    def _score(self, texts: list[Sequence], begun: int) -> Asking[None]:
+    def _score(self, texts: list[Sequence], begun: int) -> ForwardCoroutine[None]:
         """Give the texts from number `begun` on a score, asking only about what no earlier text says already."""
         first = same_tokens(texts)
         fresh = [number for number in range(begun, len(texts)) if first[number] == number]

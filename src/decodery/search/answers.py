@@ -12,7 +12,7 @@ from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.worker import NotStarted, Unanswered, Worker
-from decodery.step.forward_request import Asking, off_loop
+from decodery.step.forward_request import ForwardCoroutine, off_loop
 from decodery.step.sequence import Sequence as Text
 
 from .base import written
@@ -78,7 +78,7 @@ class Answers:
         except (re.error, OverflowError, RecursionError) as error:
             raise SettingsError(f"the pattern {self.pattern!r} is no regular expression: {error}") from error
 
-    def of_texts(self, texts: Sequence[Text]) -> Asking[list[str | None]]:
+    def of_texts(self, texts: Sequence[Text]) -> ForwardCoroutine[list[str | None]]:
         """`of` finished sequences; without a tokenizer a text is the ids of its tokens."""
         shown = [" ".join(map(str, written(seq))) if seq.text is None else seq.text.text for seq in texts]
         # Patterns and formulas take time, which nobody else is to wait for.

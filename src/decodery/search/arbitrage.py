@@ -10,11 +10,11 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
@@ -80,8 +80,8 @@ class Arbitrage(Stepped, Judged):
         return second_model(self.model, self.dtype, target)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, taps=() if self.scorer is None else self.judge.needs.taps)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, taps=() if self.scorer is None else self.judge.needs.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Arbitrage:
         return self if self.scorer is None else super().bind(tokenizer)
@@ -90,7 +90,7 @@ class Arbitrage(Stepped, Judged):
         if self.scorer is not None:
             super().fits(model)
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         second, node = Second(growth, self.model, self.dtype), growth.root
         if isinstance(self.router, Router):
             self.router.fits(second.model)
@@ -110,7 +110,9 @@ class Arbitrage(Stepped, Judged):
         yield from growth.read(node.seq)
         return growth.close([node.seq])
 
-    def _by_router(self, router: Router, growth: Growth, second: Second, node: Node, drafted: Node) -> Asking[Node]:
+    def _by_router(
+        self, router: Router, growth: Growth, second: Second, node: Node, drafted: Node
+    ) -> ForwardCoroutine[Node]:
         state = yield from second.state(router.tap)
         escalated = node.number >= 0 and not growth.trace.grown[node.number].author
         if float(router.better(state[None], torch.tensor([escalated], dtype=torch.bool, device="cpu"))[0]) < self.theta:
@@ -118,14 +120,14 @@ class Arbitrage(Stepped, Judged):
         (own,) = yield from growth.extend([node])
         return own
 
-    def _by_threshold(self, growth: Growth, node: Node, drafted: Node) -> Asking[Node]:
+    def _by_threshold(self, growth: Growth, node: Node, drafted: Node) -> ForwardCoroutine[Node]:
         judged = yield from growth.judge([drafted])
         if judged and drafted.scores[-1] >= self.theta:
             return drafted
         (own,) = yield from growth.extend([node])
         return own
 
-    def _by_both(self, growth: Growth, node: Node, drafted: Node) -> Asking[Node]:
+    def _by_both(self, growth: Growth, node: Node, drafted: Node) -> ForwardCoroutine[Node]:
         (own,) = yield from growth.extend([node])
         judged = yield from growth.judge([drafted, own])
         if own not in judged:

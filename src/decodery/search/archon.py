@@ -11,7 +11,7 @@ from decodery.core.method_spec import MOST_NUMBER, given, listing, parts
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
-from decodery.step.forward_request import Asking, together
+from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
 from .archon_layers import COMPONENTS, Component, Critic, Evaluator, Fuser, Generator, Ranker, State, UnitTests
@@ -70,10 +70,10 @@ class Archon(Pipeline):
             candidates = sum(left for _, left in found)
         return asked
 
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         state = State()
         for layer in self.built():
-            found = yield from together([component.apply(calls, state, progress) for component in layer])
+            found = yield from gather([component.apply(calls, state, progress) for component in layer])
             state = found[0]
             for other in found[1:]:
                 state = State(state.candidates + other.candidates, state.critiques + other.critiques, state.tests)

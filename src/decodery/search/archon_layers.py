@@ -13,7 +13,7 @@ from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -56,7 +56,7 @@ class Component(Contract):
         """How many texts it asks for where there are so many candidates, without retries, and how many it leaves."""
 
     @abstractmethod
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         """What becomes of the state."""
 
 
@@ -73,7 +73,7 @@ class Generator(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return self.n, self.n
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         texts = yield from calls.answer([calls.conversation] * self.n, progress, sampler=_at(calls, self.temperature))
         return replace(state, candidates=tuple(texts))
 
@@ -91,7 +91,7 @@ class Critic(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         n = len(state.candidates)
         prompt = (
             f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nFor every answer write one "
@@ -117,7 +117,7 @@ class Ranker(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, min(candidates, self.top_k)
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         n = len(state.candidates)
         prompt = (
             f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nRank them from best to worst. "
@@ -142,7 +142,7 @@ class Fuser(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return self.n, self.n
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         said = calls.conversation.asking(
             f"{calls.conversation.question}\n\nThese answers were given to this by others; some of what they say may "
             f"be "
@@ -159,7 +159,7 @@ class Verifier(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 2 * candidates, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         begun = [f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\n" for seq in state.candidates]
         why = yield from _said(
             calls, [each + "Give the reasoning by which this answer is right." for each in begun], progress
@@ -186,7 +186,7 @@ class UnitTests(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         prompt = (
             f"{_task(calls)}\n\nWrite up to {self.most} short statements, in a numbered list, each of which is true of "
             "every good answer and can be checked."
@@ -213,7 +213,7 @@ class Evaluator(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return candidates, min(candidates, self.top_k)
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
         if not state.tests:
             return state.of(range(len(state.candidates))[: self.top_k])
         n = len(state.tests)
@@ -286,7 +286,7 @@ def _passed(said: str, tests: int) -> int | None:
     return sum(results[number] for number in range(1, tests + 1))
 
 
-def _said(calls: Calls, prompts: list[str], progress: Progress) -> Asking[list[str]]:
+def _said(calls: Calls, prompts: list[str], progress: Progress) -> ForwardCoroutine[list[str]]:
     """What the model says to prompts of its own, at the request's temperature."""
     asked = [calls.conversation.apart(prompt) for prompt in prompts]
     found = yield from calls.judge(asked, sampler=calls.request.sampler, progress=progress)

@@ -17,7 +17,7 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.core.trace import Step, Trace
 from decodery.engine.commit import commit
@@ -26,10 +26,10 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
-from decodery.step.acceptance_rule import Accepted, Laws
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.embedded import reading
-from decodery.step.forward_request import Asking, Scored, score_all
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, score_all
 from decodery.step.scorer import Candidates
 from decodery.step.sequence import Sequence
 
@@ -49,12 +49,12 @@ class Search(Contract):
     """A way of answering a request by more than one continuation. Fields are settings; one instance serves many."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find of a request whose `Branches` it follows.
 
         By default any temperature is allowed; a search that draws nothing says `greedy=True`, too.
         """
-        return Needs(rows=True, alone=True, law=True)
+        return Requirements(rows=True, alone=True, law=True)
 
     @property
     def texts_at_once(self) -> int:
@@ -75,7 +75,7 @@ class Search(Contract):
         return None
 
     @abstractmethod
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         """Finished sequences, best first, with their `score`; one trace is common to all of them.
 
         It asks for its passes, see `step.forward_request`, and so shares them with whatever else the engine does.
@@ -102,7 +102,7 @@ class Branches:
 
     def ask(
         self, segments: Ordered[Segment], *, taps: Ordered[Tap] = (), prefill: bool = False
-    ) -> Asking[list[Scored]]:
+    ) -> ForwardCoroutine[list[ForwardResult]]:
         """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
         self.engine.check_width(len(segments))
         found = yield from score_all(self.model, segments, taps)
@@ -112,7 +112,7 @@ class Branches:
         self.root.trace.steps.append(Step(rows=rows, prefill=prefill))
         return found
 
-    def score(self, branches: Ordered[Sequence]) -> Asking[torch.Tensor]:
+    def score(self, branches: Ordered[Sequence]) -> ForwardCoroutine[torch.Tensor]:
         """Logits [n, vocab] after the last token of each branch, whose cache then holds all of its tokens.
 
         One pass, except that a prompt longer than the engine's chunks takes several.
@@ -209,5 +209,5 @@ def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
 
     logits: [vocab], the model's own at the branch's end.
     """
-    tree = TokenTree.root(seq.pending)
-    commit(seq, tree, Laws(tree, logits[None], seq), Accepted([], token))
+    tree = DraftTree.root(seq.pending)
+    commit(seq, tree, NodeDistributions(tree, logits[None], seq), Accepted([], token))

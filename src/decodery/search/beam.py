@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, law
@@ -36,12 +36,12 @@ class Beam(Search):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
-    needs = Needs(rows=True, alone=True, greedy=True, law=True)
+    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         self._ending()
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         group = Group(branches.root, self._ending())
         while group.running:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .judged import Judged
@@ -36,7 +36,7 @@ class BestOfN(Sampled, Judged):
         if not self.judge.answers:
             raise SettingsError("best-of-n judges whole texts: give a scorer of answers")
 
-    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
+    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
         except (ContextFull, ServerError) as error:

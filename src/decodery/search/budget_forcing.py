@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Search, require_written
@@ -48,7 +48,7 @@ class BudgetForcing(Search):
     ignore: int = 1
     most: int | None = None
 
-    needs = Needs(rows=True)
+    needs = Requirements(rows=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.ignore, int) or self.ignore < 0:
@@ -68,7 +68,7 @@ class BudgetForcing(Search):
         # What is never written need not be in the alphabet of a small model.
         return replace(self, end=ids(self.end), wait=ids(self.wait) if self.ignore else (), cue=ids(self.cue))
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         words = (self.end, self.wait, self.cue)
         if any(isinstance(each, str) and each for each in words):
             raise SettingsError("budget-forcing has texts: give token ids, or search through `LM`")
@@ -96,7 +96,7 @@ class BudgetForcing(Search):
         count("ignored", ignored)
         return pool.finish([text])
 
-    def _write_instead(self, pool: Pool, marks: deque[Mark], place: int, tokens: list[int]) -> Asking[None]:
+    def _write_instead(self, pool: Pool, marks: deque[Mark], place: int, tokens: list[int]) -> ForwardCoroutine[None]:
         """Write `tokens` in place of all that stands behind the first `place` tokens of the text."""
         (text,) = pool.texts
         first = text.prompt_length + place

@@ -15,7 +15,7 @@ from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
 from decodery.sampling.sampler import Sampler
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .memory_file import EMPTY, Sheet, SheetFile, unless_changed
@@ -74,7 +74,7 @@ class Cheatsheet(Pipeline):
         if not self.file:
             raise SettingsError("cheatsheet keeps its memory in a file: name one, as in cheatsheet:file=memory.json")
 
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         file, question = SheetFile(self.file), calls.conversation.task
         sheet = file.read()
         shown, memory = self._shown(sheet, question), None
@@ -129,7 +129,7 @@ class Cheatsheet(Pipeline):
         count("memory_cut")
         return asked(bisect_left(range(1, len(shown)), True, key=too_long))
 
-    def _curated(self, calls: Calls, sheet: Sheet, about: str) -> Asking[str | None]:
+    def _curated(self, calls: Calls, sheet: Sheet, about: str) -> ForwardCoroutine[str | None]:
         """The memory as the model rewrites it; None where it writes none."""
         prompt = f"{_CURATE.format(most=self.most)}\n\nThe cheatsheet so far:\n{sheet.memory}\n\n{about}\n\n{_FORM}"
         if not calls.fits(calls.conversation.apart(prompt)):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
@@ -70,8 +70,8 @@ class ComputeOptimal(Search):
         return self.table
 
     @property
-    def needs(self) -> Needs:
-        return Needs.merged([self._probe.needs, *(each.needs for each in self._strategies)])
+    def needs(self) -> Requirements:
+        return Requirements.merged([self._probe.needs, *(each.needs for each in self._strategies)])
 
     @property
     def texts_at_once(self) -> int:
@@ -87,7 +87,7 @@ class ComputeOptimal(Search):
         self.allocation.fits(model)
         self._probe.fits(model)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, self.allocation.probes)
         self.fits(pool.texts[0].model)
         yield from pool.write(progress)

@@ -11,14 +11,14 @@ from torch.nn.functional import normalize
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader, is_open
 from decodery.sampling.logits_processor import require_number
 from decodery.step.embedded import reading
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, choose
@@ -46,14 +46,14 @@ class ContrastiveSearch(Search):
     k: int = 4
     alpha: float = 0.6
 
-    needs = Needs(rows=True, trees=True, alone=True, greedy=True, law=True, taps=(-1,), parts=True)
+    needs = Requirements(rows=True, trees=True, alone=True, greedy=True, law=True, taps=(-1,), parts=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
             raise SettingsError(f"contrastive search needs k >= 1, not {self.k!r}")
         require_number("the alpha of contrastive-search", self.alpha, least=0.0, most=1.0)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         seq = branches.root
         states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
@@ -104,7 +104,7 @@ class _States:
         self._count += len(unit)
 
 
-def _read(branches: Branches, states: _States) -> Asking[torch.Tensor]:
+def _read(branches: Branches, states: _States) -> ForwardCoroutine[torch.Tensor]:
     """Read the prompt, all of it: what an earlier text left has no hidden states. Returns the logits behind it."""
     seq = branches.root
     seq.cache.truncate(0)

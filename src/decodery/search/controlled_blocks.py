@@ -10,13 +10,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.acceptance_rule import Laws
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking
+from decodery.step.acceptance_rule import NodeDistributions
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
@@ -48,8 +48,8 @@ class ControlledBlocks(Search):
     block: int = 8
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, alone=True, law=True, taps=self.scorer.needs.taps)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, alone=True, law=True, taps=self.scorer.needs.taps)
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block < 1:
@@ -64,7 +64,7 @@ class ControlledBlocks(Search):
     def bind(self, tokenizer: Tokenizer) -> ControlledBlocks:
         return replace(self, value=self.scorer.bind(tokenizer))
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         value = self.scorer
         value.fits(branches.model)
@@ -79,7 +79,7 @@ class ControlledBlocks(Search):
                 if not (active := [number for number, each in enumerate(drawn) if not each.finished]):
                     break
                 for number in active:
-                    laws = Laws(TokenTree.root(drawn[number].pending), rows[number][None], drawn[number])
+                    laws = NodeDistributions(DraftTree.root(drawn[number].pending), rows[number][None], drawn[number])
                     choose(drawn[number], laws.picks([0])[0], rows[number])
                 # The last token of a block is read as well: its state tells what the block is worth.
                 segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]

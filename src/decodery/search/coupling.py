@@ -13,7 +13,7 @@ import torch
 from decodery.core.errors import PromptError, SettingsError
 from decodery.core.noise import COUPLE, draw
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import topk
 from decodery.models.batch import Segment
@@ -21,7 +21,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.constraint import constrained
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, choose
@@ -78,7 +78,7 @@ class Coupling(Search):
     ending: Literal["complete", "eos"] = "complete"
     tokenizer: Tokenizer | None = None
 
-    needs = Needs(rows=True, alone=True, greedy=True, law=True)
+    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the temperature of coupling", self.temperature, above=0.0)
@@ -93,7 +93,7 @@ class Coupling(Search):
     def bind(self, tokenizer: Tokenizer) -> Coupling:
         return replace(self, tokenizer=tokenizer)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         message = self.message.encode() if isinstance(self.message, str) else self.message
         if not message:
             raise SettingsError("coupling needs a message to write: set message")
@@ -125,7 +125,7 @@ class Coupling(Search):
         """
         return engine.finish(self._read(engine, request, tokens, length))
 
-    def _read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> Asking[Reading]:
+    def _read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> ForwardCoroutine[Reading]:
         if length < 1:
             raise SettingsError(f"a message has at least one byte, not {length}")
         if not tokens:
@@ -229,7 +229,7 @@ class _Rows:
         self.exact = branches.model.capabilities.exact_rows
         self.first, self.logits = 0, torch.empty(0, dtype=torch.float32, device="cpu")
 
-    def after(self, seq: Sequence) -> Asking[torch.Tensor]:
+    def after(self, seq: Sequence) -> ForwardCoroutine[torch.Tensor]:
         """[vocab] after the last token of `seq`."""
         if seq.position == 0 or not self.exact:
             return (yield from self.branches.score([seq]))[0]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, law
@@ -43,7 +43,7 @@ class DiverseBeam(Search):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
-    needs = Needs(rows=True, alone=True, greedy=True, law=True)
+    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the diversity of diverse-beam", self.diversity, least=0.0)
@@ -51,7 +51,7 @@ class DiverseBeam(Search):
             raise SettingsError(f"groups must divide the width of {self.width} evenly, which {self.groups!r} does not")
         self._ending()
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         groups = [Group(branches.root, self._ending()) for _ in range(self.groups)]
         # All groups begin with the same text, which is read once.

@@ -10,7 +10,7 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence as Text
 
 from .documents import Demonstration, Documents, demonstrations, library
@@ -50,7 +50,7 @@ class DRAG(Pipeline):
             )
         library(self.documents, self.most_words)
 
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Text]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Text]]:
         found = library(self.documents, self.most_words)
         shown = [
             f"{listed(found.best(each.question, self.k))}Question: {each.question}\nAnswer: {each.answer}\n\n"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -39,7 +39,7 @@ class DVTS(StepSearch):
         if self.n % self.m:
             raise SettingsError(f"dvts has n / m lines: give an n that m={self.m} divides, not {self.n}")
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         lines, ended = [growth.root] * (self.n // self.m), list[Node]()
         while lines:
             drawn = yield from growth.extend([line for line in lines for _ in range(self.m)])

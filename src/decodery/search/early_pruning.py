@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .judged import Judged
@@ -53,10 +53,10 @@ class EarlyPruning(Judged):
             raise SettingsError("early-pruning judges texts early and at their ends: give a scorer of both")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, taps=self.judge.needs.taps)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, taps=self.judge.needs.taps)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)
         self.judge.fits(pool.texts[0].model)
         if self.keep < 1:
@@ -74,7 +74,7 @@ class EarlyPruning(Judged):
         ranked = [seq for seq in kept if seq.score is not None]
         return pool.finish(sorted(ranked, key=lambda seq: -(seq.score or 0.0)))
 
-    def _prune(self, going: list[Sequence]) -> Asking[None]:
+    def _prune(self, going: list[Sequence]) -> ForwardCoroutine[None]:
         """Cancel those of these texts that do not go on."""
         if len(going) < 2:
             return

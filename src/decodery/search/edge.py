@@ -11,7 +11,7 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.trace import Step, Trace
 from decodery.engine.schedule import share_prompt
 from decodery.models.cache.cache import KVCache
@@ -19,7 +19,7 @@ from decodery.models.loaders.adapters import Adapter, tuned
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
 from decodery.scorers.value_head import LinearValue, ValueHead
-from decodery.step.forward_request import Asking, together
+from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind
@@ -90,10 +90,10 @@ class Edge(Judged):
         Answers(self.answer, self.pattern)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         own = () if self.switch is None else (self._switch.tap,)
         changed = self.adapter is not None or self.switch is not None
-        return Needs(rows=True, taps=tuple(dict.fromkeys((*self.judge.needs.taps, *own))), alone=changed)
+        return Requirements(rows=True, taps=tuple(dict.fromkeys((*self.judge.needs.taps, *own))), alone=changed)
 
     @property
     def _switch(self) -> LinearValue:
@@ -109,7 +109,7 @@ class Edge(Judged):
 
         return replace(super().bind(tokenizer), end=ids(self.end), cue=ids(self.cue))
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         if any(isinstance(words, str) and words for words in (self.end, self.cue)) and self.most is not None:
             raise SettingsError("edge has texts: give token ids, or search through `LM`")
         pool = Pool(engine, request, self, 1)
@@ -128,7 +128,7 @@ class Edge(Judged):
             seq.score = score
         return pool.finish([texts[number] for number in sorted(range(len(texts)), key=lambda number: -worth[number])])
 
-    def _opened(self, engine: Engine, pool: Pool) -> Asking[bool]:
+    def _opened(self, engine: Engine, pool: Pool) -> ForwardCoroutine[bool]:
         """Open the texts; whether they are to think."""
         if self.adapter is None and self.switch is None:
             pool.open(self.n)
@@ -158,7 +158,7 @@ class Edge(Judged):
         head = self._switch
         return float(states.to(head.weight).mean(dim=0) @ head.weight + head.bias)
 
-    def _think(self, pool: Pool, most: int, progress: Progress) -> Asking[None]:
+    def _think(self, pool: Pool, most: int, progress: Progress) -> ForwardCoroutine[None]:
         """Let all texts think, up to the mark or `most` tokens, and write the mark where it did not come by itself."""
         end, cue = [int(token) for token in self.end], [int(token) for token in self.cue]
         for seq in pool.texts:
@@ -171,7 +171,7 @@ class Edge(Judged):
                 words = [*end[_begun(seq.generated, end) :], *cue]
                 count("forced", len(words))
                 forced.append(force(seq, words, aside))
-        yield from together(forced)
+        yield from gather(forced)
         if forced:
             # They shared one pass.
             pool.trace.steps.append(Step(rows=sum(step.rows for step in aside.steps)))

@@ -11,7 +11,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, Resampling, note, require_resampling, require_temperature
 from .steps import Growth, Node
@@ -70,7 +70,7 @@ class EntropicParticleFilter(ParticleSearch):
     def draws(self) -> Resampling:
         return self.resampling
 
-    def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
+    def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
         sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
         yield from self.step(growth, [sweep])
         while sweep.open:
@@ -95,7 +95,7 @@ class EntropicParticleFilter(ParticleSearch):
         count("log_normaliser", sweep.log_normaliser)
         return [sweep]
 
-    def _ahead(self, growth: Growth, sweep: Sweep[Node]) -> Asking[list[float]]:
+    def _ahead(self, growth: Growth, sweep: Sweep[Node]) -> ForwardCoroutine[list[float]]:
         """[particles] logs of what texts would be multiplied by after one step more, which is drawn and forgotten."""
         children, potentials = yield from self.grown(growth, sweep.parents)
         return sweep.foreseen(children, potentials)

@@ -12,11 +12,11 @@ import torch
 
 from decodery.core.errors import PromptError, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, choose
@@ -58,7 +58,7 @@ class ExactExtract(Search):
     normalised: bool = False
     rows: int = 64
 
-    needs = Needs(rows=True, trees=True, alone=True, greedy=True, law=True, plain=True, ends=True)
+    needs = Requirements(rows=True, trees=True, alone=True, greedy=True, law=True, plain=True, ends=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or self.rows < 1:
@@ -79,7 +79,7 @@ class ExactExtract(Search):
         whole = tuple(tokenizer.encode(text, special=False))
         return replace(self, passage=whole, beginnings=(*self.beginnings, *begun))
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         seq = branches.root
         ends = np.array(self.end or sorted(seq.eos_ids), dtype=np.int64)
@@ -100,7 +100,7 @@ class ExactExtract(Search):
         yield from self._write(branches, [*trie.path(trie.best[3]), int(ends[trie.best[4]])])
         return branches.finish([seq])
 
-    def _write(self, branches: Branches, answer: list[int]) -> Asking[None]:
+    def _write(self, branches: Branches, answer: list[int]) -> ForwardCoroutine[None]:
         """Append the answer, read in one more pass, as the loop would have."""
         seq = branches.root
         seq.cache.truncate(len(seq.tokens) - 1)
@@ -197,7 +197,7 @@ class _Trie:
                 self.children[node, token] = len(self.nodes)
                 self.nodes.append(child)
 
-    def pick(self, rows: int) -> TokenTree | None:
+    def pick(self, rows: int) -> DraftTree | None:
         """What to score next: the likeliest nodes with those above them, about `rows` of them, below the prompt's end.
 
         Where only one token can follow, what follows is scored along, twice as deep at most.
@@ -219,9 +219,9 @@ class _Trie:
                 tokens.append(token)
                 parents.append(last)
                 last = len(tokens) - 1
-        return TokenTree(np.array(tokens), np.array(parents)) if chosen else None
+        return DraftTree(np.array(tokens), np.array(parents)) if chosen else None
 
-    def take(self, tree: TokenTree, logits: torch.Tensor) -> None:
+    def take(self, tree: DraftTree, logits: torch.Tensor) -> None:
         """Take in the rows of a picked tree, its root left out: [rows, vocab] logits."""
         nodes: list[int | None] = [0]
         for row in range(1, len(tree)):

@@ -9,9 +9,9 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind
@@ -46,7 +46,7 @@ class FeatureVote(Sampled):
     answer: Kind = "auto"
     pattern: str = ""
 
-    needs = Needs()
+    needs = Requirements()
 
     def __post_init__(self) -> None:
         require_count("feature-vote", "n", self.n)
@@ -63,7 +63,7 @@ class FeatureVote(Sampled):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
+    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
         return pool.finish(self._elected(pool.texts, (yield from self._answers().of_texts(pool.texts))))
 
     def _elected(self, texts: list[Sequence], answers: list[str | None]) -> list[Sequence]:

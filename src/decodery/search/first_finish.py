@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind
@@ -44,7 +44,7 @@ class FirstFinish(Search):
     answer: Kind = "whole"
     pattern: str = ""
 
-    needs = Needs()
+    needs = Requirements()
 
     def __post_init__(self) -> None:
         require_count("first-finish", "n", self.n)
@@ -56,7 +56,7 @@ class FirstFinish(Search):
     def _answers(self) -> Answers:
         return Answers(self.answer, self.pattern)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool, race = Pool(engine, request, self, self.n), _Race(self._answers(), self.k)
         place = {id(seq): number for number, seq in enumerate(pool.texts)}
 
@@ -100,7 +100,7 @@ class _Race:
         """Those that were not looked at yet."""
         return [each for each in ended if id(each[2]) not in self._seen]
 
-    def take(self, fresh: list[_Ended]) -> Asking[None]:
+    def take(self, fresh: list[_Ended]) -> ForwardCoroutine[None]:
         """Look at texts that have ended."""
         answers = yield from self._find.of_texts([seq for _, _, seq in fresh])
         for each, answer in zip(fresh, answers, strict=True):

@@ -9,11 +9,11 @@ import torch
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.step.embedded import reading
-from decodery.step.forward_request import Asking, score_all
+from decodery.step.forward_request import ForwardCoroutine, score_all
 from decodery.step.sequence import Sequence
 
 
-def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> Asking[dict[Tap, torch.Tensor]]:
+def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> ForwardCoroutine[dict[Tap, torch.Tensor]]:
     """Have the text's own model read all of its prompt but the last token; [rows, hidden] of what was read, by tap."""
     found: list[dict[Tap, torch.Tensor]] = []
     while (start := seq.cache.next_position) < len(seq.tokens) - 1:

@@ -12,7 +12,7 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import remark_of
 from decodery.step.sequence import Sequence
 
@@ -78,7 +78,7 @@ class IAD(Judged, Pipeline):
         """See `Search.texts_at_once`."""
         return self.n
 
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         self.judge.fits(calls.engine.model)
         seen: list[Sequence] = []
         stale = 0
@@ -105,7 +105,7 @@ class IAD(Judged, Pipeline):
             progress("iad", number + 1, self.rounds + 1)
         return seen
 
-    def _prompt(self, calls: Calls, seen: Ordered[Sequence]) -> Asking[str]:
+    def _prompt(self, calls: Calls, seen: Ordered[Sequence]) -> ForwardCoroutine[str]:
         """The task again, and what is known of the answers so far."""
         task, best = calls.conversation.question, seen[0]
         # Of equal scores the older text; as bad as the best is no worst.

@@ -14,7 +14,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.protocol import writes
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.sampler import Sampler
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .documents import Demonstration, Documents, demonstrations, library
@@ -63,7 +63,7 @@ class IterDRAG(Pipeline):
             )
         library(self.documents, self.most_words)
 
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         if constrained(calls.request.sampler.warps) is not None:
             raise SettingsError("iter-drag constrains what is written itself: leave the constraint out")
         found, question = library(self.documents, self.most_words), calls.conversation.question
@@ -99,7 +99,9 @@ class IterDRAG(Pipeline):
         documents = listed(found.best(each.question, self.k))
         return f"{documents}Question: {each.question}\n{steps}{FINAL} {each.answer}\n\n"
 
-    def _line(self, calls: Calls, said: Conversation, allowed: tuple[str, ...], progress: Progress) -> Asking[Sequence]:
+    def _line(
+        self, calls: Calls, said: Conversation, allowed: tuple[str, ...], progress: Progress
+    ) -> ForwardCoroutine[Sequence]:
         sampler = calls.request.sampler
         if not writes(calls.engine.model):
             from decodery.constraints.regex import Regex

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Self
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, remark_of
 
 from .base import Search
@@ -39,14 +39,14 @@ class Judged(Search):
         return self.scorer
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self.judge.needs
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where texts of this model cannot be judged."""
         self.judge.fits(model)
 
-    def as_shown(self, form: str, question: str, attempt: str) -> Asking[str]:
+    def as_shown(self, form: str, question: str, attempt: str) -> ForwardCoroutine[str]:
         """An attempt as a later one is shown it: `form`, in which {attempt} and {remark} stand for it and what the
         scorer remarks on it.
         """

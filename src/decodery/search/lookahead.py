@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Search
@@ -59,7 +59,7 @@ class Lookahead(Search):
         return self.search
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return self.inner.needs
 
     @property
@@ -73,7 +73,7 @@ class Lookahead(Search):
     def fits(self, model: Reader) -> None:
         self.inner.fits(model)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         return (yield from self.inner.follow(_Ahead(engine, request, self.inner, progress, self.k)))
 
 
@@ -84,7 +84,7 @@ class _Ahead(Growth):
         super().__init__(engine, request, search, progress)
         self.k = k
 
-    def shown(self, nodes: Ordered[Node]) -> Asking[list[Sequence]]:
+    def shown(self, nodes: Ordered[Node]) -> ForwardCoroutine[list[Sequence]]:
         ends = [node.seq if node.finished else _greedy(node.seq) for node in nodes]
         for _ in range(self.k):
             going = [seq for seq in ends if not seq.finished]

@@ -9,7 +9,7 @@ from typing import Any
 from decodery.core.trace import Step, Trace
 from decodery.models.batch import Segment
 from decodery.step.detokenizer import TextStream
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
 from .base import choose
@@ -36,7 +36,7 @@ class Mark:
         seq.finish_reason = seq.stopped_by = None
 
 
-def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> Asking[None]:
+def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine[None]:
     """Write these tokens, up to the end of the text, as if they had been drawn; they are read in one pass.
 
     The drafter begins anew behind them.

@@ -11,7 +11,7 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -64,7 +64,7 @@ class MCTS(StepSearch):
             raise SettingsError("mcts has the bound puct or uct, and moves visited or never")
         require_widening("mcts", self.widening)
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         path = [Visited(growth.root)]
         yield from self._expand(growth, path[0])
         while not path[-1].node.finished:
@@ -78,7 +78,7 @@ class MCTS(StepSearch):
             found = list(path[0].ended())
         return (yield from growth.finish(found))
 
-    def _simulate(self, growth: Growth, path: list[Visited]) -> Asking[None]:
+    def _simulate(self, growth: Growth, path: list[Visited]) -> ForwardCoroutine[None]:
         """A walk from the end of this path, which begins at the prompt, to a leaf that it leaves with children."""
         while path[-1].children:
             if widens(self.widening, path[-1].visits, path[-1].draws):
@@ -100,14 +100,14 @@ class MCTS(StepSearch):
         rate = self.c + math.log((parent + self.base + 1) / self.base)
         return rate * math.sqrt(parent) / (1 + child)
 
-    def _expand(self, growth: Growth, leaf: Visited) -> Asking[None]:
+    def _expand(self, growth: Growth, leaf: Visited) -> ForwardCoroutine[None]:
         leaf.draws += 1
         drawn = yield from growth.extend([leaf.node] * self.n)
         known = [child.node for child in leaf.children]
         judged = yield from growth.judge(distinct([*known, *drawn])[len(known) :])
         leaf.children += [Visited(node, self.worth(node)) for node in judged]
 
-    def _to_an_end(self, growth: Growth, at: Visited) -> Asking[None]:
+    def _to_an_end(self, growth: Growth, at: Visited) -> ForwardCoroutine[None]:
         """Follow the best means down, and on below the tree, until a text ends."""
         while not at.node.finished:
             if not at.children:

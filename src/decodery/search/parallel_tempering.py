@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, require_temperature, require_width
 from .pool import require_count
@@ -58,7 +58,7 @@ class ParallelTempering(ParticleSearch):
         """See `Search.texts_at_once`."""
         return self.particles * len(self.temperatures)
 
-    def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
+    def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
         chains = [self.weighing(temperature) for temperature in self.temperatures]
         references: list[Line[Node] | None] = [None] * len(chains)
         for number in range(self.sweeps):

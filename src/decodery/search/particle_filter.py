@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, Resampling, require_resampling, require_temperature
 from .steps import Growth, Node
@@ -53,7 +53,7 @@ class ParticleFilter(ParticleSearch):
     def draws(self) -> Resampling:
         return self.resampling
 
-    def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
+    def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
         sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
         yield from self.run_on(growth, [sweep], alone=True)
         count("log_normaliser", sweep.log_normaliser)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, require_temperature, require_width
 from .pool import require_count
@@ -45,7 +45,7 @@ class ParticleGibbs(ParticleSearch):
         require_count(self._name, "sweeps", self.sweeps)
         require_width(self._name, self.particles, self.sweeps)
 
-    def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
+    def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
         weighing = self.weighing(self.reward_temperature)
         done: list[Sweep[Node]] = []
         reference: Line[Node] | None = None

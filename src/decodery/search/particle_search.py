@@ -14,7 +14,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -70,21 +70,21 @@ class ParticleSearch(StepSearch):
         """How texts are drawn by weight."""
         return "multinomial"
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         sweeps = yield from self.explore(growth, resampler(self.draws, growth.root.seq.seed))
         return (yield from self._elected(growth, sweeps))
 
     @abstractmethod
-    def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
+    def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
         """The sweeps whose texts are the results; of `growth` it uses the root, and that it extends and judges."""
 
-    def grown(self, growth: Growth, parents: Ordered[Node]) -> Asking[tuple[list[Node], list[float]]]:
+    def grown(self, growth: Growth, parents: Ordered[Node]) -> ForwardCoroutine[tuple[list[Node], list[float]]]:
         """A step behind each of these texts, and what it weighs."""
         children = yield from growth.extend(parents)
         yield from growth.judge(children)
         return children, [self.log_potential(child) for child in children]
 
-    def step(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> Asking[list[np.ndarray]]:
+    def step(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> ForwardCoroutine[list[np.ndarray]]:
         """A step of all texts of all these sweeps, in the same passes; returns what weights were multiplied by."""
         wanted = [sweep.parents for sweep in sweeps]
         children, weights = yield from self.grown(growth, [parent for each in wanted for parent in each])
@@ -95,7 +95,7 @@ class ParticleSearch(StepSearch):
             begin = end
         return gains
 
-    def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]], *, alone: bool = False) -> Asking[None]:
+    def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]], *, alone: bool = False) -> ForwardCoroutine[None]:
         """Let these sweeps come to their ends, and note what became of them. alone: whether all results are theirs."""
         active = list(sweeps)
         while active:
@@ -108,7 +108,7 @@ class ParticleSearch(StepSearch):
         for sweep in sweeps:
             note(sweep)
 
-    def _elected(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> Asking[list[Sequence]]:
+    def _elected(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> ForwardCoroutine[list[Sequence]]:
         """Different texts of these sweeps as results; in a vote they count what all particles with them weigh."""
         nodes: dict[tuple[int, ...], Node] = {}
         votes: dict[tuple[int, ...], float] = {}

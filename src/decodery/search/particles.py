@@ -15,7 +15,7 @@ import numpy as np
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import ConstraintError
-from decodery.step.forward_request import Asking, settled
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 
 from .weights import effective_size, log_mean, systematic
 
@@ -69,11 +69,13 @@ P = TypeVar("P", bound=Particle)
 class World(Protocol[P]):
     """What particles live in."""
 
-    def start(self, count: int) -> list[P] | Asking[list[P]]:
+    def start(self, count: int) -> list[P] | ForwardCoroutine[list[P]]:
         """Particles that have drawn nothing yet, each with randomness of its own."""
         ...
 
-    def extend(self, particles: Sequence[P], length: int | None, temperature: float = 1.0) -> Asking[None] | None:
+    def extend(
+        self, particles: Sequence[P], length: int | None, temperature: float = 1.0
+    ) -> ForwardCoroutine[None] | None:
         """Draw on until texts end or hold `length` tokens (None: until they end), by the request's law raised to
         1 / temperature. Blocks are appended; a block begins at every multiple of the block's length."""
         ...
@@ -86,7 +88,7 @@ class World(Protocol[P]):
         """A fork that lost its blocks from `block` on."""
         ...
 
-    def potentials(self, particles: Sequence[P]) -> list[float] | Asking[list[float]]:
+    def potentials(self, particles: Sequence[P]) -> list[float] | ForwardCoroutine[list[float]]:
         """Log-weights of their texts, begun or finished."""
         ...
 
@@ -153,9 +155,9 @@ class Population(Generic[P]):
     def log_normaliser(self) -> float:
         return log_mean(self.log_weights)
 
-    def run(self, progress: Callable[[int], None] = lambda length: None) -> Asking[None]:
+    def run(self, progress: Callable[[int], None] = lambda length: None) -> ForwardCoroutine[None]:
         """Extend, weigh, resample and move until every living text has ended. Raises ConstraintError if none lives."""
-        self.particles = yield from settled(self.world.start(self._count))
+        self.particles = yield from as_coroutine(self.world.start(self._count))
         while self._open():
             before = [(len(each.blocks), each.value, each.log_weight) for each in self.particles]
             yield from self._advance()
@@ -173,10 +175,10 @@ class Population(Generic[P]):
     def _open(self) -> list[P]:
         return [each for each in self.particles if not each.finished and each.log_weight > -math.inf]
 
-    def _advance(self) -> Asking[None]:
+    def _advance(self) -> ForwardCoroutine[None]:
         self._length += self.block
         active = self._open()
-        yield from settled(self.world.extend(active, self._length))
+        yield from as_coroutine(self.world.extend(active, self._length))
         values, self._floor = yield from self._values(active, self.target, None)
         for particle, value in zip(active, values, strict=True):
             gain = self.target.log_ratio(particle.blocks[-1])
@@ -185,14 +187,14 @@ class Population(Generic[P]):
 
     def _values(
         self, particles: Sequence[P], target: Target, floor: float | None
-    ) -> Asking[tuple[list[float], float | None]]:
+    ) -> ForwardCoroutine[tuple[list[float], float | None]]:
         """What the particles are worth, and what those count that may be completed though no rollout was.
 
         A value may be any positive number that is kept with its particle: the next weight divides by it. floor: None
         to find it from these particles; all that are compared with each other need the same.
         """
         living = [each for each in particles if each.alive]
-        weights = yield from settled(self.world.potentials(living))
+        weights = yield from as_coroutine(self.world.potentials(living))
         found = dict(zip(map(id, living), weights, strict=True))
         if target.rollouts:
             ahead = [each for each in living if not each.finished and found[id(each)] > -math.inf]
@@ -202,12 +204,12 @@ class Population(Generic[P]):
             found |= {id(each): max(value, floor) for each, value in zip(ahead, estimates, strict=True)}
         return [found.get(id(each), -math.inf) for each in particles], floor
 
-    def _lookahead(self, particles: Sequence[P], target: Target) -> Asking[list[float]]:
+    def _lookahead(self, particles: Sequence[P], target: Target) -> ForwardCoroutine[list[float]]:
         """Unbiased estimates of the log of the target's mass behind these texts, potential included."""
         rollouts = [self.world.fork(each) for each in particles for _ in range(target.rollouts)]
-        yield from settled(self.world.extend(rollouts, None, target.temperature))
+        yield from as_coroutine(self.world.extend(rollouts, None, target.temperature))
         living = [each for each in rollouts if each.alive]
-        ended = yield from settled(self.world.potentials(living))
+        ended = yield from as_coroutine(self.world.potentials(living))
         ends = dict(zip(map(id, living), ended, strict=True))
         weights = np.full(len(rollouts), -math.inf)
         for number, rollout in enumerate(rollouts):
@@ -225,7 +227,7 @@ class Population(Generic[P]):
         for particle in self.particles:
             particle.log_weight = mean
 
-    def _move(self) -> Asking[None]:
+    def _move(self) -> ForwardCoroutine[None]:
         """Offer every particle another ending, from a block of its own choice on."""
         same = self.moving == self.target
         held, floor = [each.value for each in self.particles], self._floor
@@ -233,7 +235,7 @@ class Population(Generic[P]):
             held, floor = yield from self._values(self.particles, self.moving, None)
         cuts = [min(int(self.uniform() * len(each.blocks)), len(each.blocks) - 1) for each in self.particles]
         offers = [self.world.cut(each, cut) for each, cut in zip(self.particles, cuts, strict=True)]
-        yield from settled(self.world.extend(offers, self._length))
+        yield from as_coroutine(self.world.extend(offers, self._length))
         values, _ = yield from self._values(offers, self.moving, floor)
         for number, (offer, cut) in enumerate(zip(offers, cuts, strict=True)):
             old = self.particles[number]

@@ -12,12 +12,12 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
@@ -69,7 +69,7 @@ class PGTD(Search):
     early_stop: bool = True
     caches: bool = True
 
-    needs = Needs(rows=True, alone=True, greedy=True, law=True)
+    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if self.budget < 1 or self.k < 1 or self.beams < 1:
@@ -98,7 +98,7 @@ class PGTD(Search):
             f"{self.budget}, a larger k, or more tokens"
         )
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         programs = Programs(self, Branches(engine, request, self))
         yield from programs.begin()
         tree = Tree(self, programs, (yield from programs.edges(())))
@@ -151,7 +151,7 @@ class Tree:
         perfect = self.settings.early_stop and best is not None and best[0].reward >= 1
         return self.root.closed or perfect or len(known) >= self.settings.budget
 
-    def rollout(self) -> Asking[None]:
+    def rollout(self) -> ForwardCoroutine[None]:
         """Select, expand, evaluate, back-propagate."""
         nodes, edges = [self.root], [self._select(self.root)]
         while edges[-1].node is not None:
@@ -202,21 +202,21 @@ class Programs:
         self._points: OrderedDict[Path, Sequence] = OrderedDict()
         settings.scorer.fits(branches.model)
 
-    def begin(self) -> Asking[None]:
+    def begin(self) -> ForwardCoroutine[None]:
         """Read the prompt."""
         root = self.branches.root
         self._learn(root, (yield from self.branches.score([root])))
         # The last token of a beginning stays to be read with what follows it.
         root.cache.truncate(len(root.tokens) - 1)
 
-    def edges(self, path: Path) -> Asking[list[Edge]]:
+    def edges(self, path: Path) -> ForwardCoroutine[list[Edge]]:
         """What may follow `path`, likeliest first."""
         if not self.settings.caches and path:
             seq = yield from self._at(path)
             self._learn(seq, (yield from self.branches.score([seq])))
         return [Edge(token, probability) for token, probability in self._following[path]]
 
-    def completed(self, path: Path) -> Asking[Program]:
+    def completed(self, path: Path) -> ForwardCoroutine[Program]:
         """The program that begins with `path`."""
         known = self._greedy.get(path) if self.settings.caches else None
         if known is None:
@@ -235,7 +235,7 @@ class Programs:
         count("completions", self.completions)
         return self.branches.finish([seq])
 
-    def _value(self, path: Path, seq: Sequence) -> Asking[None]:
+    def _value(self, path: Path, seq: Sequence) -> ForwardCoroutine[None]:
         if path in self.rewards:
             return
         (reward,) = (yield from judge(self.settings.scorer, candidates([seq]))).tolist()
@@ -245,7 +245,7 @@ class Programs:
         if self.best is None or reward > self.best[0].reward:
             self.best = Program(path, reward), seq
 
-    def _complete(self, seq: Sequence, path: Path) -> Asking[Sequence]:
+    def _complete(self, seq: Sequence, path: Path) -> ForwardCoroutine[Sequence]:
         """`seq` written to its end, and what was met on the way."""
         self.completions += 1
         if self.settings.beams > 1 and not seq.finished:
@@ -261,7 +261,7 @@ class Programs:
             self._greedy[beginning] = met[-1]
         return seq
 
-    def _beams(self, seq: Sequence) -> Asking[Sequence]:
+    def _beams(self, seq: Sequence) -> ForwardCoroutine[Sequence]:
         group = Group(seq, Ending(self.settings.beams, 1.0, False))
         while group.running:
             beams = [beam.seq for beam in group.running]
@@ -277,7 +277,7 @@ class Programs:
         self._following[tuple(seq.generated)] = [(token, value) for token, value in pairs if value > 0]
         return int(ids[0, 0])
 
-    def _at(self, path: Path) -> Asking[Sequence]:
+    def _at(self, path: Path) -> ForwardCoroutine[Sequence]:
         """A sequence that stands behind `path`: forked off the longest beginning at hand, the rest read in one pass."""
         found = next((path[:cut] for cut in range(len(path), 0, -1) if path[:cut] in self._points), ())
         seq = (self._points[found] if found else self.branches.root).fork()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.named import Precision
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence, TokenLogprob
 
 from .pool import require_count
@@ -72,10 +72,10 @@ class PhaseHandoff(Stepped):
             raise SettingsError("phase-handoff takes entropies of at least 0 nats for below and above")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         if self.below is None and self.above is None:
             return (yield from super().find(engine, request, progress))
         wanted = request.logprobs
@@ -99,7 +99,7 @@ class PhaseHandoff(Stepped):
 
         return held
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         second, node = Second(growth, self.model, self.dtype), growth.root
         while not node.finished:
             if self._by_model(node):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import method_of
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
@@ -36,8 +36,8 @@ class Pipeline(Search):
     """
 
     @property
-    def needs(self) -> Needs:
-        return Needs()
+    def needs(self) -> Requirements:
+        return Requirements()
 
     @property
     def texts_at_once(self) -> int:
@@ -45,13 +45,13 @@ class Pipeline(Search):
         return 1
 
     @abstractmethod
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         """The texts found, best first, with their `score` where they have one; asked for through `calls`.
 
         `calls.standing` is to hold what would be found if nothing more came.
         """
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         if request.conversation is None:
             method = method_of(self)
             name = type(self).__name__ if method is None else method.name
@@ -91,7 +91,7 @@ def as_answers(calls: Calls, texts: Ordered[Sequence]) -> list[Sequence]:
     ]
 
 
-def worth(scorer: Scorer, calls: Calls, texts: Ordered[Sequence]) -> Asking[list[float | None]]:
+def worth(scorer: Scorer, calls: Calls, texts: Ordered[Sequence]) -> ForwardCoroutine[list[float | None]]:
     """What a scorer says of texts as answers to the request, of equal ones once; None where it fails."""
     return (yield from scored(scorer, as_answers(calls, texts)))
 

@@ -20,7 +20,7 @@ from decodery.engine.schedule import share_prompt
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
-from decodery.step.forward_request import Asking, score_all
+from decodery.step.forward_request import ForwardCoroutine, score_all
 from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
@@ -66,12 +66,14 @@ class Pool:
                     share_prompt(seq, seq.like)
             self.texts.append(seq)
 
-    def write(self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True) -> Asking[None]:
+    def write(
+        self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True
+    ) -> ForwardCoroutine[None]:
         """`turns`, and then go on without texts that were cut. progress: told of the tokens of the longest text."""
         yield from self.turns(progress, goes_on)
         self.leave_out_cut()
 
-    def turns(self, progress: Progress, goes_on: Callable[[Sequence], bool]) -> Asking[None]:
+    def turns(self, progress: Progress, goes_on: Callable[[Sequence], bool]) -> ForwardCoroutine[None]:
         """A turn of every text that has not ended; again, until there is none of which `goes_on` is true."""
         first = self.texts[0]
 
@@ -118,10 +120,10 @@ class Sampled(Search):
     n: int
 
     @abstractmethod
-    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
+    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
         """The results, best first, by `pool.finish`."""
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)
         self.fits(pool.texts[0].model)
         yield from pool.write(progress)
@@ -134,7 +136,7 @@ def write_on(
     trace: Trace,
     goes_on: Callable[[Sequence], bool],
     note: Callable[[Ordered[Sequence]], None],
-) -> Asking[None]:
+) -> ForwardCoroutine[None]:
     """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
 
     trace: where the turns are recorded. note: told of the texts that have had a turn.
@@ -155,7 +157,9 @@ def same_tokens(texts: Ordered[Sequence]) -> list[int]:
     return [first.setdefault((seq.finished, tuple(written(seq))), number) for number, seq in enumerate(texts)]
 
 
-def scored(scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None = None) -> Asking[list[float | None]]:
+def scored(
+    scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None = None
+) -> ForwardCoroutine[list[float | None]]:
     """What a scorer says of texts, each of which it is asked about once; None where it fails.
 
     begins: see `Candidates`. Raises the scorer's error where it fails for all.
@@ -182,7 +186,7 @@ def leave_out(errors: Ordered[Exception], texts: int) -> None:
 
 def _tried(
     scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None, groups: list[list[int]]
-) -> Asking[tuple[dict[int, float], list[Exception]]]:
+) -> ForwardCoroutine[tuple[dict[int, float], list[Exception]]]:
     """The scores of the texts whose numbers stand in `groups`, and the errors of groups that have none."""
     scores: dict[int, float] = {}
     errors: list[Exception] = []
@@ -199,7 +203,7 @@ def _tried(
     return scores, errors
 
 
-def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> Asking[list[float]]:
+def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> ForwardCoroutine[list[float]]:
     hidden: dict[Tap, torch.Tensor] = {}
     if taps := scorer.needs.taps:
         # Their last tokens are read on forks, as the loop leaves them unread.

@@ -15,13 +15,13 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.ledger import charged, count
 from decodery.core.noise import draw, mix
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.queries import Span, queries_of, with_queries
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking, off_loop
+from decodery.step.forward_request import ForwardCoroutine, off_loop
 from decodery.step.sequence import Sequence
 
 from .base import Search, credit
@@ -63,14 +63,14 @@ class QueryTTT(Search):
     lr: float = 1e-5
     recompute: bool = False
 
-    needs = Needs(rows=True, gradients=True, alone=True)
+    needs = Requirements(rows=True, gradients=True, alone=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 0 or not isinstance(self.span, int) or self.span < 1:
             raise SettingsError("query-ttt needs 0 steps or more, over a span of at least 1 token")
         require_number("the lr of query-ttt", self.lr, above=0.0)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         seq = engine.open(replace(request, search=self))
         model = seq.model
         if not isinstance(model, Transformer) or model.dtype not in (torch.float32, torch.float64):

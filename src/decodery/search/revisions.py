@@ -9,7 +9,7 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind, vote
@@ -68,7 +68,7 @@ class Revisions(Judged, Pipeline):
         """See `Search.texts_at_once`."""
         return self.n
 
-    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+    def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         self.judge.fits(calls.engine.model)
         question = calls.conversation.question
         chains: list[list[Sequence]] = [[] for _ in range(self.n)]
@@ -93,14 +93,16 @@ class Revisions(Judged, Pipeline):
         count("attempts", len(calls.standing))
         return (yield from self._elected(chains, scores))
 
-    def _prompt(self, question: str, chain: Ordered[Sequence]) -> Asking[str]:
+    def _prompt(self, question: str, chain: Ordered[Sequence]) -> ForwardCoroutine[str]:
         shown = question
         for text in chain[-self.window :]:
             if text.text is not None:
                 shown += yield from self.as_shown(self.shown, question, text.text.text)
         return shown + self.ask
 
-    def _elected(self, chains: Ordered[Ordered[Sequence]], scores: Ordered[float | None]) -> Asking[list[Sequence]]:
+    def _elected(
+        self, chains: Ordered[Ordered[Sequence]], scores: Ordered[float | None]
+    ) -> ForwardCoroutine[list[Sequence]]:
         """A text for each answer that some chain elects, that of most weight first. scores: chain after chain."""
         texts = [text for chain in chains for text in chain]
         known = [number for number, score in enumerate(scores) if score is not None]

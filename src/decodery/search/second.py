@@ -15,7 +15,7 @@ from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
 from .steps import Growth, Node
@@ -44,7 +44,7 @@ class Second:
             )
         self._text: Sequence | None = None
 
-    def write(self, parent: Node) -> Asking[Node]:
+    def write(self, parent: Node) -> ForwardCoroutine[Node]:
         """A step behind a text, of which the text's own model has read nothing yet."""
         written = self._taken_over(parent.seq)
         if parent.depth + 1 < self.growth.search.rounds:
@@ -58,7 +58,7 @@ class Second:
             parent.depth + 1,
         )
 
-    def state(self, tap: Tap) -> Asking[torch.Tensor]:
+    def state(self, tap: Tap) -> ForwardCoroutine[torch.Tensor]:
         """[hidden] of the last token that it has written, which is read on a fork."""
         assert self._text is not None
         segment = Segment.chunk([self._text.pending], self._text.cache.fork(), logit_rows=[])

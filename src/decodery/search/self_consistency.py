@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.forward_request import Asking
+from decodery.core.requirements import Requirements
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind
@@ -36,7 +36,7 @@ class SelfConsistency(Sampled):
     answer: Kind = "auto"
     pattern: str = ""
 
-    needs = Needs()
+    needs = Requirements()
 
     def __post_init__(self) -> None:
         require_count("self-consistency", "n", self.n)
@@ -48,5 +48,5 @@ class SelfConsistency(Sampled):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
+    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
         return pool.finish(elected(pool.texts, (yield from self._answers().of_texts(pool.texts))))

@@ -12,11 +12,11 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.noise import RESAMPLE, draw
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
@@ -86,7 +86,7 @@ class SMC(Search):
     strict: bool = True
     answer: Literal["majority", "heaviest", "draw"] = "majority"
 
-    needs = Needs(rows=True, alone=True, chance=True, law=True)
+    needs = Requirements(rows=True, alone=True, chance=True, law=True)
 
     def __post_init__(self) -> None:
         least = {"particles": 1, "block": 1, "lookahead": 0, "moves": 0, "accepts": 2, "max_rejects": 2}
@@ -115,7 +115,7 @@ class SMC(Search):
         assert isinstance(self.potential, Scorer)
         return self.potential
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = self._branches(engine, request)
         posterior = yield from self._posterior(branches, request, progress)
         same, weights = same_texts(posterior.sequences), np.exp(posterior.log_weights)
@@ -138,7 +138,7 @@ class SMC(Search):
     def posterior(self, engine: Engine, request: Request, progress: Progress = silent) -> Posterior:
         """The weighted texts themselves. Raises as `run` does; a scorer must be bound."""
 
-        def find() -> Asking[Posterior]:
+        def find() -> ForwardCoroutine[Posterior]:
             branches = self._branches(engine, request)
             found = yield from self._posterior(branches, request, progress)
             branches.finish(found.sequences)
@@ -152,7 +152,7 @@ class SMC(Search):
             self.scorer.fits(branches.model)
         return branches
 
-    def _posterior(self, branches: Branches, request: Request, progress: Progress) -> Asking[Posterior]:
+    def _posterior(self, branches: Branches, request: Request, progress: Progress) -> ForwardCoroutine[Posterior]:
         rewarded = self.potential is not None
         block = self.block or (64 if rewarded else 1)
         steps, moving = self._targets()

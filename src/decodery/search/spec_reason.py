@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.logits_processor import require_count, require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
@@ -63,10 +63,10 @@ class SpecReason(Stepped, Judged):
             raise SettingsError("spec-reason judges texts step by step: give a scorer of beginnings and answers")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, taps=self.judge.needs.taps)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, taps=self.judge.needs.taps)
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         second, node = Second(growth, self.model, self.dtype), growth.root
         yield from growth.read(node.seq)
         while not node.finished:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -44,7 +44,7 @@ class StepBeam(StepSearch):
         if self.m > self.n:
             raise SettingsError(f"step-beam draws m={self.m} continuations of a text in n={self.n}: give an m up to n")
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         beam, ended = [growth.root], list[Node]()
         while beam and len(ended) < self.n:
             shared = [beam[number % len(beam)] for number in range(self.n)]
@@ -55,7 +55,7 @@ class StepBeam(StepSearch):
             growth.settle([*ended, *beam])
         return (yield from growth.finish(ended))
 
-    def candidates(self, growth: Growth, parents: list[Node]) -> Asking[list[Node]]:
+    def candidates(self, growth: Growth, parents: list[Node]) -> ForwardCoroutine[list[Node]]:
         """Continuations of these texts, judged, no two of them equal."""
         children = yield from growth.extend(parents)
         return (yield from growth.judge(distinct(children)))

@@ -18,13 +18,13 @@ from decodery.core.errors import OutOfMemory, ServerError, SettingsError
 from decodery.core.ledger import count
 from decodery.core.noise import PARTICLE, mix, nth_seed
 from decodery.core.registry import method_of
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.trace import Grown, Step, Trace
 from decodery.engine.schedule import share_prompt
 from decodery.engine.text import unread
 from decodery.models.loaders.store import Progress, silent
 from decodery.step.embedded import reading
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
@@ -94,7 +94,7 @@ class Stepped(Search):
             require_written(tokenizer, self.delimiter, f"the delimiter of {self._name}")
         return super().bind(tokenizer)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         return (yield from self.follow(Growth(engine, request, self, progress)))
 
     def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
@@ -102,7 +102,7 @@ class Stepped(Search):
         return StepEnd(seq, self.delimiter, self.step_tokens)
 
     @abstractmethod
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         """What `find` finds, in texts that grow from `growth.root`."""
 
 
@@ -132,8 +132,8 @@ class StepSearch(Stepped, Judged):
         Answers(self.answer, self.pattern)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(rows=True, taps=self.judge.needs.taps)
+    def needs(self) -> Requirements:
+        return Requirements(rows=True, taps=self.judge.needs.taps)
 
     def worth(self, node: Node) -> float:
         """What a text's scores make it worth; nothing is worth -inf."""
@@ -185,7 +185,7 @@ class Growth:
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LM`")
 
-    def extend(self, parents: Ordered[Node], *, whole: bool = False) -> Asking[list[Node]]:
+    def extend(self, parents: Ordered[Node], *, whole: bool = False) -> ForwardCoroutine[list[Node]]:
         """A continuation by one step of each of these texts, none of which may be finished.
 
         A text that comes several times gets as many; where the sampler draws nothing they are one and the same node,
@@ -202,13 +202,13 @@ class Growth:
         yield from self._written([parent.only for parent in fresh if parent.only is not None])
         return [parent.only for parent in parents if parent.only is not None]
 
-    def _written(self, made: list[Node]) -> Asking[None]:
+    def _written(self, made: list[Node]) -> ForwardCoroutine[None]:
         yield from self.write([child.seq for child in made])
         for child in made:
             grown = self.trace.grown[child.number]
             grown.tokens, grown.finish = child.seq.tokens[child.begin :], child.seq.finish_reason
 
-    def judge(self, nodes: Ordered[Node]) -> Asking[list[Node]]:
+    def judge(self, nodes: Ordered[Node]) -> ForwardCoroutine[list[Node]]:
         """Those of these texts whose last step has got a score, which is noted; equal texts are scored once.
 
         Raises the scorer's error where it fails for all, and no text has got a score yet.
@@ -228,7 +228,7 @@ class Growth:
                 self.trace.grown[node.number].score = worth
         return [node for node in nodes if node.judged]
 
-    def _scored(self, texts: list[Sequence], begins: list[int]) -> Asking[list[float | None]]:
+    def _scored(self, texts: list[Sequence], begins: list[int]) -> ForwardCoroutine[list[float | None]]:
         assert isinstance(self.search, Judged)
         try:
             return (yield from scored(self.search.judge, texts, begins))
@@ -242,7 +242,7 @@ class Growth:
             self._failed = error
             return [None] * len(texts)
 
-    def shown(self, nodes: Ordered[Node]) -> Asking[list[Sequence]]:
+    def shown(self, nodes: Ordered[Node]) -> ForwardCoroutine[list[Sequence]]:
         """The texts that the scorer sees for these: they themselves."""
         return [node.seq for node in nodes]
         yield
@@ -259,7 +259,7 @@ class Growth:
             pairs = enumerate(zip(first, last, strict=False))
             self._settled(first[: next((at for at, (one, other) in pairs if one != other), len(first))])
 
-    def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> Asking[list[Sequence]]:
+    def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> ForwardCoroutine[list[Sequence]]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
         weights: what each of them counts in a vote, at least 0; by default what it is worth. Raises the scorer's error
@@ -311,7 +311,7 @@ class Growth:
             return nth_seed(seed, parent.children)
         return mix(seed, PARTICLE, parent.seq.position, parent.children) if parent.children else seed
 
-    def read(self, seq: Sequence) -> Asking[None]:
+    def read(self, seq: Sequence) -> ForwardCoroutine[None]:
         """Let a text's model read all of it but the last token, which its next turn reads."""
         while (missing := unread(seq)) > 1:
             start = seq.cache.next_position
@@ -320,7 +320,7 @@ class Growth:
             seq.cache.keep(range(len(chunk)))
             self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
 
-    def write(self, texts: list[Sequence], trace: Trace | None = None) -> Asking[None]:
+    def write(self, texts: list[Sequence], trace: Trace | None = None) -> ForwardCoroutine[None]:
         """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
 
         def goes_on(seq: Sequence) -> bool:

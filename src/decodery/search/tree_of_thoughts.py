@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import RESAMPLE, gumbel
 from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
 
@@ -66,11 +66,11 @@ class TreeOfThoughts(StepSearch):
         """See `Search.texts_at_once`."""
         return self.n * (self.b if self.order == "bfs" else 1)
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         found = yield from (self._broad(growth) if self.order == "bfs" else self._deep(growth))
         return (yield from growth.finish(found))
 
-    def _broad(self, growth: Growth) -> Asking[list[Node]]:
+    def _broad(self, growth: Growth) -> ForwardCoroutine[list[Node]]:
         level = [growth.root]
         while going := [node for node in level if not node.finished]:
             # Texts that have ended keep their places among the best.
@@ -79,7 +79,7 @@ class TreeOfThoughts(StepSearch):
             level = self._chosen([*ended, *chain(*fresh)], growth.root.seq.seed)
         return level
 
-    def _deep(self, growth: Growth) -> Asking[list[Node]]:
+    def _deep(self, growth: Growth) -> ForwardCoroutine[list[Node]]:
         stack, left, ended = [growth.root], list[Node](), list[Node]()
         while len(ended) < self.answers and (stack or (left and not ended)):
             if not stack:
@@ -97,7 +97,7 @@ class TreeOfThoughts(StepSearch):
             stack += reversed(kept)
         return ended
 
-    def _children(self, growth: Growth, parents: list[Node]) -> Asking[list[list[Node]]]:
+    def _children(self, growth: Growth, parents: list[Node]) -> ForwardCoroutine[list[list[Node]]]:
         """n steps behind each of these texts, judged, of equals behind one text the first."""
         drawn = yield from growth.extend([parent for parent in parents for _ in range(self.n)])
         apart = [distinct(drawn[first : first + self.n]) for first in range(0, len(drawn), self.n)]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
@@ -52,7 +52,7 @@ class ValueGuided(StepSearch):
                 f"width times lines divides, not {self.n}"
             )
 
-    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+    def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         count = self.lines or self.n // self.width
         each = self.n // count
         lines, ended = [[growth.root]] * count, list[Node]()

@@ -11,7 +11,7 @@ from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import writes
 from decodery.sampling.sampler import Sampler
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 TRIES = 10
@@ -33,7 +33,7 @@ def verdicts(
     sampler: Sampler | None = None,
     most: int | None = None,
     progress: Progress = silent,
-) -> Asking[list[Read | None]]:
+) -> ForwardCoroutine[list[Read | None]]:
     """What the model says to prompts of their own, read by a function.
 
     What cannot be read is counted as `malformed` and asked for again at another seed, as far as the sampler draws.

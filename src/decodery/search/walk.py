@@ -17,7 +17,7 @@ from decodery.core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
 from decodery.core.threads import one_thread
 from decodery.sampling.awrs import Checks, Trial, weighted
 from decodery.sampling.logits_processor import Context
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, judge, log_scores
 from decodery.step.sequence import Sequence
 
@@ -70,7 +70,7 @@ class Walk:
         self._streams = numbers_from()
         self._first: torch.Tensor | None = None
 
-    def start(self, count: int) -> Asking[list[Branch]]:
+    def start(self, count: int) -> ForwardCoroutine[list[Branch]]:
         """Particles that stand behind the prompt."""
         self._first = (yield from self.branches.score([self.branches.root]))[0]
         return [Branch(seq=self._parted(self.branches.root), logits=self._first) for _ in range(count)]
@@ -92,7 +92,9 @@ class Walk:
         twin.blocks, twin.marks = twin.blocks[:block], twin.marks[:block]
         return twin
 
-    def extend(self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0) -> Asking[None]:
+    def extend(
+        self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0
+    ) -> ForwardCoroutine[None]:
         def growing() -> list[Branch]:
             return [each for each in particles if each.alive and not each.finished]
 
@@ -102,7 +104,7 @@ class Walk:
         # Forks of what stands here share what their last token leads to.
         yield from self._read(growing())
 
-    def potentials(self, particles: Ordered[Branch]) -> Asking[list[float]]:
+    def potentials(self, particles: Ordered[Branch]) -> ForwardCoroutine[list[float]]:
         found, potential = [0.0] * len(particles), self.potential
         if potential is None:
             return found
@@ -119,7 +121,7 @@ class Walk:
         twin.seed = mix(self.seed, PARTICLE, next(self._streams))
         return twin
 
-    def _read(self, particles: Ordered[Branch]) -> Asking[None]:
+    def _read(self, particles: Ordered[Branch]) -> ForwardCoroutine[None]:
         unread = [each for each in particles if each.logits is None]
         if unread:
             rows = yield from self.branches.score([each.seq for each in unread])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .answers import Answers, Kind
@@ -48,7 +48,7 @@ class WeightedVote(Sampled, Judged):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
+    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
         except (ContextFull, ServerError) as error:

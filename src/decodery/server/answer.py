@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from decodery.core.trace import Step
 from decodery.step.sequence import TokenLogprob
 
-from .job import Written
+from .job import FinishedText
 
 if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer, TokenStream
 
 
-def usage(prompts: Sequence[int], cached: int, texts: Sequence[Written]) -> dict[str, Any]:
+def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText]) -> dict[str, Any]:
     """Totals of a request. prompts: tokens of each, once however many texts it has."""
     written = sum(len(text.tokens) for text in texts)
     counts = [text.trace.ledger.counts for text in texts]
@@ -136,7 +136,7 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
     return told
 
 
-def beside(text: Written, told: bool) -> dict[str, Any]:
+def beside(text: FinishedText, told: bool) -> dict[str, Any]:
     """What a choice has beside OpenAI's fields, under "decodery": figures if `told`; always a full context."""
     found: dict[str, Any] = {}
     if told:

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from decodery.core.version import __version__
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 
 from . import chat, completions, messages, openapi, page
-from .desk import Desk
+from .desk import RequestPreprocessor
 from .errors import ApiError, invalid
-from .exchange import Exchange
+from .exchange import RequestHandler
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
 from .keys import Keys
 from .offered import offered
@@ -38,10 +38,10 @@ _SLOW = 60.0
 class Front:
     """What clients meet: a service, a desk where requests are made ready for it, and the keys to both."""
 
-    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+    def __init__(self, lm: LLM, settings: ServerSettings) -> None:
         self.settings = settings
         self.service = Service(lm, settings)
-        self.desk = Desk(lm, settings)
+        self.desk = RequestPreprocessor(lm, settings)
         self.keys = Keys(settings.keys)
         self.created = int(time.time())
         self._offered: list[dict[str, Any]] | None = None
@@ -76,7 +76,7 @@ class Front:
 
     async def answer(self, body: ChatRequest | CompletionRequest, owner: str) -> dict[str, Any]:
         """A request's answer as one object, for those who are in this process. Raises ApiError."""
-        exchange = Exchange(self.service, await self._plan(body), owner)
+        exchange = RequestHandler(self.service, await self._plan(body), owner)
         try:
             await exchange.open()
             return await exchange.whole()
@@ -101,7 +101,7 @@ class Front:
         owner = self._owner(request)
         body = await self._read(request, kind)
         plan = await self._plan(body)
-        exchange = Exchange(self.service, plan, owner)
+        exchange = RequestHandler(self.service, plan, owner)
         return await respond(request, exchange, stream=plan.stream, seconds=self.settings.seconds + _SLOW)
 
     def _owner(self, request: Request) -> str:

@@ -14,7 +14,7 @@ from decodery.speculative.drafters.prediction import Prediction
 from . import answer
 from .errors import invalid
 from .fields import ChatRequest
-from .job import News, Written
+from .job import FinishedText, Update
 from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, fill_of, kv_of, search_of, settings_of
 from .plan import Form, Plan, several
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
-    from .desk import Desk
+    from .desk import RequestPreprocessor
 
 
-async def plan(desk: Desk, body: ChatRequest) -> Plan:
+async def plan(desk: RequestPreprocessor, body: ChatRequest) -> Plan:
     """What a chat completion asks of the engine. Raises ApiError for what cannot be done."""
     language = await desk.do(lambda: _language(desk, body))
     constraint = await desk.compile(language)
     return await desk.do(lambda: _plan(desk, body, constraint))
 
 
-def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
+def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan:
     lm = desk.lm
     own = body.decodery
     allow = own is not None and bool(own.allow_special)
@@ -81,7 +81,7 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     )
 
 
-def _language(desk: Desk, body: ChatRequest) -> Language | None:
+def _language(desk: RequestPreprocessor, body: ChatRequest) -> Language | None:
     """What the answer may be."""
     found: list[Language] = []
     wanted = body.response_format
@@ -133,7 +133,7 @@ class ChatForm(Form):
 
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, text: Written) -> dict[str, Any]:
+    def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
         said, calls = self._read(text)
         message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
         if calls:
@@ -153,7 +153,7 @@ class ChatForm(Form):
         self._kept[index] = _Kept()
         return [self._delta(index, {"role": "assistant", "content": ""})]
 
-    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
         said = self._kept[index].push(news.text) if self.calls else news.text
         if not (said or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
             return []
@@ -164,7 +164,7 @@ class ChatForm(Form):
             delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
         return [delta]
 
-    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+    def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         found = self.grown(index, news)
         _, calls = self._read(text)
         if self.calls and not calls and (rest := self._kept[index].rest):
@@ -174,10 +174,10 @@ class ChatForm(Form):
         last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)} | answer.beside(text, self.told)
         return [*found, last]
 
-    def _read(self, text: Written) -> tuple[str, list[Call]]:
+    def _read(self, text: FinishedText) -> tuple[str, list[Call]]:
         return read_calls(text.text) if self.calls else (text.text, [])
 
-    def _reason(self, text: Written, calls: list[Call]) -> str:
+    def _reason(self, text: FinishedText, calls: list[Call]) -> str:
         return "tool_calls" if calls and text.reason == "stop" else text.reason
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:

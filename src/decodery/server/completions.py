@@ -12,7 +12,7 @@ from decodery.step.sequence import TokenLogprob
 from . import answer
 from .errors import invalid
 from .fields import CompletionRequest
-from .job import News, Written
+from .job import FinishedText, Update
 from .methods import fill_of, kv_of, search_of, settings_of
 from .plan import Form, Plan, several
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
-    from .desk import Desk
+    from .desk import RequestPreprocessor
 
 _DEFAULT_TOKENS = 16
 """As OpenAI has it."""
 
 
-async def plan(desk: Desk, body: CompletionRequest) -> Plan:
+async def plan(desk: RequestPreprocessor, body: CompletionRequest) -> Plan:
     """What a completion asks of the engine. Raises ApiError for what cannot be done."""
     constraint = None
     if body.decodery is not None and body.decodery.constraint is not None:
@@ -37,7 +37,7 @@ async def plan(desk: Desk, body: CompletionRequest) -> Plan:
     return await desk.do(lambda: _plan(desk, body, constraint))
 
 
-def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
+def _plan(desk: RequestPreprocessor, body: CompletionRequest, constraint: Any) -> Plan:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of is not supported beyond n", "best_of")
     if body.decodery is not None and body.decodery.allow_special is not None:
@@ -98,7 +98,7 @@ def _given(body: CompletionRequest) -> list[Any]:
     return [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
 
 
-def _prompts(desk: Desk, body: CompletionRequest) -> list[list[int]]:
+def _prompts(desk: RequestPreprocessor, body: CompletionRequest) -> list[list[int]]:
     """The prompts as tokens."""
     tokenizer, given = desk.lm.tokenizer, _given(body)
     for each in given:
@@ -123,7 +123,7 @@ def _shown(tokenizer: Tokenizer, given: Any, tokens: list[int]) -> tuple[str, li
     return tokenizer.stream(special=True).push(tokens), answer.Offsets(tokenizer.stream(special=True)).of(tokens)
 
 
-def _gap(desk: Desk, body: CompletionRequest, prompt: Any) -> list[int]:
+def _gap(desk: RequestPreprocessor, body: CompletionRequest, prompt: Any) -> list[int]:
     """The tokens that ask for what stands between a prompt and the suffix."""
     if body.echo or not isinstance(prompt, str):
         raise invalid("a suffix goes with prompts that are texts, and without echo", "suffix")
@@ -151,12 +151,12 @@ class CompletionForm(Form):
 
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
-    def of(self, text: Written) -> Written:
+    def of(self, text: FinishedText) -> FinishedText:
         if not self.bare:
             return text
         return replace(text, text="", tokens=[], logprobs=[], reason="length", context_full=False)
 
-    def choice(self, index: int, text: Written) -> dict[str, Any]:
+    def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
         before, offsets = self.shown[index] if self.shown else ("", [])
         found: dict[str, Any] = {
             "index": index,
@@ -178,7 +178,7 @@ class CompletionForm(Form):
         # With log-probabilities the prompt is echoed when these are known.
         return [self._delta(index, self.shown[index][0])] if self.shown and not self.logprobs else []
 
-    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
         if self.bare or (self.shown and self.logprobs):
             return []
         if not (news.text or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
@@ -193,7 +193,7 @@ class CompletionForm(Form):
             delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
         return [delta]
 
-    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+    def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         if self.shown and self.logprobs:
             return [self.choice(index, text)]
         last = self._delta(index, "") | {"finish_reason": text.reason} | answer.beside(text, self.told)

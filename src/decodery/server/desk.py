@@ -17,16 +17,16 @@ from .methods import Compiled, strangers
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.sampling.constraint import Constraint
 
 T = TypeVar("T")
 
 
-class Desk:
+class RequestPreprocessor:
     """Reads prompts on two threads and compiles constraints, which may take seconds, on one of their own."""
 
-    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+    def __init__(self, lm: LLM, settings: ServerSettings) -> None:
         self.lm = lm
         self.settings = settings
         self._compiled = Compiled(lm)

@@ -10,12 +10,12 @@ from typing import Any
 
 from . import answer
 from .errors import as_api_error, invalid
-from .job import Job, Mailbox, News, Written
+from .job import FinishedText, Job, Mailbox, Update
 from .plan import Plan
 from .service import Service
 
 
-class Exchange:
+class RequestHandler:
     """A plan in the hands of a service. owner: whose request it is, by which texts take turns and share prompts.
 
     Make it, `open` it, take the answer by `whole` or by `stream`, and `close` it whatever happens: what is not over
@@ -25,8 +25,8 @@ class Exchange:
     def __init__(self, service: Service, plan: Plan, owner: str) -> None:
         self._service, self._plan = service, plan
         self._mailbox = Mailbox()
-        self._pending: list[News] = []
-        self._found: dict[Job, list[Written]] = {}
+        self._pending: list[Update] = []
+        self._found: dict[Job, list[FinishedText]] = {}
         self._head = {"id": f"{plan.form.prefix}{uuid.uuid4().hex}", "created": int(time.time())}
         self._head |= {"model": service.settings.name, "system_fingerprint": service.fingerprint}
         most, search = service.settings.max_texts, plan.search
@@ -93,7 +93,7 @@ class Exchange:
                     for number, text in enumerate(news.end[: self._plan.n])
                     for choice in form.ended(
                         news.job.index + number,
-                        News(
+                        Update(
                             news.job,
                             text.text[shown.get(news.job.index + number, 0) :],
                             text.tokens,
@@ -119,7 +119,7 @@ class Exchange:
     def _texts_per_job(self) -> int:
         return self._plan.n if self._plan.search is not None else 1
 
-    async def _news(self) -> AsyncIterator[News]:
+    async def _news(self) -> AsyncIterator[Update]:
         """What comes until all jobs are over, or one has failed."""
         while True:
             for news in self._pending:
@@ -132,7 +132,7 @@ class Exchange:
                 return
             self._pending = await self._mailbox.take()
 
-    def _choices(self) -> list[tuple[int, Written]]:
+    def _choices(self) -> list[tuple[int, FinishedText]]:
         return [
             (job.index + number, self._plan.form.of(text))
             for job in self._jobs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from decodery.core.trace import Step, Trace
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.request import Request
-from decodery.engine.task import Work
+from decodery.engine.task import CoroutineTask
 from decodery.step.sequence import Sequence, TokenLogprob, Watched
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Job:
     index: int = 0
     like: Job | None = None
     search: Search | None = None
-    task: Sequence | Work[Any] | None = None
+    task: Sequence | CoroutineTask[Any] | None = None
     filling: Filling | None = None
     known: str = ""
     sent: int = 0
@@ -61,7 +61,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FinishedText:
     """A text that is over. prompt_logprobs: of the prompt's tokens but the first, where that was asked for.
 
     context_full: whether it ended because the model's context was full.
@@ -81,7 +81,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class News:
+class Update:
     """What a job grew by. end: all of it once it is over (of a search, all it found), or the error that ended it."""
 
     job: Job
@@ -89,7 +89,7 @@ class News:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    end: list[Written] | BaseException | None = None
+    end: list[FinishedText] | BaseException | None = None
 
 
 class Mailbox:
@@ -97,15 +97,15 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._news: list[News] = []
+        self._news: list[Update] = []
         self._arrived = asyncio.Event()
 
-    def put(self, news: News) -> None:
+    def put(self, news: Update) -> None:
         """On the loop's own thread."""
         self._news.append(news)
         self._arrived.set()
 
-    async def take(self) -> list[News]:
+    async def take(self) -> list[Update]:
         """All that has come, once something has."""
         await self._arrived.wait()
         self._arrived.clear()
@@ -113,7 +113,7 @@ class Mailbox:
         return news
 
 
-def deliver(loop: Any, news: list[News]) -> None:
+def deliver(loop: Any, news: list[Update]) -> None:
     """Leave news on the thread of their loop; nobody hears them where that has ended."""
 
     def leave() -> None:
@@ -126,7 +126,7 @@ def deliver(loop: Any, news: list[News]) -> None:
         return
 
 
-def written(job: Job, encode: Callable[[str], list[int]]) -> list[Written]:
+def written(job: Job, encode: Callable[[str], list[int]]) -> list[FinishedText]:
     """What a job that ended without an error has written; of a search that was stopped what is settled.
 
     Args:
@@ -136,17 +136,17 @@ def written(job: Job, encode: Callable[[str], list[int]]) -> list[Written]:
     if job.filling is not None:
         return [_canvas(job, job.filling)]
     task = job.task
-    if isinstance(task, Work) and task.stopped and job.known:
-        return [Written(job.known, encode(job.known), [], "cancelled", job.request.seed, Trace(), 0, [])]
+    if isinstance(task, CoroutineTask) and task.stopped and job.known:
+        return [FinishedText(job.known, encode(job.known), [], "cancelled", job.request.seed, Trace(), 0, [])]
     found: list[Sequence] = (
-        [task] if isinstance(task, Sequence) else list(task.result or ()) if isinstance(task, Work) else []
+        [task] if isinstance(task, Sequence) else list(task.result or ()) if isinstance(task, CoroutineTask) else []
     )
     return [_one(job, seq) for seq in found]
 
 
-def _one(job: Job, seq: Sequence) -> Written:
+def _one(job: Job, seq: Sequence) -> FinishedText:
     assert seq.text is not None and seq.finish_reason is not None
-    return Written(
+    return FinishedText(
         text=seq.text.text,
         tokens=seq.generated,
         logprobs=seq.token_logprobs,
@@ -161,9 +161,9 @@ def _one(job: Job, seq: Sequence) -> Written:
     )
 
 
-def _canvas(job: Job, filling: Filling) -> Written:
+def _canvas(job: Job, filling: Filling) -> FinishedText:
     output = filling.output()
-    return Written(
+    return FinishedText(
         text=output.text,
         tokens=output.tokens,
         logprobs=[],

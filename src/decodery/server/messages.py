@@ -14,7 +14,7 @@ from .errors import invalid
 from .fields import ChatRequest, Message, Tool
 
 if TYPE_CHECKING:
-    from .desk import Desk
+    from .desk import RequestPreprocessor
 
 _TOLD = (
     "You may call tools. Their signatures, as JSON:\n<tools>\n{tools}\n</tools>\n"
@@ -33,7 +33,7 @@ def tools_in_use(body: ChatRequest) -> list[Tool]:
 
 
 def encoded(
-    desk: Desk,
+    desk: RequestPreprocessor,
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     kv: str | None = None,

@@ -1,4 +1,4 @@
-"""From a request's fields to the settings of `LM.request`."""
+"""From a request's fields to the settings of `LLM.request`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .fields import Methods, Shared
 if TYPE_CHECKING:
     from decodery.constraints.base import Language
     from decodery.diffusion.texts import Fill
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
     from decodery.sampling.constraint import Constraint
     from decodery.search.base import Search
 
@@ -36,7 +36,7 @@ def kv_of(body: Shared) -> str | None:
 
 
 def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
-    """What of a request decides how one text is decoded, by the names `LM.request` has for it."""
+    """What of a request decides how one text is decoded, by the names `LLM.request` has for it."""
     own = body.decodery or Methods()
     settings: dict[str, Any] = {
         "temperature": body.temperature,
@@ -66,7 +66,7 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def search_of(body: Shared, lm: LM) -> Search | None:
+def search_of(body: Shared, lm: LLM) -> Search | None:
     """The search that a request asks for."""
     if body.decodery is None or body.decodery.search is None:
         return None
@@ -74,7 +74,7 @@ def search_of(body: Shared, lm: LM) -> Search | None:
     return search
 
 
-def fill_of(body: Shared, lm: LM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:
+def fill_of(body: Shared, lm: LLM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:
     """The canvas that a request asks for. settings: those of a text, with `max_new_tokens`."""
     if body.decodery is None or body.decodery.diffuse is None:
         return None
@@ -109,7 +109,7 @@ def _bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] |
 class Compiled:
     """Constraints compiled for a model's tokens, one at a time, those used last kept. Safe to share between threads."""
 
-    def __init__(self, lm: LM) -> None:
+    def __init__(self, lm: LLM) -> None:
         self._lm = lm
         self._lock = threading.Lock()
         self._kept: OrderedDict[Language, Constraint] = OrderedDict()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from decodery.core.trace import Step
 
 from .errors import as_api_error
-from .job import Job, Written
+from .job import FinishedText, Job
 
 if TYPE_CHECKING:
     from .load import ServerLoad
@@ -105,7 +105,7 @@ class Metrics:
                 self.gap.observe((now - job.told) / tokens)
         job.told = now
 
-    def ended(self, job: Job, end: Sequence[Written] | BaseException | None) -> None:
+    def ended(self, job: Job, end: Sequence[FinishedText] | BaseException | None) -> None:
         now = monotonic()
         if end is None:
             reason = "cancelled"

@@ -12,7 +12,7 @@ from decodery.core.noise import nth_seed
 from decodery.diffusion.texts import Fill
 from decodery.engine.request import Request
 
-from .job import News, Written
+from .job import FinishedText, Update
 
 if TYPE_CHECKING:
     from decodery.search.base import Search
@@ -27,12 +27,12 @@ class Form(Contract):
     whole: str
     chunk: str
 
-    def of(self, text: Written) -> Written:
+    def of(self, text: FinishedText) -> FinishedText:
         """What of a text the client asked for."""
         return text
 
     @abstractmethod
-    def choice(self, index: int, text: Written) -> dict[str, Any]:
+    def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
         """A whole text as an element of `choices`."""
 
     @abstractmethod
@@ -40,11 +40,11 @@ class Form(Contract):
         """What a stream begins with, for each choice."""
 
     @abstractmethod
-    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
         """What a stream says of a text that goes on."""
 
     @abstractmethod
-    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+    def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         """What a stream says of a text that ends."""
 
 

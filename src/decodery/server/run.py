@@ -17,7 +17,7 @@ from .app import Front
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 _LOOKS_EVERY = 0.1
 _LAST_WORDS = 5
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        lm: LM,
+        lm: LLM,
         settings: ServerSettings,
         *,
         host: str = "127.0.0.1",

@@ -14,18 +14,18 @@ from decodery.diffusion.texts import Fill
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.schedule import Limits
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.step.sequence import Sequence as Text
 
 from .errors import ApiError, invalid, log_failure, overloaded, stopping
 from .fair import FairQueue
-from .job import Job, News, Written, deliver, written
+from .job import FinishedText, Job, Update, deliver, written
 from .load import ServerLoad
 from .metrics import Metrics
 from .settings import ServerSettings
 
 
-def fingerprint(lm: LM) -> str:
+def fingerprint(lm: LLM) -> str:
     """What decides a text beside its request: this version, the model and its precision."""
     return f"decodery-{__version__}-{lm.dtype}-{lm.model.fingerprint[:12]}"
 
@@ -38,7 +38,7 @@ class Service:
     beside its request: this version, the model and its precision.
     """
 
-    def __init__(self, lm: LM, settings: ServerSettings) -> None:
+    def __init__(self, lm: LLM, settings: ServerSettings) -> None:
         self.lm = lm
         self.settings = settings
         self.fingerprint = fingerprint(lm)
@@ -217,10 +217,10 @@ class Service:
         for loop in mailboxes.values():
             deliver(loop, [each for each in news if each.job.mailbox.loop is loop])
 
-    def _news(self, job: Job) -> News | None:
+    def _news(self, job: Job) -> Update | None:
         task = job.task
         assert task is not None
-        news = News(job)
+        news = Update(job)
         if isinstance(task, Text):
             grown = task.settled - job.sent
             self._tokens += grown
@@ -266,7 +266,7 @@ class Service:
         if job.task is not None:
             job.task.cancel()
         self._release(job, error)
-        deliver(job.mailbox.loop, [News(job, end=error)])
+        deliver(job.mailbox.loop, [Update(job, end=error)])
 
     def _cancel(self, gone: set[Job]) -> None:
         for job in self._queue.remove(gone):
@@ -276,7 +276,7 @@ class Service:
                 job.task.cancel()
             self._release(job, None)
 
-    def _release(self, job: Job, end: list[Written] | BaseException | None) -> None:
+    def _release(self, job: Job, end: list[FinishedText] | BaseException | None) -> None:
         """A job is over; its memory goes with its task."""
         job.over = True
         if isinstance(end, BaseException):

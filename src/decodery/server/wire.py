@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, as_api_error, invalid
-from .exchange import Exchange
+from .exchange import RequestHandler
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -98,7 +98,7 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def respond(request: Request, exchange: Exchange, *, stream: bool, seconds: float) -> Response:
+async def respond(request: Request, exchange: RequestHandler, *, stream: bool, seconds: float) -> Response:
     """The answer of an exchange, which ends with it. seconds: that a slow reader may take for a stream."""
     streams = False
     try:
@@ -129,7 +129,7 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: Exchange, seconds: float) -> None:
+    def __init__(self, exchange: RequestHandler, seconds: float) -> None:
         super().__init__()
         self._exchange, self._seconds = exchange, seconds
         del self.headers["content-length"]

@@ -16,20 +16,20 @@ from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import method_of
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.core.trace import Step
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.sampling.logits_processor import Context
 
-from .draft_tree import UNKNOWN, TokenTree
-from .forward_request import Asking, score
+from .draft_tree import MASK_TOKEN, DraftTree
+from .forward_request import ForwardCoroutine, score
 from .sequence import Sequence
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
 
-__all__ = ["Accepted", "Laws", "Rule"]
+__all__ = ["AcceptanceRule", "Accepted", "NodeDistributions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Accepted:
     bonus: int
 
 
-class Laws:
+class NodeDistributions:
     """The target's distributions at the nodes of one sequence's tree, worked out for the nodes a rule visits.
 
     A node's law depends on its own path: penalties count the path's tokens, stateful warps own a state per node.
@@ -49,7 +49,7 @@ class Laws:
 
     def __init__(
         self,
-        tree: TokenTree,
+        tree: DraftTree,
         logits: torch.Tensor,
         seq: Sequence,
         hidden: dict[Tap, torch.Tensor] | None = None,
@@ -76,7 +76,7 @@ class Laws:
         part = bisect_right(self._starts, node) - 1
         return self._parts[part][node - self._starts[part]]
 
-    def grow(self, runs: Iterable[Ordered[int]]) -> Asking[None]:
+    def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
         """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
 
         Their rows stand behind the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
@@ -117,7 +117,7 @@ class Laws:
             before = self.context(parent)
             token = int(self.tree.tokens[node])
             # What stands behind a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
-            known = token != UNKNOWN
+            known = token != MASK_TOKEN
             self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]
 
@@ -149,27 +149,27 @@ class Laws:
 
 
 @dataclass(frozen=True)
-class Rule(Contract):
-    """A verification rule. Subclasses say what they need by a table of their own: `needs = Needs(greedy=True)`."""
+class AcceptanceRule(Contract):
+    """Decides which drafted tokens become text. Subclasses declare requirements: `needs = Requirements(greedy=True)`."""
 
     @property
-    def needs(self) -> Needs:
-        """What it must find: the `drafts` for which its guarantee holds, `taps` that `Laws.hidden` then holds, ..."""
-        return Needs()
+    def needs(self) -> Requirements:
+        """What it requires: the `drafts` for which its guarantee holds, `taps` for `NodeDistributions.hidden`, ..."""
+        return Requirements()
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """What constraints find: one that asks about single tokens applies no `mask`, so that none is worked out."""
         method = method_of(self)
-        return Gives(checked=method is None or method.lossless, mask=True)
+        return Provides(checked=method is None or method.lossless, mask=True)
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where this is not for texts of `model`."""
 
     @abstractmethod
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Asking[Accepted]:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted | ForwardCoroutine[Accepted]:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.
 
-        A rule that must see more first is a generator that lets the tree grow, see `Laws.grow`, as often as it needs
-        to; nothing becomes text before it decides.
+        A rule that needs more rows first is a generator that lets the tree grow (`NodeDistributions.grow`) as often as
+        it needs to; nothing becomes text before it decides.
         """

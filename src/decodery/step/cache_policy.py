@@ -13,14 +13,14 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import OwnCaches
 from decodery.models.config import POSITIONS, ModelConfig
 from decodery.models.protocol import LanguageModel, Reader
 
-from .forward_request import Asking
+from .forward_request import ForwardCoroutine
 from .sequence import Sequence
 
 __all__ = ["CachePolicy"]
@@ -36,22 +36,22 @@ class CachePolicy(Contract):
     decoding under the policy; what that is differs from the full model.
     """
 
-    needs = Needs(keys=True, policies=True)
+    needs = Requirements(keys=True, policies=True)
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """What of the model can still be had under it, which drafters, rules and searches may need."""
-        return Gives(routes=True)
+        return Provides(routes=True)
 
     @abstractmethod
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text."""
 
-    def settle(self, seq: Sequence) -> Asking[None] | None:
+    def settle(self, seq: Sequence) -> ForwardCoroutine[None] | None:
         """Done once, when a text's prompt is read: here a policy may read rows of its own."""
         return None
 
-    def open(self, seq: Sequence, rows: int) -> Asking[torch.Tensor | None] | None:
+    def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None] | None:
         """Done once, after a prompt is read and before its first token is chosen: a policy may read rows of its own.
 
         Args:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
 
-    from .drafter import Observation
-    from .forward_request import Asking
+    from .drafter import VerificationFeedback
+    from .forward_request import ForwardCoroutine
     from .sequence import Sequence
 
-__all__ = ["Budget", "Outlook", "Policy"]
+__all__ = ["Budget", "DraftLengthPolicy", "Outlook"]
 
 MOST_NODES = 80
 """Drafted tokens per text and step, unless a request allows another number: as many as the largest published tree that
@@ -36,13 +36,15 @@ class Outlook:
     unnormalised log-probabilities of the next draw; asking for them lets the draft model read the newest token.
     """
 
-    def __init__(self, drawn: int, hidden: torch.Tensor | None, law: Callable[[], Asking[torch.Tensor]]) -> None:
+    def __init__(
+        self, drawn: int, hidden: torch.Tensor | None, law: Callable[[], ForwardCoroutine[torch.Tensor]]
+    ) -> None:
         self.drawn = drawn
         self.hidden = hidden
         self._ask = law
         self._law: torch.Tensor | None = None
 
-    def law(self) -> Asking[torch.Tensor]:
+    def law(self) -> ForwardCoroutine[torch.Tensor]:
         """[vocab]; see above."""
         if self._law is None:
             self._law = yield from self._ask()
@@ -63,7 +65,7 @@ class Budget:
     depth: int
     sequences: int = 1
     pass_seconds: Callable[[int], np.ndarray] | None = None
-    ask: Callable[[Outlook], bool | Asking[bool]] | None = None
+    ask: Callable[[Outlook], bool | ForwardCoroutine[bool]] | None = None
     measured: bool = False
     context: int = 0
 
@@ -85,7 +87,7 @@ class Budget:
             seconds = seconds + _at(self.pass_seconds(context) - bare, own)
         return seconds
 
-    def goes_on(self, outlook: Outlook) -> bool | Asking[bool]:
+    def goes_on(self, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
         """Whether to draw one more token; drafters that `ask` call it once before every draw, the first included.
 
         The answer depends on what has been drawn, never on the token about to be, and what has been drawn stays in the
@@ -102,17 +104,17 @@ def _at(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Policy:
+class DraftLengthPolicy:
     """Decides how much every step drafts. Fields are settings; memory lives in `seq.budget_state`.
 
     Bounds are upper ones: a drafter's own settings bound its drafts as well. One that stops drafters between their
-    draws says `needs = Needs(pauses=True)`.
+    draws says `needs = Requirements(pauses=True)`.
     """
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find: `pauses`, `draft_states` or `costs`."""
-        return Needs()
+        return Requirements()
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where this is not for drafts of the draft model `model`."""
@@ -132,9 +134,9 @@ class Policy:
         """
         return limit
 
-    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool | Asking[bool]:
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
         """See `Budget.goes_on`; asked only of policies that need `pauses`."""
         return True
 
-    def observe(self, seq: Sequence, seen: Observation, seconds: float) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
         """Learn from a step: its tree, what of it was accepted, and how long drafting it took."""

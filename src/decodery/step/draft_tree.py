@@ -14,9 +14,9 @@ from decodery.models.hooks import Tap
 from decodery.models.protocol import EmbeddingModel
 
 Origin = Literal["deterministic", "sampled", "without-replacement"]
-UNKNOWN = -1
+MASK_TOKEN = -1
 """In place of a token, at nodes that read an embedding of their own."""
-Change = Callable[[torch.Tensor, "TokenTree"], torch.Tensor]
+Change = Callable[[torch.Tensor, "DraftTree"], torch.Tensor]
 """Given the states [n, width] of a tree's nodes somewhere in a pass, and the tree: what they are from there on."""
 
 
@@ -33,7 +33,7 @@ class Entered:
 
 
 @dataclass(frozen=True)
-class TokenTree:
+class DraftTree:
     """Tokens in topological order: node 0 is the pending token, every parent stands before its children.
 
     tokens, parents: [n] int64, parents[0] == -1. origin: how siblings arose, which decides the rules that may verify
@@ -59,7 +59,7 @@ class TokenTree:
     entered: Entered | None = None
 
     @classmethod
-    def root(cls, pending: int) -> TokenTree:
+    def root(cls, pending: int) -> DraftTree:
         """No draft: the pending token alone."""
         return cls(np.array([pending], dtype=np.int64), np.array([-1], dtype=np.int64))
 
@@ -72,14 +72,14 @@ class TokenTree:
         origin: Origin = "deterministic",
         logq: np.ndarray | None = None,
         distributions: dict[int, torch.Tensor] | None = None,
-    ) -> TokenTree:
+    ) -> DraftTree:
         """One token after another behind the pending one."""
         tokens = np.concatenate(([pending], np.asarray(drafted, dtype=np.int64)))
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls(tokens, parents, origin, logq, distributions or {})
 
     @classmethod
-    def from_paths(cls, pending: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> TokenTree:
+    def from_paths(cls, pending: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> DraftTree:
         """The trie of several continuations of the pending token.
 
         nodes: how many drafted nodes it may have; what is beyond them is left out, last paths first.
@@ -90,7 +90,7 @@ class TokenTree:
         # Nodes stand in the order of the paths, parents first.
         return cls(tree.tokens[: nodes + 1], tree.parents[: nodes + 1])
 
-    def extended(self, paths: Iterable[Sequence[int]]) -> TokenTree:
+    def extended(self, paths: Iterable[Sequence[int]]) -> DraftTree:
         """This tree and further continuations of the pending token; the nodes there are keep their numbers.
 
         How the new ones arose is not told apart from the others.
@@ -110,7 +110,7 @@ class TokenTree:
 
     def asking(
         self, counts: np.ndarray, inputs: torch.Tensor, changes: Mapping[Tap, Change] | None = None
-    ) -> TokenTree:
+    ) -> DraftTree:
         """This tree, of known tokens, and behind each of its nodes a chain of nodes without a token.
 
         counts: [n] how long the chains are; inputs: [longest, hidden] what the first, second, ... node of a chain
@@ -121,7 +121,7 @@ class TokenTree:
         parents = np.where(places == 0, owners, len(self) + np.arange(len(owners)) - 1)
         return replace(
             self,
-            tokens=np.concatenate((self.tokens, np.full(len(owners), UNKNOWN))),
+            tokens=np.concatenate((self.tokens, np.full(len(owners), MASK_TOKEN))),
             parents=np.concatenate((self.parents, parents)),
             logq=None if self.logq is None else np.concatenate((self.logq, np.full(len(owners), -np.inf))),
             inputs=inputs[torch.from_numpy(places)] if len(owners) else None,
@@ -141,7 +141,7 @@ class TokenTree:
         if n > 1 and not ((above >= 0) & (above < np.arange(1, n))).all():
             raise ValueError("every node but the root needs a parent that stands before it")
         # Most trees have all their tokens, and nothing is sorted out.
-        known = self.tokens if self.tokens.min() >= 0 else self.tokens[self.tokens != UNKNOWN]
+        known = self.tokens if self.tokens.min() >= 0 else self.tokens[self.tokens != MASK_TOKEN]
         if n - len(known) != (0 if self.inputs is None else len(self.inputs)):
             raise ValueError("every node without a token needs an embedding that it reads")
         if vocab_size is not None and not 0 <= known.min() <= known.max() < vocab_size:
@@ -188,12 +188,12 @@ class TokenTree:
 
     def children(self, node: int) -> np.ndarray:
         """Children of `node` in the order they were drawn in."""
-        return np.flatnonzero((self.parents == node) & (self.tokens != UNKNOWN))
+        return np.flatnonzero((self.parents == node) & (self.tokens != MASK_TOKEN))
 
     def asked(self, node: int) -> list[int]:
         """The chain of nodes without a token behind `node`."""
         chain: list[int] = []
-        while (child := self.child(node, UNKNOWN)) is not None:
+        while (child := self.child(node, MASK_TOKEN)) is not None:
             chain.append(child)
             node = child
         return chain
@@ -204,9 +204,9 @@ class TokenTree:
 
         Each is [k]; the first node of a chain has place 0.
         """
-        nodes = np.flatnonzero(self.tokens == UNKNOWN)
+        nodes = np.flatnonzero(self.tokens == MASK_TOKEN)
         owners, places = self.parents[nodes], np.zeros(len(nodes), dtype=np.int64)
-        while (inside := self.tokens[owners] == UNKNOWN).any():
+        while (inside := self.tokens[owners] == MASK_TOKEN).any():
             owners, places = np.where(inside, self.parents[owners], owners), places + inside
         return nodes, owners, places
 
@@ -214,7 +214,7 @@ class TokenTree:
         """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
         rows = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
         if self.inputs is not None:
-            rows[torch.from_numpy(self.tokens == UNKNOWN)] = self.inputs.to(rows)
+            rows[torch.from_numpy(self.tokens == MASK_TOKEN)] = self.inputs.to(rows)
         return rows
 
     def drawn(self, node: int) -> list[int]:
@@ -229,13 +229,13 @@ class TokenTree:
             node = int(self.parents[node])
         return nodes[::-1]
 
-    def on(self, device: torch.device) -> TokenTree:
+    def on(self, device: torch.device) -> DraftTree:
         """The tree with its distributions on a device: a draft model may have another one than the target."""
         if all(law.device == device for law in self.distributions.values()):
             return self
         return replace(self, distributions={node: law.to(device) for node, law in self.distributions.items()})
 
-    def trunk(self) -> TokenTree:
+    def trunk(self) -> DraftTree:
         """The chain of first children, each drawn once: what is left of the tree where rows may not branch."""
         if self.is_chain:
             return self
@@ -244,9 +244,9 @@ class TokenTree:
             nodes.append(below[0])
         laws = {place: self.distributions[node] for place, node in enumerate(nodes) if node in self.distributions}
         logq = None if self.logq is None else self.logq[nodes]
-        return TokenTree(self.tokens[nodes], np.arange(-1, len(nodes) - 1), self.origin, logq, laws)
+        return DraftTree(self.tokens[nodes], np.arange(-1, len(nodes) - 1), self.origin, logq, laws)
 
-    def prune(self, keep: np.ndarray) -> TokenTree:
+    def prune(self, keep: np.ndarray) -> DraftTree:
         """The tree of the nodes marked in `keep` [n] bool whose ancestors are marked too; the root always stays.
 
         Which sampled siblings survive must not depend on their tokens, or sampling rules are biased.
@@ -267,12 +267,12 @@ class TokenTree:
         }
         inputs = self.inputs
         if inputs is not None:
-            asking = kept[self.tokens == UNKNOWN]
+            asking = kept[self.tokens == MASK_TOKEN]
             inputs = inputs[torch.from_numpy(asking)] if asking.any() else None
         parents = place[self.parents[nodes]]
-        return TokenTree(self.tokens[nodes], parents, self.origin, logq, laws, draws, inputs, self.changes)
+        return DraftTree(self.tokens[nodes], parents, self.origin, logq, laws, draws, inputs, self.changes)
 
-    def merge(self, other: TokenTree) -> TokenTree:
+    def merge(self, other: DraftTree) -> DraftTree:
         """Union of the paths of both trees, by longest shared prefix; a deterministic tree.
 
         Raises ValueError where the roots differ.
@@ -290,7 +290,7 @@ class TokenTree:
             place[node] = index[key]
         read = [] if self.inputs is None else [self.inputs]
         if other.inputs is not None:
-            asking = np.flatnonzero(other.tokens == UNKNOWN).tolist()
+            asking = np.flatnonzero(other.tokens == MASK_TOKEN).tolist()
             read.append(
                 other.inputs[
                     torch.tensor([place[node] >= len(self) for node in asking], dtype=torch.bool, device="cpu")
@@ -298,4 +298,4 @@ class TokenTree:
             )
         inputs = torch.cat(read) if read else None
         arrays = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
-        return TokenTree(*arrays, inputs=inputs, changes={**other.changes, **self.changes})
+        return DraftTree(*arrays, inputs=inputs, changes={**other.changes, **self.changes})

@@ -16,31 +16,31 @@ import torch
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import likeliest, topk
 from decodery.models.hooks import Tap
 
 from .draft_length_policy import Outlook
-from .draft_tree import UNKNOWN, TokenTree
-from .forward_request import Asking, settled
-from .tree_policy import Growth
+from .draft_tree import MASK_TOKEN, DraftTree
+from .forward_request import ForwardCoroutine, as_coroutine
+from .tree_policy import TreePolicy
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
 
     from .draft_length_policy import Budget
-    from .logits_source import Source
+    from .logits_source import LogitsSource
     from .sequence import Sequence
 
-__all__ = ["Drafter", "Expander", "Observation"]
+__all__ = ["Drafter", "TreeDrafter", "VerificationFeedback"]
 
 UNSAID = -1e30
 """The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
 
 
 @dataclass(slots=True)
-class Observation:
+class VerificationFeedback:
     """What one pass taught about one sequence.
 
     tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
@@ -50,22 +50,22 @@ class Observation:
     start: where in the text the tree's root stands.
     """
 
-    tree: TokenTree
+    tree: DraftTree
     logits: torch.Tensor
     hidden: dict[Tap, torch.Tensor]
     path: list[int]
     emitted: list[int]
     start: int
 
-    def of_tokens(self) -> Observation:
+    def of_tokens(self) -> VerificationFeedback:
         """The nodes that have a token: what a drafter sees that asked about no others."""
         if self.tree.inputs is None:
             return self
-        known = self.tree.tokens != UNKNOWN
+        known = self.tree.tokens != MASK_TOKEN
         rows, place = np.flatnonzero(known).tolist(), np.cumsum(known) - 1
         hidden = {tap: states[rows] for tap, states in self.hidden.items()}
         path = place[self.path].tolist()
-        return Observation(self.tree.prune(known), self.logits[rows], hidden, path, self.emitted, self.start)
+        return VerificationFeedback(self.tree.prune(known), self.logits[rows], hidden, path, self.emitted, self.start)
 
     def likeliest(self, nodes: Ordered[int]) -> list[int]:
         """The token the model itself finds likeliest after each of `nodes`, the lowest id among equals."""
@@ -82,21 +82,21 @@ class Drafter(Contract):
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
-    Subclasses say what they need and give by tables of their own, as in `needs = Needs(prompt=True)`. One that needs
-    `states` sees nodes whose token is not known, too.
+    Subclasses declare what they need and give, as in `needs = Requirements(prompt=True)`. One that needs `states` gets
+    mask nodes as well.
     """
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find of the model."""
-        return Needs()
+        return Requirements()
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
-        return Gives(drafts=("deterministic",))
+        return Provides(drafts=("deterministic",))
 
-    def suited(self, model: Reader, source: Source | None = None) -> Self:
+    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
         """The same drafter with what comes along for texts of `model`, where that is left to it.
 
         source: what takes the model's place, None where nothing does.
@@ -118,14 +118,14 @@ class Drafter(Contract):
         return False
 
     @abstractmethod
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree | Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:
         """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
 
-    def ahead(self, seq: Sequence, tree: TokenTree) -> Asking[None] | None:
+    def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
         """What it does while the target scores `tree`, None for nothing: it may ask for passes of other models."""
         return None
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
 
     def forget(self, seq: Sequence) -> None:
@@ -144,7 +144,7 @@ class Drafter(Contract):
         return 0
 
 
-def _suited(value: Any, model: Reader, source: Source | None) -> Any:
+def _suited(value: Any, model: Reader, source: LogitsSource | None) -> Any:
     """A setting of a drafter, with other drafters in it suited to a model."""
     if isinstance(value, Drafter):
         return value.suited(model, source)
@@ -155,7 +155,7 @@ def _suited(value: Any, model: Reader, source: Source | None) -> Any:
 
 
 @dataclass(frozen=True)
-class Expander(Drafter):
+class TreeDrafter(Drafter):
     """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
 
     growth: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens, each
@@ -166,7 +166,7 @@ class Expander(Drafter):
     bounds_trees: ClassVar[bool] = False
 
     length: int = field(default=4, kw_only=True)
-    growth: Growth | str | None = field(default=None, kw_only=True)
+    growth: TreePolicy | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         name = method.name if (method := method_of(self)) else type(self).__name__
@@ -184,22 +184,24 @@ class Expander(Drafter):
             )
 
     @property
-    def needs(self) -> Needs:
-        return self.growth.needs if isinstance(self.growth, Growth) else Needs()
+    def needs(self) -> Requirements:
+        return self.growth.needs if isinstance(self.growth, TreePolicy) else Requirements()
 
     @property
-    def gives(self) -> Gives:
-        return self.growth.gives if isinstance(self.growth, Growth) else Gives(drafts=("sampled",), pauses=True)
+    def gives(self) -> Provides:
+        return self.growth.gives if isinstance(self.growth, TreePolicy) else Provides(drafts=("sampled",), pauses=True)
 
     def largest(self) -> int | None:
-        return self.growth.largest() if isinstance(self.growth, Growth) else self.length
+        return self.growth.largest() if isinstance(self.growth, TreePolicy) else self.length
 
     def held_rows(self, nodes: int) -> int:
         # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
         return 3 if self.growth is None else 6 * (nodes + 1)
 
     @abstractmethod
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor | Asking[torch.Tensor]:
+    def logits(
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]
+    ) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
         tree: rooted at the pending token; one that was asked about before may only have grown.
@@ -218,7 +220,7 @@ class Expander(Drafter):
         """How deep a tree below the pending token this drafter can grow."""
         return seq.remaining
 
-    def writable(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+    def writable(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         """`logits` without the ids that are no token, which a text never holds.
 
         Args:
@@ -229,12 +231,12 @@ class Expander(Drafter):
         Returns:
             Logits [len(nodes), vocab].
         """
-        logits = yield from settled(self.logits(seq, tree, nodes))
+        logits = yield from as_coroutine(self.logits(seq, tree, nodes))
         return logits if seq.padding is None else seq.padding.exclude(logits.clone())
 
     def expand(
-        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], *, shaped: bool = True
-    ) -> Asking[torch.Tensor]:
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], *, shaped: bool = True
+    ) -> ForwardCoroutine[torch.Tensor]:
         """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
 
         They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
@@ -244,8 +246,8 @@ class Expander(Drafter):
         return expected(seq, tree, nodes, logits, shaped=shaped)
 
     def likeliest(
-        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], k: int, *, shaped: bool = True
-    ) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The k likeliest tokens of `expand`: ids [len(nodes), at most k] int64, best first, and log-probabilities."""
         if not seq.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
@@ -253,36 +255,36 @@ class Expander(Drafter):
         logits = yield from self.writable(seq, tree, nodes)
         return logged(likeliest(logits, k))
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         depth = min(budget.depth, self.reach(seq))
         if min(budget.nodes, depth) < 1:
-            return TokenTree.root(seq.pending)
-        if isinstance(self.growth, Growth):
+            return DraftTree.root(seq.pending)
+        if isinstance(self.growth, TreePolicy):
             return (yield from self.growth.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
         if seq.sampler.plain and budget.ask is None and not seq.rule.needs.laws:
             return (yield from self._likeliest_chain(seq, length))
         return (yield from self._chain(seq, budget, length))
 
-    def _likeliest_chain(self, seq: Sequence, length: int) -> Asking[TokenTree]:
+    def _likeliest_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
         """What `_chain` comes to where nothing of a distribution counts but its likeliest token."""
         drafted: list[int] = []
-        tree = TokenTree.root(seq.pending)
+        tree = DraftTree.root(seq.pending)
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.eos_ids):
             ids, logprobs = yield from self.likeliest(seq, tree, [len(drafted)], 1)
             if not logprobs[0, 0] > -np.inf:
                 break
             drafted.append(int(ids[0, 0]))
-            tree = TokenTree.chain(seq.pending, drafted, origin="sampled")
+            tree = DraftTree.chain(seq.pending, drafted, origin="sampled")
         return tree
 
-    def _chain(self, seq: Sequence, budget: Budget, length: int) -> Asking[TokenTree]:
+    def _chain(self, seq: Sequence, budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        tree, logits = TokenTree.root(seq.pending), torch.empty(0, dtype=torch.float32, device="cpu")
+        tree, logits = DraftTree.root(seq.pending), torch.empty(0, dtype=torch.float32, device="cpu")
 
-        def law() -> Asking[torch.Tensor]:
+        def law() -> ForwardCoroutine[torch.Tensor]:
             nonlocal logits
             logits = yield from self.writable(seq, tree, [len(drafted)])
             with one_thread():
@@ -290,7 +292,7 @@ class Expander(Drafter):
 
         while len(drafted) < length:
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
-            if not (yield from settled(budget.goes_on(outlook))):
+            if not (yield from as_coroutine(budget.goes_on(outlook))):
                 break
             row = (yield from outlook.law())[None]
             token = int(sampler.pick(row, seq.seed, [context.position])[0])
@@ -300,7 +302,7 @@ class Expander(Drafter):
             if seq.rule.needs.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
-            tree = TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            tree = DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
             if drafted[-1] in seq.eos_ids:
                 break
             context = sampler.extend(context, drafted[-1], logits[0])
@@ -308,9 +310,9 @@ class Expander(Drafter):
 
 
 def expected(
-    seq: Sequence, tree: TokenTree, nodes: Ordered[int], logits: torch.Tensor, *, shaped: bool = True
+    seq: Sequence, tree: DraftTree, nodes: Ordered[int], logits: torch.Tensor, *, shaped: bool = True
 ) -> torch.Tensor:
-    """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `Expander.expand`."""
+    """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `TreeDrafter.expand`."""
     # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
     sampler = seq.sampler
     contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
@@ -327,10 +329,10 @@ def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
         return found[0], np.log(found[1])
 
 
-def expanding(drafter: Drafter | str, name: str) -> Expander:
+def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
     """The drafter that the method `name` is to grow trees with. Raises SettingsError where it cannot expand."""
     resolved = resolve("draft", drafter)
-    if not isinstance(resolved, Expander):
+    if not isinstance(resolved, TreeDrafter):
         raise SettingsError(f"{name} grows trees with a drafter that can expand, such as draft-model, not {drafter}")
     return resolved
 
@@ -348,8 +350,8 @@ class Composite(Drafter):
         """The drafters it is made of."""
 
     @cached_property
-    def needs(self) -> Needs:
-        return Needs.merged(part.needs for part in self.parts)
+    def needs(self) -> Requirements:
+        return Requirements.merged(part.needs for part in self.parts)
 
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]
@@ -363,7 +365,8 @@ class Composite(Drafter):
         grown = 4 * (nodes + 1)
         own = [part.held_rows(nodes) for part in self.parts]
         return sum(
-            max(grown, rows) if isinstance(part, Expander) else rows for part, rows in zip(self.parts, own, strict=True)
+            max(grown, rows) if isinstance(part, TreeDrafter) else rows
+            for part, rows in zip(self.parts, own, strict=True)
         )
 
     @contextmanager
@@ -380,7 +383,7 @@ class Composite(Drafter):
     def start(self, seq: Sequence) -> list[Any]:
         return [part.start(seq) for part in self.parts]
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         reading = seen.start < seq.prompt_length
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:

@@ -10,17 +10,17 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.cache.cross_memory import CrossMemory
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 
-from .forward_request import Ask, Asking
+from .forward_request import ForwardCoroutine, ForwardRequest
 
 ENCODER = "encoder"
 """What the encoder's passes go by in ledgers."""
 
 
-def encoded(model: EncoderDecoder, source: Sequence[int], cache: KVCache) -> Asking[CrossMemory]:
+def encoded(model: EncoderDecoder, source: Sequence[int], cache: KVCache) -> ForwardCoroutine[CrossMemory]:
     """What a text remembers of its source, which is read where its cache does not hold that yet."""
     if cache.memory is None:
         encoder = model.encoder
-        (read,) = yield [Ask(encoder, encoder.segment(source), (-1,), ENCODER)]
+        (read,) = yield [ForwardRequest(encoder, encoder.segment(source), (-1,), ENCODER)]
         with torch.no_grad():
             cache.memory = model.remembered(read.hidden[-1])
     return cache.memory

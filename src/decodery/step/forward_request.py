@@ -20,7 +20,7 @@ from decodery.models.batch import Batch, Cost, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Capabilities, LanguageModel, Reader
 
 from .parallel_passes import side_by_side
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
+class ForwardRequest:
     """The wish to see the rows of a segment scored by a model.
 
     taps: where hidden states are read, see `models.hooks.site`. role: what another model than the text's own goes by in
@@ -43,12 +43,12 @@ class Ask:
     segment: Segment
     taps: tuple[Tap, ...] = ()
     role: str = ""
-    route: Route = WHOLE
-    beside: Asking[None] | None = None
+    route: LayerPlan = WHOLE
+    beside: ForwardCoroutine[None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class ForwardResult:
     """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, width]} of all.
 
     cost: what the rows cost, where the model says so.
@@ -78,7 +78,7 @@ class Returned:
     value: Any
 
 
-Asking = Generator[list[Ask], list[Scored], T]
+ForwardCoroutine = Generator[list[ForwardRequest], list[ForwardResult], T]
 """What asks, and in the end returns a T. Beside asks it may yield `Blocking` functions, see `off_loop`."""
 
 
@@ -93,7 +93,7 @@ class Composed(Contract, Reader):
         """None but `trees`, where all who are asked can do that."""
 
     @abstractmethod
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
 
 
@@ -131,27 +131,27 @@ def score(
     segment: Segment,
     taps: Sequence[Tap] = (),
     role: str = "",
-    route: Route = WHOLE,
-    beside: Asking[None] | None = None,
-) -> Asking[Scored]:
+    route: LayerPlan = WHOLE,
+    beside: ForwardCoroutine[None] | None = None,
+) -> ForwardCoroutine[ForwardResult]:
     """One segment, scored by a model or by what a source composes, which has no routes and lets nothing run beside."""
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
-    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
+    (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
     return scored
 
 
 def score_all(
     model: Reader, segments: Sequence[Segment], taps: Sequence[Tap] = (), role: str = ""
-) -> Asking[list[Scored]]:
+) -> ForwardCoroutine[list[ForwardResult]]:
     """Several segments, scored together."""
     if isinstance(model, Composed):
-        return (yield from together([model.compose(segment, taps, role) for segment in segments]))
+        return (yield from gather([model.compose(segment, taps, role) for segment in segments]))
     own = cast(LanguageModel, model)
-    return (yield [Ask(own, segment, tuple(taps), role) for segment in segments])
+    return (yield [ForwardRequest(own, segment, tuple(taps), role) for segment in segments])
 
 
-def off_loop(function: Callable[[], T], shared: object = None) -> Asking[T]:
+def off_loop(function: Callable[[], T], shared: object = None) -> ForwardCoroutine[T]:
     """What a function returns that may block: whoever else waits for passes goes on meanwhile.
 
     Args:
@@ -164,22 +164,22 @@ def off_loop(function: Callable[[], T], shared: object = None) -> Asking[T]:
     Raises:
         Exception: What the function raised.
     """
-    (found,) = yield cast(list[Ask], [Blocking(function, shared)])
+    (found,) = yield cast(list[ForwardRequest], [Blocking(function, shared)])
     return cast(T, cast(Returned, found).value)
 
 
-def settled(found: T | Asking[T]) -> Asking[T]:
+def as_coroutine(found: T | ForwardCoroutine[T]) -> ForwardCoroutine[T]:
     """What a method gives, whether it is a plain function's result or a generator that has to ask first."""
     if isinstance(found, GeneratorType):
         return (yield from found)
     return cast(T, found)
 
 
-def together(askings: Sequence[Asking[T]]) -> Asking[list[T]]:
+def gather(askings: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T]]:
     """Drive several at once, so that those that wait at the same time share passes; returns their results in order."""
     results: dict[int, T] = {}
-    waiting: dict[int, list[Ask]] = {}
-    answers: dict[int, list[Scored] | None] = dict.fromkeys(range(len(askings)))
+    waiting: dict[int, list[ForwardRequest]] = {}
+    answers: dict[int, list[ForwardResult] | None] = dict.fromkeys(range(len(askings)))
     try:
         while answers:
             waiting = {}
@@ -199,12 +199,12 @@ def together(askings: Sequence[Asking[T]]) -> Asking[list[T]]:
     return [results[number] for number in range(len(askings))]
 
 
-def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
+def answer(asks: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
     """One pass per model and route over all asks, and what may run beside them at the same time.
 
     An ask that cannot be served gets the error, and never takes others with it.
     """
-    beside = {n: ask.beside for n, ask in enumerate(asks) if isinstance(ask, Ask) and ask.beside is not None}
+    beside = {n: ask.beside for n, ask in enumerate(asks) if isinstance(ask, ForwardRequest) and ask.beside is not None}
     if not beside:
         return _passes(asks)
     elsewhere = all(asks[number].model.device.type != "cpu" for number in beside)
@@ -212,12 +212,14 @@ def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
     return [failed.get(number, each) for number, each in enumerate(found)]
 
 
-def _run(askings: dict[int, Asking[None]]) -> dict[int, Exception]:
+def _run(askings: dict[int, ForwardCoroutine[None]]) -> dict[int, Exception]:
     """Drive several to their ends, round by round; returns the errors of those that failed."""
     failed: dict[int, Exception] = {}
-    send: dict[int, Callable[[], list[Ask]]] = {number: partial(next, asking) for number, asking in askings.items()}
+    send: dict[int, Callable[[], list[ForwardRequest]]] = {
+        number: partial(next, asking) for number, asking in askings.items()
+    }
     while send:
-        waiting: dict[int, list[Ask]] = {}
+        waiting: dict[int, list[ForwardRequest]] = {}
         for number, resume in send.items():
             try:
                 waiting[number] = resume()
@@ -231,13 +233,15 @@ def _run(askings: dict[int, Asking[None]]) -> dict[int, Exception]:
             own = [next(answers) for _ in asks]
             wrong = next((each for each in own if isinstance(each, Exception)), None)
             asking = askings[number]
-            send[number] = partial(asking.throw, wrong) if wrong else partial(asking.send, cast(list[Scored], own))
+            send[number] = (
+                partial(asking.throw, wrong) if wrong else partial(asking.send, cast(list[ForwardResult], own))
+            )
     return failed
 
 
-def _passes(asks: Sequence[Ask]) -> list[Scored | Exception]:
+def _passes(asks: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
     """One pass per model and route."""
-    groups: dict[tuple[LanguageModel, Route], list[int]] = {}
+    groups: dict[tuple[LanguageModel, LayerPlan], list[int]] = {}
     answers: dict[int, Any] = {}
     for number, ask in enumerate(asks):
         if isinstance(ask, Blocking):
@@ -257,22 +261,22 @@ def _passes(asks: Sequence[Ask]) -> list[Scored | Exception]:
 
 
 @overload
-def drive(found: Generator[list[Ask], list[Scored], T]) -> T: ...
+def run_sync(found: Generator[list[ForwardRequest], list[ForwardResult], T]) -> T: ...
 
 
 @overload
-def drive(found: T) -> T: ...
+def run_sync(found: T) -> T: ...
 
 
-def drive(found: Any) -> Any:
+def run_sync(found: Any) -> Any:
     """Run what may ask to its end, all by itself: for callers without an engine."""
-    asking: Asking[Any] = settled(found)
+    asking: ForwardCoroutine[Any] = as_coroutine(found)
     try:
         asks = next(asking)
         while True:
             answers = answer(asks)
             error = next((each for each in answers if isinstance(each, Exception)), None)
-            asks = asking.send(cast(list[Scored], answers)) if error is None else asking.throw(error)
+            asks = asking.send(cast(list[ForwardResult], answers)) if error is None else asking.throw(error)
     except StopIteration as stop:
         return stop.value
 
@@ -285,11 +289,11 @@ def result_of(call: Blocking) -> Returned | Exception:
         return error
 
 
-def _pass(model: LanguageModel, route: Route, asks: Sequence[Ask]) -> list[Scored]:
+def _pass(model: LanguageModel, route: LayerPlan, asks: Sequence[ForwardRequest]) -> list[ForwardResult]:
     taps = list(dict.fromkeys(tap for ask in asks for tap in ask.taps))
     scores = model.forward(Batch([ask.segment for ask in asks]), taps=taps, route=route)
     costs: list[Cost | None] = [*scores.costs] or [None] * len(asks)
     return [
-        Scored(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps}, costs[number])
+        ForwardResult(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps}, costs[number])
         for number, ask in enumerate(asks)
     ]

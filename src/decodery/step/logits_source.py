@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
 
-__all__ = ["Source"]
+__all__ = ["LogitsSource"]
 
 EXCLUDED = 1e5
 """What the logits of tokens that a source leaves out are lowered by: to probability 0, and still in the model's order,
@@ -19,25 +19,25 @@ so that a constraint which forbids all others finds something to choose from."""
 
 
 @dataclass(frozen=True)
-class Source(Contract):
+class LogitsSource(Contract):
     """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes."""
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find of the loaded model."""
-        return Needs()
+        return Requirements()
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """What of the model can still be had through it, which drafters, rules and searches may need."""
-        return Gives(taps=True)
+        return Provides(taps=True)
 
     @property
     def read(self) -> tuple[int, ...]:
         """What an encoder reads before the text, none where there is no encoder."""
         return ()
 
-    def encoded(self, encode: Callable[[str], list[int]]) -> Source:
+    def encoded(self, encode: Callable[[str], list[int]]) -> LogitsSource:
         """This source with its texts turned into token ids."""
         return self
 

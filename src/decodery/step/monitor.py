@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from decodery.core.abstract import Contract
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.hooks import Intervention, Tap
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ class Monitor(Contract):
     errors: Literal["raise", "off"] = "raise"
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find of the model: its taps, `prompt_taps` to see the prompt's rows, `changes` to steer, `keys`
         to take tokens back.
         """
-        return Needs()
+        return Requirements()
 
     @property
     def rolls(self) -> int:
@@ -106,9 +106,9 @@ class Monitor(Contract):
         return WHOLE if self.action == "regenerate" else 0
 
     @property
-    def of_action(self) -> Needs:
+    def of_action(self) -> Requirements:
         """What its action needs beside that: another seed changes nothing where nothing is left to chance."""
-        return Needs(keys=True, chance=True) if self.action == "regenerate" else Needs()
+        return Requirements(keys=True, chance=True) if self.action == "regenerate" else Requirements()
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError or UnsupportedModel where texts of this model cannot be watched."""

@@ -15,12 +15,12 @@ import torch
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import charged
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 
-from .forward_request import Asking, off_loop, settled
+from .forward_request import ForwardCoroutine, as_coroutine, off_loop
 
 if TYPE_CHECKING:
     from decodery.engine.calls import Calls
@@ -107,9 +107,9 @@ class Scorer(Contract):
         return True
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         """What it must find: by `taps`, hidden states of the candidates' last tokens."""
-        return Needs()
+        return Requirements()
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         """The same with its texts turned into tokens; called before a search begins."""
@@ -124,13 +124,13 @@ class Scorer(Contract):
         return ""
 
     @abstractmethod
-    def score(self, candidates: Candidates) -> torch.Tensor | Asking[torch.Tensor]:
+    def score(self, candidates: Candidates) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
         """[m] scores, of which a list or an array will do as well; a generator where a model has to be asked, see
         `decodery.step.forward_request`. Call it through `judge`.
         """
 
 
-def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
+def judge(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
     """[m] scores of the candidates, entered in the ledger of the request.
 
     Raises SettingsError for candidates of a kind that this scorer does not score, and for scores that are none.
@@ -169,7 +169,7 @@ def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
     return found if found.is_floating_point() else found.double()
 
 
-def scores_of(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
+def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
     """What a scorer says; a plain function runs beside the loop of whoever drives this.
 
     Args:
@@ -180,12 +180,12 @@ def scores_of(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
         [m] scores.
     """
     if isgeneratorfunction(type(scorer).score) or not scorer.blocks:
-        return _as_scores(scorer, (yield from settled(scorer.score(candidates))))
+        return _as_scores(scorer, (yield from as_coroutine(scorer.score(candidates))))
     given = yield from off_loop(partial(scorer.score, candidates), scorer)
-    return _as_scores(scorer, (yield from settled(given)))
+    return _as_scores(scorer, (yield from as_coroutine(given)))
 
 
-def remark_of(scorer: Scorer, prompt: str, text: str) -> Asking[str]:
+def remark_of(scorer: Scorer, prompt: str, text: str) -> ForwardCoroutine[str]:
     """What a scorer remarks on a text, see `Scorer.remark`, beside the loop of whoever drives this.
 
     Args:

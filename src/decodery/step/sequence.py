@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from decodery.sampling.logits_processor import Context
     from decodery.sampling.sampler import Sampler
 
-    from .acceptance_rule import Rule
+    from .acceptance_rule import AcceptanceRule
     from .cache_policy import CachePolicy
     from .detokenizer import Detokenizer, TextStream
-    from .draft_length_policy import Policy
+    from .draft_length_policy import DraftLengthPolicy
     from .drafter import Drafter
     from .embedded import Embeddings
-    from .logits_source import Source
+    from .logits_source import LogitsSource
 
 FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
@@ -81,7 +81,7 @@ class KeptText:
 
     tokens: list[int]
     cache: KVCache
-    source: Source | None
+    source: LogitsSource | None
     model: ref[Reader]
 
 
@@ -117,7 +117,7 @@ class Sequence:
     prompt_length: int
     cache: KVCache
     sampler: Sampler
-    rule: Rule
+    rule: AcceptanceRule
     drafter: Drafter | None
     vocab_size: int
     model: Reader
@@ -128,7 +128,7 @@ class Sequence:
     eos_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     text: TextStream | None = None
-    budget: Policy | None = None
+    budget: DraftLengthPolicy | None = None
     draft_state: Any = None
     budget_state: Any = None
     slots: int | None = None
@@ -143,7 +143,7 @@ class Sequence:
     score: float | None = None
     paused: bool = False
     shown: int = 0
-    source: Source | None = None
+    source: LogitsSource | None = None
     kv: CachePolicy | None = None
     like: Sequence | None = None
     branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False, compare=False)

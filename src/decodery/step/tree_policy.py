@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodery.core.abstract import Contract
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 
-from .draft_tree import Origin, TokenTree
-from .forward_request import Asking
+from .draft_tree import DraftTree, Origin
+from .forward_request import ForwardCoroutine
 
 if TYPE_CHECKING:
     from .draft_length_policy import Budget
-    from .drafter import Expander
+    from .drafter import TreeDrafter
     from .sequence import Sequence
 
-__all__ = ["Growth"]
+__all__ = ["TreePolicy"]
 
 
 @dataclass(frozen=True)
-class Growth(Contract):
+class TreePolicy(Contract):
     """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
 
     What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
@@ -29,17 +29,17 @@ class Growth(Contract):
     """
 
     @property
-    def needs(self) -> Needs:
-        return Needs()
+    def needs(self) -> Requirements:
+        return Requirements()
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         """How siblings arise: one kind of `drafts`."""
-        return Gives(drafts=("deterministic",))
+        return Provides(drafts=("deterministic",))
 
     @property
     def origin(self) -> Origin:
-        """The origin of its trees, see `TokenTree`."""
+        """The origin of its trees, see `DraftTree`."""
         (only,) = self.gives.drafts
         return only
 
@@ -48,5 +48,5 @@ class Growth(Contract):
         return None
 
     @abstractmethod
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""

@@ -9,7 +9,7 @@ import torch
 
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache, Mark
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
 
 from .laws import LawBroken
@@ -98,15 +98,15 @@ class _Family:
         above = "" if upper is None else f", and together from layer {len(lower.layers or ())} on"
         return f"keeping {path} of a tree with the parents {parents}, fed in {len(cuts) - 1} passes{above}"
 
-    def _routes(self) -> tuple[Route, Route | None]:
+    def _routes(self) -> tuple[LayerPlan, LayerPlan | None]:
         """Through all layers, or where the model can do so at times in two pieces."""
         layers = self.model.config.num_layers
         if not self.model.capabilities.routes or layers < 2 or self.random.random() < 0.7:
             return WHOLE, None
         parted = int(self.random.integers(1, layers))
-        return Route(tuple(range(parted))), Route(tuple(range(parted, layers)))
+        return LayerPlan(tuple(range(parted))), LayerPlan(tuple(range(parted, layers)))
 
-    def _pass(self, segment: Segment, route: Route) -> torch.Tensor:
+    def _pass(self, segment: Segment, route: LayerPlan) -> torch.Tensor:
         """Feed rows; returns what they leave the route with, if it ends early."""
         segment.logit_rows = []
         taps = () if route == WHOLE else (f"resid_post.{(route.layers or ())[-1]}",)

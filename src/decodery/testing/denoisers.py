@@ -11,7 +11,7 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Capabilities
 
 _FLOOR = 1e-9
@@ -59,7 +59,7 @@ class OracleDenoiser:
         found: np.ndarray = np.tensordot(weights, self._one_hot, axes=1) / weights.sum()
         return found
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         logits = [self._segment(segment) for segment in batch.segments]
         _, bounds = batch.logit_rows
         return Scores(torch.from_numpy(np.concatenate(logits)), bounds, {}, batch.offsets)

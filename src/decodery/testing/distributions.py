@@ -11,11 +11,11 @@ from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.logits_processor import Context
 from decodery.sampling.sampler import Sampler
-from decodery.step.acceptance_rule import Rule
-from decodery.step.draft_length_policy import Policy
+from decodery.step.acceptance_rule import AcceptanceRule
+from decodery.step.draft_length_policy import DraftLengthPolicy
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import drive, score
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import run_sync, score
+from decodery.step.logits_source import LogitsSource
 
 from .running import LawBroken, decode
 from .statistics import chi_square
@@ -31,7 +31,7 @@ def enumerate_law(model: Reader, prompt: Ordered[int], sampler: Sampler, length:
             law[code] = mass
             return
         segment = Segment.chunk(context.tokens, model.new_cache(), logit_rows=[len(context.tokens) - 1])
-        logits = drive(score(model, segment)).logits[0]
+        logits = run_sync(score(model, segment)).logits[0]
         row = sampler.probabilities(sampler.law(logits[None], [context]))[0]
         for token in torch.nonzero(row).flatten().tolist():
             after = sampler.extend(context, token, logits)
@@ -47,10 +47,10 @@ def check_distribution(
     prompt: Ordered[int],
     *,
     drafter: Drafter | str | None,
-    budget: Policy | str | None = None,
-    rule: Rule | str | None = None,
+    budget: DraftLengthPolicy | str | None = None,
+    rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | None = None,
+    source: LogitsSource | None = None,
     length: int = 5,
     draws: int = 20_000,
     first_seed: int = 0,

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodery.core.noise import mix
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
@@ -21,7 +21,7 @@ class Garbage(Drafter):
     nodes: int = 12
     seed: int = 0
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         random = np.random.default_rng(mix(self.seed, seq.seed, len(seq.tokens)))
         tree = _Growing(seq.pending)
         for _ in range(random.integers(0, min(self.nodes, budget.nodes) + 1)):
@@ -42,7 +42,7 @@ class Oracle(Drafter):
     nodes: int = 12
     seed: int = 0
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         random = np.random.default_rng(mix(self.seed, seq.seed, len(seq.tokens)))
         tree, true_end = _Growing(seq.pending), 0
         for _ in range(min(self.nodes, budget.nodes)):
@@ -66,11 +66,11 @@ class Foretold(Drafter):
     length: int = 4
     wrong: frozenset[int] = frozenset()
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         begin = len(seq.tokens)
         end = min(begin + min(self.length, budget.nodes, budget.depth), len(self.answer))
         chain = [(self.answer[place] + (place in self.wrong)) % seq.vocab_size for place in range(begin, end)]
-        return TokenTree.chain(seq.pending, chain)
+        return DraftTree.chain(seq.pending, chain)
 
 
 class _Growing:
@@ -88,8 +88,8 @@ class _Growing:
             self.depths.append(self.depths[parent] + 1)
         return node
 
-    def finish(self) -> TokenTree:
-        return TokenTree(_array(self.tokens), _array(self.parents))
+    def finish(self) -> DraftTree:
+        return DraftTree(_array(self.tokens), _array(self.parents))
 
 
 def _array(values: Ordered[int]) -> np.ndarray:

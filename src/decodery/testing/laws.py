@@ -20,13 +20,13 @@ from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.logits_processor import Context
 from decodery.sampling.sampler import Sampler
-from decodery.step.acceptance_rule import Rule
+from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.draft_length_policy import Policy
+from decodery.step.draft_length_policy import DraftLengthPolicy
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import Scored, drive
+from decodery.step.forward_request import ForwardResult, run_sync
 from decodery.step.forward_request import score as scored_by
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
@@ -46,10 +46,10 @@ def check_identical(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None,
-    budget: Policy | str | None = None,
-    rule: Rule | str | None = None,
+    budget: DraftLengthPolicy | str | None = None,
+    rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | str | None = None,
+    source: LogitsSource | str | None = None,
     kv: CachePolicy | str | None = None,
     monitors: Ordered[Monitor | str] = (),
     seeds: Ordered[int] = (0, 1),
@@ -172,7 +172,9 @@ def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
     if at >= min(len(expected.generated), len(got.generated)):
         return float("inf")
     tokens = expected.tokens[: expected.prompt_length + at]
-    scored: Scored = drive(scored_by(model, Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])))
+    scored: ForwardResult = run_sync(
+        scored_by(model, Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1]))
+    )
     sampler = expected.sampler
     prompt, written = tokens[: expected.prompt_length], tokens[expected.prompt_length :]
     start = sampler.context(prompt, len(prompt), sampler.init(prompt), expected.seed)
@@ -189,10 +191,10 @@ def check_batch(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None = None,
-    budget: Policy | str | None = None,
-    rule: Rule | str | None = None,
+    budget: DraftLengthPolicy | str | None = None,
+    rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | str | None = None,
+    source: LogitsSource | str | None = None,
     kv: CachePolicy | str | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,

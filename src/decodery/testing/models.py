@@ -14,7 +14,7 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import WHOLE, Route, attending, sublayers
+from decodery.models.layer_plan import WHOLE, LayerPlan, attending, sublayers
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.protocol import Capabilities, LanguageModel
 from decodery.models.torch.transformer import Transformer
@@ -70,7 +70,7 @@ class TableModel:
             self._rows[key] = (2.0 * noise - 1.0) * self.spread
         return self._rows[key]
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         rows: list[torch.Tensor] = []
         for segment in batch.segments:
             rows += self._segment(segment, route)
@@ -96,7 +96,7 @@ class TableModel:
         """`project`, onto some tokens."""
         return self.project if tokens is None else lambda normed: self.project(normed)[:, tokens]
 
-    def _segment(self, segment: Segment, route: Route) -> list[torch.Tensor]:
+    def _segment(self, segment: Segment, route: LayerPlan) -> list[torch.Tensor]:
         n, tokens, layers = len(segment), _tokens(segment), attending(route, 1)
         wanted = range(n) if segment.logit_rows is None else segment.logit_rows
         if sublayers(route, 1) < 2:

@@ -8,16 +8,16 @@ import torch
 
 from decodery.core import noise
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class LongestMatch(Rule):
+class LongestMatch(AcceptanceRule):
     """Draws anew for every root-to-leaf path and keeps the longest match: a known mistake that favours drafts."""
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         best = Accepted([], -1)
         leaves = [node for node in range(len(tree)) if not len(tree.children(node))]
         for number, leaf in enumerate(leaves):
@@ -39,7 +39,7 @@ class NoResidual(Rejection):
 
     @staticmethod
     def _test(
-        tree: TokenTree, law: torch.Tensor, node: int, children: list[int], seed: int, position: int
+        tree: DraftTree, law: torch.Tensor, node: int, children: list[int], seed: int, position: int
     ) -> tuple[int | None, torch.Tensor]:
         child, _ = Rejection._test(tree, law, node, children, seed, position)
         return child, law
@@ -49,7 +49,7 @@ class NoResidual(Rejection):
 class Shallow(Rejection):
     """Speculative sampling that tests the first drafted token alone and believes all behind it."""
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         right = super().choose(tree, laws, seq)
         path = right.path[:1]
         while path and len(children := tree.children(path[-1])):
@@ -58,10 +58,10 @@ class Shallow(Rejection):
 
 
 @dataclass(frozen=True)
-class Credulous(Rule):
+class Credulous(AcceptanceRule):
     """Accepts every first child: any draft becomes text."""
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         path: list[int] = []
         node = 0
         while len(children := tree.children(node)):
@@ -70,6 +70,6 @@ class Credulous(Rule):
         return Accepted(path, laws.picks([node])[0])
 
 
-def _draw(laws: Laws, node: int, seq: Sequence, number: int) -> int:
+def _draw(laws: NodeDistributions, node: int, seq: Sequence, number: int) -> int:
     log_probs = laws.probabilities(node).log()[None]
     return int(noise.gumbel_argmax(log_probs, noise.mix(seq.seed, number), [laws.position(node)])[0])

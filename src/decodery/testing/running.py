@@ -17,12 +17,12 @@ from decodery.models.protocol import LanguageModel
 from decodery.sampling.constraint import constrained
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.draft_length_policy import Policy
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_length_policy import DraftLengthPolicy
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
@@ -39,7 +39,7 @@ class BothWays(Coupled):
     whose states are not their nodes' own, would show on one of them only.
     """
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         # Every third step says enough of what holds at each.
         if len(seq.trace.steps) % 3:
             return super().choose(tree, laws, seq)
@@ -61,10 +61,10 @@ class BothWays(Coupled):
         return accepted
 
 
-class _Noting(Laws):
+class _Noting(NodeDistributions):
     """Laws that note what they said of nodes that were asked about one by one. alone: {node: [vocab]}."""
 
-    def __init__(self, laws: Laws) -> None:
+    def __init__(self, laws: NodeDistributions) -> None:
         vars(self).update(vars(laws))
         self.alone: dict[int, torch.Tensor] = {}
 
@@ -104,10 +104,10 @@ def decode(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None = None,
-    budget: Policy | str | None = None,
-    rule: Rule | str | None = None,
+    budget: DraftLengthPolicy | str | None = None,
+    rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | str | None = None,
+    source: LogitsSource | str | None = None,
     kv: CachePolicy | str | None = None,
     monitors: Ordered[Monitor | str] = (),
     seeds: Ordered[int] = (0,),

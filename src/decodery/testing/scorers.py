@@ -12,7 +12,7 @@ from decodery.engine.engine import Engine
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, judge
 
 from .models import Counted
@@ -107,7 +107,7 @@ class _Trial:
             )
         return found.double().cpu()
 
-    def _judged(self, candidates: Candidates) -> Asking[tuple[torch.Tensor, Ledger]]:
+    def _judged(self, candidates: Candidates) -> ForwardCoroutine[tuple[torch.Tensor, Ledger]]:
         found = yield from judge(self.scorer, candidates)
         return found, charged()
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from decodery.core.conversation import Prompt
 from decodery.core.errors import ServerError
 from decodery.engine.writing import WholeTexts, cut, end, keep, own
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.pieces import PROMPT, unseen
 from decodery.sampling.temperature import Temperature
@@ -50,8 +50,8 @@ class Said:
 Script = Callable[[Asked], "str | Said"]
 
 
-class ScriptedLM(LM):
-    """An `LM` without a network or weights. script: the answer to a request, by any of it, as a function or as a list
+class ScriptedLM(LLM):
+    """An `LLM` without a network or weights. script: the answer to a request, by any of it, as a function or as a list
     by number. asked: all requests so far, in order. context: words of a prompt and its text at most; None for any.
 
     Words are its tokens, a word a pass.

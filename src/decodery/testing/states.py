@@ -15,11 +15,11 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.step.acceptance_rule import Rule
-from decodery.step.draft_length_policy import Policy
+from decodery.step.acceptance_rule import AcceptanceRule
+from decodery.step.draft_length_policy import DraftLengthPolicy
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import drive, score
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import run_sync, score
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
 
 from .running import LawBroken, law_engine, submit
@@ -30,10 +30,10 @@ def check_state(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None,
-    budget: Policy | str | None = None,
-    rule: Rule | str | None = None,
+    budget: DraftLengthPolicy | str | None = None,
+    rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | str | None = None,
+    source: LogitsSource | str | None = None,
     max_new_tokens: int = 24,
     tolerance: float = 1e-9,
 ) -> float:
@@ -80,7 +80,7 @@ def _distance(model: Reader, cache: KVCache, tokens: Ordered[int]) -> float:
     n, stop = len(tokens), cache.prefix + len(tokens)
     fresh = model.new_cache()
     if n:
-        drive(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
+        run_sync(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
         fresh.keep(range(n))
     # What some layers do without, or hold in groups, they do without however the tokens were read.
     lengths = fresh.lengths if isinstance(cache, (PrunedCache, GroupCache)) else np.full_like(cache.lengths, stop)

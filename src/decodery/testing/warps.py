@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.sampling.logits_processor import Context, Warp
+from decodery.sampling.logits_processor import Context, LogitsProcessor
 
 from .running import LawBroken
 
@@ -18,7 +18,9 @@ Text = tuple[Ordered[int], Ordered[int]]
 """A prompt and what was written after it."""
 
 
-def check_warp(warp: Warp, *, vocab_size: int = 64, texts: Ordered[Text] | None = None, seed: int = 0) -> None:
+def check_warp(
+    warp: LogitsProcessor, *, vocab_size: int = 64, texts: Ordered[Text] | None = None, seed: int = 0
+) -> None:
     """A warp changes nothing in place, sees no other row, remembers only what it declares, and revives no token.
 
     Along each text it is asked at every position as the text gets there, each time with the neighbouring branch begun
@@ -55,7 +57,7 @@ def check_warp(warp: Warp, *, vocab_size: int = 64, texts: Ordered[Text] | None 
 class _Walk:
     """What a warp answers along texts, as they grow. rows, answers: [1, vocab] each; contexts: what was asked about."""
 
-    def __init__(self, warp: Warp, vocab_size: int, random: np.random.Generator) -> None:
+    def __init__(self, warp: LogitsProcessor, vocab_size: int, random: np.random.Generator) -> None:
         self.warp = warp
         self.vocab_size = vocab_size
         self.random = random
@@ -114,7 +116,7 @@ class _Walk:
         return after
 
 
-def _ask(warp: Warp, rows: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+def _ask(warp: LogitsProcessor, rows: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
     """What the warp makes of `rows` [n, vocab], which must stay as they are; the answer is a law wherever they are."""
     given, histories = rows.clone(), [list(context.tokens) for context in contexts]
     answer = warp.warp(given, contexts)
@@ -133,7 +135,7 @@ def _ask(warp: Warp, rows: torch.Tensor, contexts: Ordered[Context]) -> torch.Te
     return answer
 
 
-def _require_effect(warp: Warp, rows: torch.Tensor, answers: torch.Tensor) -> None:
+def _require_effect(warp: LogitsProcessor, rows: torch.Tensor, answers: torch.Tensor) -> None:
     changed = not torch.equal(rows, answers)
     if changed and warp.neutral:
         raise LawBroken(f"{warp} says it is neutral and changes logits")

@@ -22,7 +22,7 @@ from decodery.step.sequence import Sequence
 from .checkable import Question
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 SHARD = 64
 """Questions whose answers are kept in one file, and decoded together in parts."""
@@ -56,7 +56,7 @@ class ActivationCollector:
 
     def __init__(
         self,
-        lm: LM,
+        lm: LLM,
         out: Path,
         *,
         sites: Ordered[str] = (),

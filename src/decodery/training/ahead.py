@@ -18,7 +18,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
@@ -104,7 +104,7 @@ class School:
     """
 
     taps: tuple[Tap, ...] = ()
-    route: Route = WHOLE
+    route: LayerPlan = WHOLE
 
     def __init__(
         self, reader: LanguageModel, model: LanguageModel, *, ahead: int, places: int, alpha: float, decay: float

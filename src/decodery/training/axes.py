@@ -24,7 +24,7 @@ from .lines import read_json_lines
 from .ranking import auroc, parts
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 ASKED = "Say something."
 """What the sentences are answers to."""
@@ -63,7 +63,7 @@ def read_statements(path: Path) -> list[Statement]:
 
 
 @torch.no_grad()
-def said(lm: LM, texts: Ordered[str], sites: Ordered[str], progress: Progress = silent) -> dict[str, torch.Tensor]:
+def said(lm: LLM, texts: Ordered[str], sites: Ordered[str], progress: Progress = silent) -> dict[str, torch.Tensor]:
     """{site: [texts, width]} float32: the mean of the rows of each text, as the answer to `ASKED`."""
     prompt = _before(lm)
     found: dict[str, list[torch.Tensor]] = {site: [] for site in sites}
@@ -77,7 +77,7 @@ def said(lm: LM, texts: Ordered[str], sites: Ordered[str], progress: Progress = 
     return {site: torch.stack(rows) for site, rows in found.items()}
 
 
-def _before(lm: LM) -> list[int]:
+def _before(lm: LLM) -> list[int]:
     """What stands before a statement."""
     return lm.encode([{"role": "user", "content": ASKED}] if lm.chat else ASKED + "\n", raw=not lm.chat)
 
@@ -99,7 +99,7 @@ class Said:
     doubt: float
 
 
-def read_by(lm: LM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent) -> list[Said]:
+def read_by(lm: LLM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent) -> list[Said]:
     """The statements as the model reads them, each as the answer to `ASKED`."""
     states, prompt = said(lm, [each.text for each in statements], sites, progress), _before(lm)
     texts = [lm.tokenizer.encode(each.text, special=False) for each in statements]

@@ -26,7 +26,7 @@ from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.trained.exits import EXITS, Exits
-from decodery.step.logits_source import Source
+from decodery.step.logits_source import LogitsSource
 
 from .card import CARD, refuse_others
 from .data import write_texts
@@ -137,7 +137,7 @@ def calibrate(
     known = _known(out / TESTED, settings)
     classifier, about = _classifier(target, learned, out, recipe, progress)
 
-    def write(source: Source | None) -> tuple[list[list[int]], float]:
+    def write(source: LogitsSource | None) -> tuple[list[list[int]], float]:
         return written(target, prompts, source, recipe.tokens, progress)
 
     if "whole" not in known:
@@ -194,7 +194,7 @@ def _classifier(
 
 
 def written(
-    target: LoadedModel, prompts: Sequence[Sequence[int]], source: Source | None, tokens: int, progress: Progress
+    target: LoadedModel, prompts: Sequence[Sequence[int]], source: LogitsSource | None, tokens: int, progress: Progress
 ) -> tuple[list[list[int]], float]:
     """Greedy texts of all prompts, and how many layers their tokens went through on average, first tokens left out."""
     texts, layers, rows = list[list[int]](), 0.0, 0.0

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, layer_norm
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.config import ModelConfig
-from decodery.models.hooks import OF_LAYERS, Site, Visits, site
+from decodery.models.hooks import OF_LAYERS, HookPoint, Hooks, hook_point
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
@@ -23,7 +23,7 @@ from .cut import parameters
 from .puzzle_model import predicted
 
 
-class Coding(Visits):
+class Coding(Hooks):
     """Visits that replace rows by the mean of their codes. lost: the squared distances that this came to, by site.
 
     normed: codes come near the normed rows, as in the paper, where the model learns to live with their length; else
@@ -32,12 +32,12 @@ class Coding(Visits):
     learned: no loss depends on it, and codes that run behind it would never arrive.
     """
 
-    def __init__(self, codes: Mapping[Site, torch.Tensor], k: int, normed: bool) -> None:
+    def __init__(self, codes: Mapping[HookPoint, torch.Tensor], k: int, normed: bool) -> None:
         super().__init__({place.name + str(place.layer): place for place in codes}, {}, None)
         self._codes, self._k, self._normed = codes, k, normed
         self.lost: list[torch.Tensor] = []
 
-    def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+    def visit(self, place: HookPoint, rows: torch.Tensor) -> torch.Tensor:
         if place not in self._codes:
             return rows
         codes = self._codes[place]
@@ -57,7 +57,7 @@ def in_groups(rows: torch.Tensor, groups: int, normed: bool) -> torch.Tensor:
 
 def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
     """Groups and width of each at a site. Raises SettingsError for one that has no codes."""
-    place = site(tap, config.num_layers)
+    place = hook_point(tap, config.num_layers)
     if place.name not in OF_LAYERS:
         raise SettingsError(f"codebooks are for {', '.join(f'{name}.L' for name in OF_LAYERS)}, not {tap}")
     return (config.num_heads, config.head_dim) if place.name == "head_out" else (1, config.hidden_size)
@@ -88,7 +88,7 @@ def train_codebook(
     """
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
         raise UnsupportedModel("codebooks are trained through a model in floating point: load it with dtype=float32")
-    places = {tap: site(tap, model.config.num_layers) for tap in sites}
+    places = {tap: hook_point(tap, model.config.num_layers) for tap in sites}
     draws = torch.Generator().manual_seed(seed)
     books = _begun(model, draw(draws), sites, codes, draws, whole)
     begun = {tap: each.detach().clone() for tap, each in books.items()}
@@ -139,7 +139,7 @@ def compared(
     def losses(codes: Mapping[str, torch.Tensor], count: int) -> np.ndarray:
         found = []
         for text in held:
-            places = {site(tap, model.config.num_layers): each for tap, each in codes.items()}
+            places = {hook_point(tap, model.config.num_layers): each for tap, each in codes.items()}
             logits = predicted(model, text[None, :-1], Coding(places, count, False) if places else None)
             found.append(float(cross_entropy(logits[0].float(), text[1:])))
         return np.array(found)
@@ -167,8 +167,8 @@ def _begun(
     model: Transformer, tokens: torch.Tensor, sites: Ordered[str], codes: int, draws: torch.Generator, normed: bool
 ) -> dict[str, torch.Tensor]:
     """[groups, codes, dim] by site: rows that the model makes of some texts, drawn with replacement, a little apart."""
-    places = {tap: site(tap, model.config.num_layers) for tap in sites}
-    visits = Visits.reading(list(places.values()))
+    places = {tap: hook_point(tap, model.config.num_layers) for tap in sites}
+    visits = Hooks.reading(list(places.values()))
     predicted(model, tokens, visits)
     found = {}
     for tap, place in places.items():

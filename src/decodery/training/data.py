@@ -18,14 +18,14 @@ from decodery.core.noise import nth_seed
 from decodery.core.topk import logsumexp, topk
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 
@@ -141,7 +141,7 @@ def cut_files(
 
 def built_in_prompts(target: LoadedModel, count: int, seed: int = 0) -> list[list[int]]:
     """`count` prompts for `write_texts`: instructions, and every 32nd time nothing but what begins a text."""
-    encode, begins = LM(target).encode, target.tokenizer.bos_id
+    encode, begins = LLM(target).encode, target.tokenizer.bos_id
     prompts = [encode(instruction) for instruction in instructions(count, seed)]
     return [[begins] if number % 32 == 31 and begins is not None else each for number, each in enumerate(prompts)]
 
@@ -163,10 +163,10 @@ class _Recorder(Drafter):
     def start(self, seq: Decoded) -> list[tuple[np.ndarray, np.ndarray]]:
         return []
 
-    def propose(self, seq: Decoded, budget: Budget) -> TokenTree:
-        return TokenTree.root(seq.pending)
+    def propose(self, seq: Decoded, budget: Budget) -> DraftTree:
+        return DraftTree.root(seq.pending)
 
-    def observe(self, seq: Decoded, seen: Observation) -> None:
+    def observe(self, seq: Decoded, seen: VerificationFeedback) -> None:
         if self.top:
             row = seen.logits[:1].float()
             ids, values = topk(row, self.top)

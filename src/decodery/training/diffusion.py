@@ -13,8 +13,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
-from decodery.models.hooks import Visits
-from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.hooks import Hooks
+from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.load import choose_dtype, load
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.side_by_side import SideBySide
@@ -219,7 +219,7 @@ def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> to
     count, length = shown.shape
     texts = SideBySide(model, count, length, torch.ones(length, length, dtype=torch.bool, device="cpu"))
     rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
-    hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+    hidden = model.blocks(rows, texts, layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()))
     logits = model.outputs(hidden[places]).float()
     return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)], dtype=torch.int64, device="cpu"), -torch.inf)
 

@@ -16,7 +16,7 @@ from decodery.models.batch import Batch, Segment
 from .ranking import auroc, interval, parts
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
@@ -125,7 +125,7 @@ def figures(
 
 
 @torch.no_grad()
-def doubts(lm: LM, texts: Ordered[tuple[Ordered[int], Ordered[int]]]) -> list[float]:
+def doubts(lm: LLM, texts: Ordered[tuple[Ordered[int], Ordered[int]]]) -> list[float]:
     """The mean of -log p over the tokens of each text, in nats.
 
     Args:

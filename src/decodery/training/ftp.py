@@ -21,13 +21,13 @@ from decodery.core.errors import SettingsError
 from decodery.core.topk import topk
 from decodery.logits_sources.ftp import ROUTERS, Climb, Pruned
 from decodery.models.batch import Batch, Segment
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
-from decodery.step.forward_request import drive, score
+from decodery.step.forward_request import run_sync, score
 
 from .card import CARD, refuse_others
 from .corpus import Corpus, Text
@@ -79,7 +79,7 @@ def pruned(model: LanguageModel, routers: TokenRouters, sinks: int, tokens: np.n
     """Read tokens [n] as a prompt: what was decided on the way, and the states [n, hidden] behind the last layer."""
     reader = Pruned(model, routers, sinks, tuple(tokens.tolist()))
     climb = Climb(reader, reader.new_cache(), "layers")
-    return climb, drive(climb.run())
+    return climb, run_sync(climb.run())
 
 
 def masked(
@@ -100,7 +100,7 @@ def masked(
             mask = causal & (~skips[layer].numpy()[None, :] | np.eye(len(tokens), dtype=bool))
         entering = {"tokens": tokens} if states is None else {"states": states}
         segment = Segment(np.arange(len(tokens)), **entering, mask=mask, logit_rows=[])  # type: ignore[arg-type]
-        through = model.forward(Batch([segment]), taps=(layer + 1,), route=Route((layer,))).hidden[layer + 1]
+        through = model.forward(Batch([segment]), taps=(layer + 1,), route=LayerPlan((layer,))).hidden[layer + 1]
         if layer in skips:
             assert states is not None
             gate = (~skips[layer]).to(through) if keeps is None else keeps[layer].to(through)
@@ -112,7 +112,7 @@ def masked(
 
 def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
     """[n, vocab] logits of states behind the last layer."""
-    return model.forward(Batch([Segment(np.arange(len(states)), states=states)]), route=Route(())).logits
+    return model.forward(Batch([Segment(np.arange(len(states)), states=states)]), route=LayerPlan(())).logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ def assess(model: LanguageModel, routers: TokenRouters, expected: Expected, reci
     tokens, written = expected.text.tokens, expected.text.written
     reader = Pruned(model, routers, recipe.sinks, tuple(tokens[:written].tolist()))
     cache = reader.new_cache()
-    logits = drive(score(reader, Segment.chunk(tokens, cache, logit_rows=_rows(expected.text)))).logits
+    logits = run_sync(score(reader, Segment.chunk(tokens, cache, logit_rows=_rows(expected.text)))).logits
     cache.keep(range(len(tokens)))
     around = len(tokens) - cache.lengths
     return float(expected.divergence(logits)), float(around.mean() / written)

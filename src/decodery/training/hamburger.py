@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
-from decodery.models.hooks import Site, Visits
+from decodery.models.hooks import HookPoint, Hooks
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.transformer import Transformer
@@ -165,8 +165,8 @@ def said(base: Transformer, parts: MicroSteps, lesson: Lesson) -> torch.Tensor:
     segments = [
         Segment(positions, states=torch.cat([embedded[prompt], merged[own]])) for prompt, own, positions in lesson.parts
     ]
-    batch, sites = Batch(segments), [Site("residual", tap) for tap in parts.taps]
-    visits = Visits.reading(sites)
+    batch, sites = Batch(segments), [HookPoint("residual", tap) for tap in parts.taps]
+    visits = Hooks.reading(sites)
     base.layers(base.embed(batch), batch, visits)
     *inner, last = (visits.states[each][lesson.heads].to(parts.dtype) for each in sites)
     last = base.final_norm(last)

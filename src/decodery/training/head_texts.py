@@ -18,7 +18,7 @@ from .ranking import parts
 from .sae import Example, highest
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class Read:
 
 
 def written(
-    lm: LM, examples: Ordered[Example], *, chat: bool = False, max_new_tokens: int = 24, progress: Progress = silent
+    lm: LLM, examples: Ordered[Example], *, chat: bool = False, max_new_tokens: int = 24, progress: Progress = silent
 ) -> list[Read]:
     """What heads write while the model goes on from examples, greedily, as their monitor sees it.
 

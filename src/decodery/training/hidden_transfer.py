@@ -17,7 +17,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.hooks import Intervention, Tap
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.drafts import TRANSFER
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
@@ -61,7 +61,7 @@ class TransferSchool(School):
         if layers[-1] >= config.num_layers:
             raise SettingsError(f"the model has {config.num_layers} layers: transfer after fewer than that")
         self.layers, self.taps = layers, tuple(dict.fromkeys(layers))
-        self.route = Route(tuple(range(layers[0], config.num_layers)))
+        self.route = LayerPlan(tuple(range(layers[0], config.num_layers)))
         self.maps = torch.eye(config.hidden_size, device=self.model.device, dtype=torch.float32).repeat(
             len(layers), 1, 1
         )

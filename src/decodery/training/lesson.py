@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from decodery.models.batch import Batch, Segment
-from decodery.models.hooks import Site, Visits
+from decodery.models.hooks import HookPoint, Hooks
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
@@ -115,8 +115,8 @@ def predictions(draft: Transformer, taught: Lesson) -> list[torch.Tensor]:
 
     All of them come from one pass; a draft that was cut for no exits has one, behind its last layer.
     """
-    exits = [Site("residual", leave) for leave in draft.config.exits or (draft.config.num_layers,)]
-    visits = Visits.reading(exits)
+    exits = [HookPoint("residual", leave) for leave in draft.config.exits or (draft.config.num_layers,)]
+    visits = Hooks.reading(exits)
     draft.layers(draft.embed(taught.batch), taught.batch, visits)
     return [draft.outputs(visits.states[leave][taught.rows]).float().log_softmax(dim=-1) for leave in exits]
 

@@ -26,7 +26,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.acceptance.judge import normalized
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 
 from .lines import read_json_lines
 
@@ -171,7 +171,7 @@ def from_answers(
     What follows a mistake is not used.
     """
     shared = next((at for at, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), len(wrong))
-    tree = TokenTree.from_paths(prompt[-1], [right, wrong[: shared + 1]])
+    tree = DraftTree.from_paths(prompt[-1], [right, wrong[: shared + 1]])
     valid = np.ones(len(tree) - 1, dtype=bool)
     if shared < len(wrong) and len(tree) - 1 > len(right):
         valid[-1] = False
@@ -211,7 +211,7 @@ def mined(
     engine.run(finished)
     valid = np.array([result(seq.tokens[len(prompt) :]) == meant for seq in finished])
     paths = [answer.generated, *(seq.tokens[len(prompt) : seq.prompt_length] for seq in finished)]
-    tree = TokenTree.from_paths(prompt[-1], paths)
+    tree = DraftTree.from_paths(prompt[-1], paths)
     nodes = []
     for path in paths[1:]:
         node = 0
@@ -236,7 +236,7 @@ def _alternatives(
 
 
 @torch.no_grad()
-def states_of(model: LanguageModel, prompt: list[int], tree: TokenTree, nodes: np.ndarray) -> np.ndarray:
+def states_of(model: LanguageModel, prompt: list[int], tree: DraftTree, nodes: np.ndarray) -> np.ndarray:
     """[len(nodes), hidden] last states of a tree's nodes behind the prompt, as the head sees them."""
     layer, cache = model.config.num_layers, model.new_cache()
     if len(prompt) > 1:

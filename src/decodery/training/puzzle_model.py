@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from decodery.compression.folder import precision
 from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
-from decodery.models.hooks import Visits
-from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.hooks import Hooks
+from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER
@@ -183,12 +183,12 @@ def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tens
     return torch.from_numpy(tokens), torch.from_numpy(taught)
 
 
-def predicted(model: Transformer, tokens: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
+def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
     """Logits [count, length, vocab] behind every token of texts [count, length], with gradients.
 
     visits: what is done with rows on the way, those of all texts in one [count * length, width].
     """
-    run, visits = stops(WHOLE, model.config.num_layers), Visits.reading(()) if visits is None else visits
+    run, visits = layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()) if visits is None else visits
     hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
 

@@ -22,7 +22,7 @@ from decodery.monitors.threshold import Threshold
 from .lines import read_json_lines
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 _NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
 _ROWS = 1024
@@ -71,7 +71,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 @torch.no_grad()
-def head_rows(lm: LM, prompts: Ordered[str], progress: Progress = silent) -> torch.Tensor:
+def head_rows(lm: LLM, prompts: Ordered[str], progress: Progress = silent) -> torch.Tensor:
     """[prompts, layers * heads, head_dim] float32: what every head writes at the last token of each prompt."""
     config = lm.model.config
     taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []

@@ -26,7 +26,7 @@ from .probe import train_probe, worst
 from .ranking import parts
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 # fmt: off
 INGREDIENTS = (
@@ -151,7 +151,7 @@ class Heard:
     doubt: float = 0.0
 
 
-def hear(lm: LM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[Heard]:
+def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[Heard]:
     """Let the model read them, as it would answer them."""
     found = []
     for number, talk in enumerate(talks):

@@ -19,7 +19,7 @@ from decodery.monitors.factcheckmate import SITE, Shift
 from .activations import Answered
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
 
@@ -36,7 +36,7 @@ class _Taught:
 
 
 def train_shift(
-    lm: LM,
+    lm: LLM,
     answers: Ordered[Answered],
     *,
     chat: bool = False,
@@ -98,7 +98,7 @@ def _loss(model: OpenModel, tensors: dict[str, torch.Tensor], taught: _Taught, b
 
 
 @torch.no_grad()
-def _taught(lm: LM, answers: Ordered[Answered], chat: bool, progress: Progress) -> _Taught:
+def _taught(lm: LLM, answers: Ordered[Answered], chat: bool, progress: Progress) -> _Taught:
     """The states behind each prompt and the right answer's tokens, up to the end of its line or turn."""
     states, tokens, wrong = [], list[int](), list[bool]()
     for number, each in enumerate(answers):

@@ -19,7 +19,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import Route, sublayers
+from decodery.models.layer_plan import LayerPlan, sublayers
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
@@ -78,7 +78,7 @@ class Window:
     def matchness(self, skip: frozenset[str]) -> float:
         """The share of all places at which the model without these sublayers finds the same token likeliest."""
         segments = [Segment.chunk(tokens, cache.fork()) for cache, tokens, _ in self.cases]
-        said = self.model.forward(Batch(segments), route=Route(skip=skip)).logits.argmax(dim=-1).cpu().numpy()
+        said = self.model.forward(Batch(segments), route=LayerPlan(skip=skip)).logits.argmax(dim=-1).cpu().numpy()
         return float((said == np.concatenate([right for _, _, right in self.cases])).mean())
 
 
@@ -131,7 +131,7 @@ def find_skips(
         "command": command,
         "recipe": asdict(recipe),
         "skipped": sorted(search.skip),
-        "kept": sublayers(Route(skip=search.skip), layers) / (2 * layers),
+        "kept": sublayers(LayerPlan(skip=search.skip), layers) / (2 * layers),
         "first": dict(zip(("matchness", "held_out"), before, strict=True)),
         "best": dict(zip(("matchness", "held_out"), after, strict=True)),
         "best_after": {str(n): max(search.history[:n]) for n in (50, 100, 200, 400, 800) if n <= recipe.proposals},

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 from decodery.compression.base import Change, rebuilt, reported, transformable
 from decodery.compression.folder import write
 from decodery.core.errors import SettingsError, UnsupportedModel
-from decodery.models.hooks import Visits
-from decodery.models.layer_plan import WHOLE, stops
+from decodery.models.hooks import Hooks
+from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.load import LoadedModel, choose_dtype
 from decodery.models.loaders.store import Progress, silent, write_text
@@ -193,7 +193,7 @@ class AdaptedModel:
         rows = torch.where((tokens == self.mask_id)[:, None], self.mask_row, model.embed_tokens(tokens))
         texts = SideBySide(model, count, length, annealed_mask(length, share, draws))
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._bfloat16):
-            hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+            hidden = model.blocks(rows, texts, layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()))
             chosen = np.flatnonzero(batch.weights)
             # The row in front of a place predicts it, as it did before.
             logits = model.outputs(hidden[torch.from_numpy(chosen - 1)]).float()

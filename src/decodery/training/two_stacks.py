@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from decodery.models.cache.cross_memory import CrossMemory
-from decodery.models.hooks import Visits
+from decodery.models.hooks import Hooks
 from decodery.models.torch.encoder_decoder import EncoderDecoder, distances, run
 
 
@@ -47,7 +47,7 @@ def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torc
         later = torch.from_numpy(places[None, :] // config.block > places[:, None] // config.block)
         added = added.masked_fill(later, -torch.inf)
     ids = given.clamp(min=0).flatten()
-    states = run(stack, config, model.weights.embedding[ids], _Texts(count, added + missing), Visits.reading(()))
+    states = run(stack, config, model.weights.embedding[ids], _Texts(count, added + missing), Hooks.reading(()))
     return states, missing
 
 
@@ -63,5 +63,5 @@ def behind(model: EncoderDecoder, source: tuple[torch.Tensor, torch.Tensor], wri
     later = torch.from_numpy(places[None, :] > places[:, None])
     added = distances(stack, model.config, places, places).masked_fill(later, -torch.inf)
     rows = _Texts(len(written), added[None], model.remembered(states), missing)
-    hidden = run(stack, model.config, model.weights.embedding[written.flatten()], rows, Visits.reading(()))
+    hidden = run(stack, model.config, model.weights.embedding[written.flatten()], rows, Hooks.reading(()))
     return model.head(hidden).unflatten(0, tuple(written.shape))

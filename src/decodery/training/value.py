@@ -19,7 +19,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
 from decodery.scorers.value_head import LinearValue
-from decodery.step.forward_request import drive
+from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
@@ -64,7 +64,7 @@ def train_value(
             texts = _sample(model, prompt, samples, length, eos_ids, nth_seed(seed, number * samples))
             outputs = [text.generated for text in texts]
             candidates = Candidates(prompt, outputs, [True] * len(outputs), model=model)
-            for output, value in zip(outputs, drive(judge(reward, candidates)).tolist(), strict=True):
+            for output, value in zip(outputs, run_sync(judge(reward, candidates)).tolist(), strict=True):
                 yield prompt, output, value
             progress("sampling texts", number + 1, len(prompts))
 

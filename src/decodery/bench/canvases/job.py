@@ -11,7 +11,7 @@ import numpy as np
 
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.training.lists import SEVERAL
 
 from ..report import save
@@ -24,7 +24,7 @@ _TOGETHER = 64
 
 
 def measure(
-    lm: LM,
+    lm: LLM,
     settings: CanvasSettings,
     out: Path | None = None,
     report: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -60,13 +60,13 @@ def measure(
     return result
 
 
-def _items(lm: LM, settings: CanvasSettings) -> list[Item]:
+def _items(lm: LLM, settings: CanvasSettings) -> list[Item]:
     if knows_letters(lm):
         return drawn(settings.tasks, settings.prompts, settings.letters, settings.seed)
     return published(settings.tasks, settings.prompts, None if settings.data is None else Path(settings.data))
 
 
-def _rows(lm: LM, settings: CanvasSettings, method: str, items: Sequence[Item], length: int) -> list[dict[str, Any]]:
+def _rows(lm: LLM, settings: CanvasSettings, method: str, items: Sequence[Item], length: int) -> list[dict[str, Any]]:
     """A row for each task."""
     found: dict[str, list[tuple[bool, Canvas]]] = {task: [] for task in settings.tasks}
     filling = resolve("diffuse", method)
@@ -87,7 +87,7 @@ def _rows(lm: LM, settings: CanvasSettings, method: str, items: Sequence[Item], 
 
 
 def _row(
-    lm: LM,
+    lm: LLM,
     settings: CanvasSettings,
     method: str,
     task: str,

@@ -10,7 +10,7 @@ from typing import Any
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.engine.output import Output
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.training.lists import LISTS, VOCABULARY, canvas_length
 
 from ..workloads import read_rows
@@ -54,13 +54,13 @@ def drawn(tasks: Sequence[str], count: int, letters: int, seed: int) -> list[Ite
     return [Item(each.task, " ".join(each.prompt), True, right(each)) for each in asked]
 
 
-def knows_letters(lm: LM) -> bool:
+def knows_letters(lm: LLM) -> bool:
     """Whether a model's tokens are those of lists of letters."""
     tokenizer = lm.tokenizer
     return tokenizer.encode(" ".join(VOCABULARY)) == list(range(len(VOCABULARY)))
 
 
-def room(lm: LM, tasks: Sequence[str], letters: int) -> int:
+def room(lm: LLM, tasks: Sequence[str], letters: int) -> int:
     """Tokens of a canvas, where nothing else is asked for; of names the published 32."""
     return canvas_length(tasks, letters) if knows_letters(lm) else 32
 

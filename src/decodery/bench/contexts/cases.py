@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 
 from ..workloads import documents
 from .settings import ContextSettings
@@ -32,7 +32,7 @@ class Case:
     span: tuple[int, int]
 
 
-def cases(lm: LM, settings: ContextSettings) -> dict[str, list[Case]]:
+def cases(lm: LLM, settings: ContextSettings) -> dict[str, list[Case]]:
     """By task: needles by depth in texts of every length, and lines."""
     draw = random.Random(settings.seed)
     lengths = [(length, depth) for length in settings.input_tokens for depth in DEPTHS]
@@ -42,18 +42,18 @@ def cases(lm: LM, settings: ContextSettings) -> dict[str, list[Case]]:
     }
 
 
-def texts(lm: LM) -> list[list[int]]:
+def texts(lm: LLM) -> list[list[int]]:
     """Passages [PROMPT + FOLLOWING] that a policy reads the beginning of as a prompt."""
     size, read = PROMPT + FOLLOWING, [_encode(lm, document) for document in documents().values()]
     found = [tokens[at : at + size] for at in range(200, 200 + TEXTS * size, size) for tokens in read]
     return [tokens for tokens in found if len(tokens) == size][:TEXTS]
 
 
-def _encode(lm: LM, text: str) -> list[int]:
+def _encode(lm: LLM, text: str) -> list[int]:
     return lm.tokenizer.encode(text, special=False)
 
 
-def _needle(lm: LM, draw: random.Random, length: int, depth: float) -> Case:
+def _needle(lm: LLM, draw: random.Random, length: int, depth: float) -> Case:
     word, number = draw.choice(WORDS), str(draw.randrange(10000, 100000))
     parts = [FILLER] * (length // _FILLER_TOKENS)
     before = _encode(lm, " ".join(parts[: round(depth * len(parts))]) + "\n")
@@ -64,7 +64,7 @@ def _needle(lm: LM, draw: random.Random, length: int, depth: float) -> Case:
     return Case(before + needle + after, _encode(lm, asked), number, span)
 
 
-def _lines(lm: LM, draw: random.Random) -> Case:
+def _lines(lm: LLM, draw: random.Random) -> Case:
     words = draw.sample(WORDS, _LINES)
     numbers = {word: str(draw.randrange(10000, 100000)) for word in words}
     document, spans = _encode(lm, "Here is a list.\n"), {}

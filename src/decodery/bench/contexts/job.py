@@ -10,7 +10,7 @@ from typing import Any
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import resolve
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
 
 from ..report import save
@@ -29,7 +29,7 @@ class ContextJob:
     nothing. earlier: an interrupted result, whose rows are not measured again.
     """
 
-    lm: LM
+    lm: LLM
     settings: ContextSettings
     out: Path | None = None
     earlier: Result | None = None

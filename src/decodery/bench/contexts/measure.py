@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import numpy as np
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Intervention
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy
-from decodery.step.forward_request import Asking, drive, settled
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine, run_sync
 from decodery.step.sequence import Sequence as Text
 
 from .bounds import Oracle
@@ -78,7 +78,7 @@ class Reading:
                 inner = cast(Meter, cache.policy).inner
                 cache.policy = inner
                 seq = SimpleNamespace(tokens=list(tokens), prompt_length=prompt, cache=cache, model=model)
-                drive(settled(cast(Asking[Never], kv.settle(cast(Text, seq)))))
+                run_sync(as_coroutine(cast(ForwardCoroutine[Never], kv.settle(cast(Text, seq)))))
                 cache.policy = Meter(inner)
         return cache, logits
 
@@ -104,7 +104,7 @@ class Bench(Reading):
     """
 
     def __init__(
-        self, lm: LM, settings: ContextSettings | None = None, *, given: Sequence[Sequence[int]] | None = None
+        self, lm: LLM, settings: ContextSettings | None = None, *, given: Sequence[Sequence[int]] | None = None
     ) -> None:
         super().__init__(lm.model)
         self.lm = lm

@@ -14,7 +14,7 @@ import torch
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 
 from ..subject import Run
 
@@ -60,7 +60,7 @@ class Order:
     threads: int
 
     @classmethod
-    def of(cls, name: str, lm: LM, settings: Settings) -> Order:
+    def of(cls, name: str, lm: LLM, settings: Settings) -> Order:
         """Of a method of these settings and the model that they name, loaded."""
         return cls(
             name,
@@ -145,7 +145,7 @@ def gguf(name: str) -> Path:
     return path
 
 
-def dense_dtype(lm: LM) -> str:
+def dense_dtype(lm: LLM) -> str:
     """The floating-point precision for a program that cannot run this model's own: the same, or the machine's best."""
     from decodery.models.loaders.load import computes_bfloat16
 

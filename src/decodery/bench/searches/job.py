@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from decodery.core.errors import CorruptFile
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.puzzles import drawn
 
 from ..report import save
@@ -34,7 +34,7 @@ class SearchJob:
     resumed: whether to go on with the traces that are in `out` already.
     """
 
-    lm: LM
+    lm: LLM
     settings: SearchSettings
     out: Path | None = None
     resumed: bool = False

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from decodery.core.registry import resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.puzzles import Puzzle
 from decodery.search.answers import Answers
 from decodery.search.base import Search
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
 from decodery.search.pool import Pool, scored
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
 
@@ -40,10 +40,10 @@ class Sampling(Search):
     said: dict[str, list[float | None]] = field(default_factory=dict)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=tuple({tap for scorer in self.scorers.values() for tap in scorer.needs.taps}))
+    def needs(self) -> Requirements:
+        return Requirements(taps=tuple({tap for scorer in self.scorers.values() for tap in scorer.needs.taps}))
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)
         yield from pool.write(progress)
         for name, scorer in self.scorers.items():
@@ -57,7 +57,7 @@ class Sampling(Search):
         return pool.finish(pool.texts)
 
 
-def sampled(lm: LM, settings: SearchSettings, prompt: str, number: int) -> dict[str, Any]:
+def sampled(lm: LLM, settings: SearchSettings, prompt: str, number: int) -> dict[str, Any]:
     """The pool of puzzle `number`: what is kept of it in a file."""
     asked = settings.asked
     specs = {name: reward(name, asked) for name in settings.rewards}
@@ -80,7 +80,7 @@ def sampled(lm: LM, settings: SearchSettings, prompt: str, number: int) -> dict[
     }
 
 
-def run(lm: LM, settings: SearchSettings, cell: Cell, prompt: str, number: int) -> dict[str, Any]:
+def run(lm: LLM, settings: SearchSettings, cell: Cell, prompt: str, number: int) -> dict[str, Any]:
     """A search on puzzle `number`, or greedy decoding where the method is `GREEDY`."""
     method, judged, budget = cell
     writing = _writing(settings, number)

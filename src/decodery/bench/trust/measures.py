@@ -32,7 +32,7 @@ from .items import (
 )
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 _ROWS = 384
 """Rows of a pass."""
@@ -80,7 +80,7 @@ class Measure:
 class Subject:
     """A model, or a way of decoding it. settings: of everything that it writes, such as a drafter and a rule."""
 
-    lm: LM
+    lm: LLM
     settings: dict[str, Any] = field(default_factory=dict)
 
     def written(self, prompts: Sequence[str], **settings: Any) -> list[str]:
@@ -125,7 +125,7 @@ def measured(subject: Subject, asked: Asked) -> dict[str, Measure]:
 
 
 @torch.no_grad()
-def agreement(original: LM, other: LM, texts: Sequence[str]) -> dict[str, Measure]:
+def agreement(original: LLM, other: LLM, texts: Sequence[str]) -> dict[str, Measure]:
     """How far another model of the same tokenizer is from the original on held out texts: 0 where they are the same."""
     parted, flipped = [], []
     for text in texts:
@@ -157,7 +157,7 @@ def _branched(prompt: Sequence[int], behind: Sequence[Sequence[int]]) -> Segment
 
 
 @torch.no_grad()
-def log_probs(lm: LM, texts: Sequence[Branches]) -> np.ndarray:
+def log_probs(lm: LLM, texts: Sequence[Branches]) -> np.ndarray:
     """[texts, branches] nats of all that may stand behind each prompt, as many for one as for another."""
     found: list[list[float]] = []
     for some in _parts(texts):

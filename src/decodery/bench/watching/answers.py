@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
 from decodery.monitors.factcheckmate import FactCheckmate, Shift
 from decodery.monitors.probe import Probe
@@ -37,7 +37,7 @@ _RIVALS = (0, 1, 5, 20, 100, 1000)
 Scores = Callable[[list[Answered]], list[float]]
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Answers the built-in questions once, trains every monitor per seed, and looks at the test part alone.
 
     Kinds of questions that are answered rightly or wrongly nearly always are left out of what is learned and tested.
@@ -106,7 +106,7 @@ def of(answers: list[Answered], part: np.ndarray, name: str) -> list[Answered]:
 
 
 def scorers(
-    lm: LM, answers: list[Answered], part: np.ndarray, sites: tuple[str, ...], seed: int, settings: WatchSettings
+    lm: LLM, answers: list[Answered], part: np.ndarray, sites: tuple[str, ...], seed: int, settings: WatchSettings
 ) -> dict[str, tuple[Scores, float | None]]:
     """How each scores answers, and where it flags."""
     rate, train = settings.rate, of(answers, part, "train")
@@ -199,7 +199,7 @@ class Unasked(TruthPrInt):
         return super()._trial(state) if state.trial is None else None
 
 
-def actions(lm: LM, answers: list[Answered], prompt: Probe, new: Probe, seed: int) -> list[Row]:
+def actions(lm: LLM, answers: list[Answered], prompt: Probe, new: Probe, seed: int) -> list[Row]:
     """What acting does to the answers of the first seed's test part, both ways, and what it costs."""
     from decodery import load
 
@@ -221,7 +221,7 @@ def actions(lm: LM, answers: list[Answered], prompt: Probe, new: Probe, seed: in
     return list(told.values())
 
 
-def found_likely(lm: LM, test: list[Answered], texts: list[list[int]]) -> float:
+def found_likely(lm: LLM, test: list[Answered], texts: list[list[int]]) -> float:
     return price(lm, ((lm.encode(each.question.prompt, raw=True), own) for each, own in zip(test, texts, strict=True)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.hooks import Intervention
 from decodery.models.loaders.store import Progress
@@ -27,7 +27,7 @@ _SITES = ("head_out.0", "mlp_out.0", "head_out.1", "mlp_out.1")
 _SHAPE = Shape(64, 2, 4, 176, 64)
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Models and codes are trained here, with codes and without; nothing of the watched model is used."""
     found: dict[str, list[Row]] = {}
     for seed in range(settings.seed, settings.seed + settings.rounds):

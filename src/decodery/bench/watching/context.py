@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from decodery.engine.output import Output
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
 from decodery.monitors.confidence import Confidence
 from decodery.monitors.context_awareness import ContextAwareness
@@ -25,7 +25,7 @@ _ALPHAS, _RANDOM = (0.9, 0.7, 0.5, 0.1), (0.5, 0.1)
 _Asked = tuple[str, str, tuple[str, str], tuple[str, str]]
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """What is to be flagged are answers that stay the same when the context is exchanged: a cause, and no judge."""
     layer = 2 * lm.model.config.num_layers // 3
     monitors = (ContextAwareness(layer=layer), Confidence("mean"))
@@ -78,7 +78,7 @@ class Elsewhere(ContextAwareness):
         return layers, np.random.default_rng(len(mask)).permutation(mask).tobytes()
 
 
-def _steered(lm: LM, asked: list[_Asked], progress: Progress) -> list[Row]:
+def _steered(lm: LLM, asked: list[_Asked], progress: Progress) -> list[Row]:
     """What steering does to copying, and to what is known without a context, which is its price."""
     ways: dict[str, dict[str, Any]] = {
         "alpha 1": {},

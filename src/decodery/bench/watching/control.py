@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from decodery.engine.output import Output
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.neurofeedback import Neurofeedback
@@ -23,7 +23,7 @@ _EXAMPLES, _NEW = 8, 40
 
 
 def controlled(
-    lm: LM,
+    lm: LLM,
     free: Ordered[Statement],
     values: Mapping[str, np.ndarray],
     axes: Mapping[str, Probe],
@@ -78,7 +78,7 @@ def _turns(given: Ordered[tuple[str, bool]], wanted: bool) -> list[dict[str, str
 
 
 @torch.no_grad()
-def _spoken(lm: LM, turns: list[dict[str, str]], text: str, axes: Mapping[str, Probe]) -> dict[str, float]:
+def _spoken(lm: LLM, turns: list[dict[str, str]], text: str, axes: Mapping[str, Probe]) -> dict[str, float]:
     """Where a given sentence's mean state lies along every axis, as the answer to these turns."""
     site = next(iter(axes.values())).site
     prompt = lm.encode(turns)
@@ -88,7 +88,7 @@ def _spoken(lm: LM, turns: list[dict[str, str]], text: str, axes: Mapping[str, P
     return {name: float(axis.logits(rows.mean(dim=0)[None])[0, 0]) for name, axis in axes.items()}
 
 
-def _written(lm: LM, turns: list[dict[str, str]], axes: Mapping[str, Probe], seed: int) -> dict[str, float]:
+def _written(lm: LLM, turns: list[dict[str, str]], axes: Mapping[str, Probe], seed: int) -> dict[str, float]:
     """The same of a sentence that the model writes itself."""
     monitors = [Neurofeedback(axis) for axis in axes.values()]
     output = lm.generate(

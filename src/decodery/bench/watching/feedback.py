@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.probe import Probe
@@ -28,7 +28,7 @@ _Told = list[tuple[float, bool, str]]
 """Score, label, and the trial it is of."""
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Each trial shows sentences with labels; the model's choice between the two is read before each label.
 
     Labels go by the sentence's place along an axis: what tells its truth, at every depth, and components of the states
@@ -77,7 +77,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
 
 
 def _reported(
-    lm: LM,
+    lm: LLM,
     statements: list[Statement],
     states: torch.Tensor,
     place: np.ndarray,
@@ -134,7 +134,7 @@ def _observed(texts: list[str], states: torch.Tensor, given: np.ndarray) -> dict
 
 
 @torch.no_grad()
-def _leads(lm: LM, texts: list[str], labels: list[bool]) -> list[float]:
+def _leads(lm: LLM, texts: list[str], labels: list[bool]) -> list[float]:
     """By how much, in nats, 1 leads 0 where the label of each sentence comes."""
     turns = [{"role": "system", "content": SYSTEM}]
     for text, label in zip(texts, labels, strict=True):

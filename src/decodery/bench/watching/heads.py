@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.sae import Head, HeadCodes, silencing
@@ -24,7 +24,7 @@ _Told = tuple[np.ndarray, list[float], float | None]
 """Labels of all sentences, scores of those that were not learned from, and where they are flagged."""
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Heads are found on two thirds of the sentences, and the behaviour is told on the others."""
     count = max(48, settings.prompts // 8 // 6 * 6)
     examples = built_in_examples(count, settings.seed)
@@ -86,7 +86,7 @@ def _by_means(rows: torch.Tensor, labels: np.ndarray, learned: np.ndarray) -> li
     return (rows[~own][:, best] @ apart[best]).tolist()
 
 
-def _silenced(lm: LM, prompts: Ordered[str], heads: list[Head], seed: int) -> list[Row]:
+def _silenced(lm: LLM, prompts: Ordered[str], heads: list[Head], seed: int) -> list[Row]:
     """By how much the right name leads the wrong one, with nothing, these heads, or as many others silenced."""
     config, random = lm.model.config, np.random.default_rng(seed)
     others = list[Head]()
@@ -114,7 +114,7 @@ def _silenced(lm: LM, prompts: Ordered[str], heads: list[Head], seed: int) -> li
 
 
 @torch.no_grad()
-def _leads(lm: LM, prompts: Ordered[str], heads: list[Head]) -> np.ndarray:
+def _leads(lm: LLM, prompts: Ordered[str], heads: list[Head]) -> np.ndarray:
     found = []
     for prompt in prompts:
         pair = [word.strip(",") for word in prompt.split()]

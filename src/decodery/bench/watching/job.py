@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
 
 from ..report import save
@@ -24,7 +24,7 @@ class WatchJob:
     nothing. earlier: an interrupted result, whose testbeds are not measured again.
     """
 
-    lm: LM
+    lm: LLM
     settings: WatchSettings
     out: Path | None = None
     earlier: Result | None = None

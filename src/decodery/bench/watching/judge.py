@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.training.sequential import Talk, triples
@@ -26,7 +26,7 @@ class Judge:
     conversation is read once. rows: tokens read so far.
     """
 
-    def __init__(self, lm: LM, shots: Ordered[Talk] = ()) -> None:
+    def __init__(self, lm: LLM, shots: Ordered[Talk] = ()) -> None:
         self.lm, self.rows = lm, 0
         # Where the blank is a token of its own, both begin alike.
         spelt = [

@@ -7,14 +7,14 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 
 from .figures import Row, mcnemar
 
 
 @torch.no_grad()
-def price(lm: LM, texts: Iterable[tuple[Ordered[int], Ordered[int]]]) -> float:
+def price(lm: LLM, texts: Iterable[tuple[Ordered[int], Ordered[int]]]) -> float:
     """The mean over tokens of -log p under the model itself, in nats: what it finds of texts (prompt, tokens)."""
     total = count = 0.0
     for prompt, tokens in texts:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decodery.core.errors import SettingsError
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import Progress, write_text
 from decodery.models.torch.transformer import Transformer
@@ -37,7 +37,7 @@ _RECIPE = PuzzleRecipe(steps=8000, batch=64, every=250, least=0.7, most=0.95, gr
 _GROWN = "growth.json"
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """The model is trained into `work` where it is not there; it is a model of its own, whatever else is watched."""
     from decodery import load
 

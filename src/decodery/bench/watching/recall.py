@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.store import Progress
@@ -37,7 +37,7 @@ _NEEDED, _SILENCED = 0.1, 3
 """A head is needed where silencing it alone costs this share of what was recalled. So many are silenced together."""
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Models of their own are trained here, one per round; nothing of the watched model is used."""
     told: dict[str, list[float]] = {}
     left: dict[str, list[float]] = {}

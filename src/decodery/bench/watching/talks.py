@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decodery.llm.llm import LM
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
 from decodery.training.ranking import parts
 from decodery.training.sequential import Heard, built_in_talks, hear, highest, relabelled, train_sequential
@@ -20,7 +20,7 @@ NAME = "talks"
 _INJECTED = (0, 2, 6)
 
 
-def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Learned without injected turns, tested without and with some."""
     layers = lm.model.config.num_layers
     sites = tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))

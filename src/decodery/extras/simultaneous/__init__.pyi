@@ -1,9 +1,9 @@
 # Written by tools/method_index.py.
-from .base import Heard as Heard
 from .base import Listen as Listen
 from .local_agreement import LocalAgreement as LocalAgreement
 from .redecode import Redecode as Redecode
 from .stability import Stability as Stability
 from .base import Stream as Stream
+from .base import StreamOutput as StreamOutput
 from .streaming_beam import StreamingBeam as StreamingBeam
 from .wait_k import WaitK as WaitK

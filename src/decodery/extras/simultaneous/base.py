@@ -18,13 +18,13 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import excluded
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.encoded import ENCODER
-from decodery.step.forward_request import Ask, Asking, score
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, score
 
-__all__ = ["Heard", "Listen", "Stream"]
+__all__ = ["Listen", "Stream", "StreamOutput"]
 
 
 @dataclass(frozen=True)
-class Heard:
+class StreamOutput:
     """What there is behind a chunk of the source. committed: tokens that never change again; guess: those behind them.
 
     read: tokens of the source that the encoder has read. text, guessed: the texts of both, where there is a tokenizer.
@@ -72,15 +72,17 @@ class Stream:
         return cls(model, frozenset(eos_ids), model.encoder.new_cache(), model.new_cache())
 
     @property
-    def heard(self) -> Heard:
-        return Heard(tuple(self.written[: self.committed]), tuple(self.written[self.committed :]), len(self.source))
+    def heard(self) -> StreamOutput:
+        return StreamOutput(
+            tuple(self.written[: self.committed]), tuple(self.written[self.committed :]), len(self.source)
+        )
 
     @property
     def limit(self) -> int:
         """How many tokens the text may have."""
         return self.model.config.max_positions - 1
 
-    def arrive(self, tokens: Sequence[int], ended: bool) -> Asking[bool]:
+    def arrive(self, tokens: Sequence[int], ended: bool) -> ForwardCoroutine[bool]:
         """Let the encoder read what has come, whole blocks of it until the last; whether there was anything to read."""
         if self.ended:
             raise ValueError("the source of this stream has ended: begin another one")
@@ -94,7 +96,7 @@ class Stream:
         if not ready:
             return False
         encoder, some = self.model.encoder, self.ahead[:ready]
-        (read,) = yield [Ask(encoder, encoder.segment(some, self.reading), (-1,), ENCODER)]
+        (read,) = yield [ForwardRequest(encoder, encoder.segment(some, self.reading), (-1,), ENCODER)]
         self.reading.keep(range(ready))
         self.source, self.ahead = self.source + some, self.ahead[ready:]
         more = self.model.remembered(read.hidden[-1])
@@ -102,7 +104,7 @@ class Stream:
         self.chunks += 1
         return True
 
-    def reread(self, first: int) -> Asking[torch.Tensor]:
+    def reread(self, first: int) -> ForwardCoroutine[torch.Tensor]:
         """Read the text again from place `first` on, with all of the source that has come in view.
 
         Returns logits [len(written) - first + 1, vocab]: row i of what is written at place first + i, the last one of
@@ -122,7 +124,7 @@ class Stream:
         del self.written[place:]
         self.cache.truncate(place + 1)
 
-    def step(self, logits: torch.Tensor) -> Asking[torch.Tensor | None]:
+    def step(self, logits: torch.Tensor) -> ForwardCoroutine[torch.Tensor | None]:
         """Write the likeliest token of logits [vocab]; returns those behind it, None where the model waits."""
         token = int(logits.argmax())
         if token in self.eos_ids or len(self.written) >= self.limit:
@@ -130,12 +132,12 @@ class Stream:
         self.written.append(token)
         return (yield from self.reread(len(self.written)))[-1]
 
-    def extend(self, logits: torch.Tensor | None, most: int) -> Asking[None]:
+    def extend(self, logits: torch.Tensor | None, most: int) -> ForwardCoroutine[None]:
         """Write on greedily behind logits [vocab] until the model waits, up to `most` tokens in all."""
         while logits is not None and len(self.written) < most:
             logits = yield from self.step(logits)
 
-    def verify(self, floor: int) -> Asking[torch.Tensor]:
+    def verify(self, floor: int) -> ForwardCoroutine[torch.Tensor]:
         """Cut the text where the model, with all of the source in view, would write something else.
 
         One pass over all of it, as over a draft; what stands is what greedy decoding writes behind the first `floor`
@@ -170,7 +172,7 @@ class Listen(Contract):
     """How a text is written while its source arrives. Fields are settings."""
 
     @abstractmethod
-    def hear(self, stream: Stream) -> Asking[None]:
+    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
         """More of the source has been read: bring the text up to it, and commit what stands.
 
         All of it is committed by `listening` where the source has ended. What stands stays: `Stream.cut` and
@@ -178,7 +180,9 @@ class Listen(Contract):
         """
 
 
-def listening(method: Listen, stream: Stream, tokens: Sequence[int], ended: bool = False) -> Asking[Heard]:
+def listening(
+    method: Listen, stream: Stream, tokens: Sequence[int], ended: bool = False
+) -> ForwardCoroutine[StreamOutput]:
     """A chunk of the source has come. ended: it was the last one."""
     came = yield from stream.arrive(tokens, ended)
     if came or (ended and stream.source):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Listen, Stream, agreed
 
@@ -30,7 +30,7 @@ class LocalAgreement(Listen):
         if self.n < 1:
             raise SettingsError(f"local-agreement needs n of at least 1, not {self.n}")
 
-    def hear(self, stream: Stream) -> Asking[None]:
+    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
         logits = yield from stream.verify(stream.committed)
         yield from stream.extend(logits, stream.limit)
         earlier: list[list[int]] = [*(stream.state or []), list(stream.written)][-self.n :]

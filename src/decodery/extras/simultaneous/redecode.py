@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Listen, Stream
 
@@ -25,6 +25,6 @@ class Redecode(Listen):
     what it shows in between may be taken back.
     """
 
-    def hear(self, stream: Stream) -> Asking[None]:
+    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
         logits = yield from stream.verify(0)
         yield from stream.extend(logits, stream.limit)

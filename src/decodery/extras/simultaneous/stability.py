@@ -8,7 +8,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 
 from .base import Listen, Stream
 
@@ -35,7 +35,7 @@ class Stability(Listen):
         if self.lookback < 0 or self.cap < 1:
             raise SettingsError("stability needs lookback of at least 0 and cap of at least 1")
 
-    def hear(self, stream: Stream) -> Asking[None]:
+    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
         first = max(len(stream.written) - self.lookback, stream.committed)
         logits, before = (yield from stream.reread(first)), stream.state or {}
         said = dict[int, float]()

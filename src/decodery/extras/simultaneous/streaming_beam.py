@@ -13,7 +13,7 @@ from decodery.core.trace import Step
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.tokenizers.vocabularies import excluded
-from decodery.step.forward_request import Asking, score_all
+from decodery.step.forward_request import ForwardCoroutine, score_all
 
 from .base import Listen, Stream, agreed
 
@@ -57,7 +57,7 @@ class StreamingBeam(Listen):
         if self.width < 1 or self.lookback < 0 or self.cap < 1:
             raise SettingsError("streaming-beam needs width and cap of at least 1, and lookback of at least 0")
 
-    def hear(self, stream: Stream) -> Asking[None]:
+    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
         beams: list[_Beam] = stream.state or [_Beam([], stream.cache.fork())]
         yield from self._anew(stream, beams)
         for _ in range(self.cap):
@@ -72,7 +72,7 @@ class StreamingBeam(Listen):
         common = min(agreed(beam.written, best.written) for beam in beams)
         stream.commit(max(common - self.lookback, stream.committed))
 
-    def _anew(self, stream: Stream, beams: list[_Beam]) -> Asking[None]:
+    def _anew(self, stream: Stream, beams: list[_Beam]) -> ForwardCoroutine[None]:
         """Score all texts with what has come in view, and cut them where they have become unlikely."""
         rows = [[stream.model.config.start_id, *beam.written] for beam in beams]
         for beam in beams:
@@ -120,7 +120,7 @@ class StreamingBeam(Listen):
         return grown
 
 
-def _read(stream: Stream, beams: Sequence[_Beam]) -> Asking[None]:
+def _read(stream: Stream, beams: Sequence[_Beam]) -> ForwardCoroutine[None]:
     """Read the last token of each of these texts."""
     segments = [Segment.chunk(beam.written[-1:], beam.cache) for beam in beams]
     found = yield from score_all(stream.model, segments)

@@ -15,7 +15,7 @@ from decodery.core.registry import register
 from decodery.models.batch import Segment
 from decodery.models.protocol import LanguageModel, takes_states
 from decodery.models.tokenizers.vocabularies import excluded
-from decodery.step.forward_request import Asking, score
+from decodery.step.forward_request import ForwardCoroutine, score
 
 from .ngrams import NGrams
 
@@ -99,7 +99,7 @@ def superpose(
     settings: Superposition,
     ngrams: NGrams,
     eos_ids: Ordered[int] = (),
-) -> Asking[list[Draft]]:
+) -> ForwardCoroutine[list[Draft]]:
     """The k best drafts of up to `length` tokens, best first, for one pass over the prompt and one per further token.
 
     ngrams: what is known of the language; the prompt counts as the history of every draft. Raises SettingsError for

@@ -21,8 +21,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence as Text
 
 from .coder import Decoder, Encoder
@@ -30,7 +30,7 @@ from .counts import TOTAL, check_vocabulary, frequencies
 from .file import MOST_BYTES, Header, check_text, digest, pack, unpack
 
 if TYPE_CHECKING:
-    from decodery.llm.llm import LM
+    from decodery.llm.llm import LLM
 
 WINDOW = 1024
 """How many tokens the model sees at most; a quarter of them is read again when that is full."""
@@ -39,7 +39,7 @@ _ROWS = 64
 
 
 def compress(
-    lm: LM, text: bytes, *, window: int = WINDOW, overlap: int | None = None, progress: Progress = silent
+    lm: LLM, text: bytes, *, window: int = WINDOW, overlap: int | None = None, progress: Progress = silent
 ) -> bytes:
     """`text`, any bytes, as a file for `decompress` and the same model: in as many bits as the model is surprised by.
 
@@ -66,7 +66,7 @@ def compress(
     return pack(header, payload)
 
 
-def coded(lm: LM, tokens: Sequence[int], window: int, overlap: int, progress: Progress = silent) -> bytes:
+def coded(lm: LLM, tokens: Sequence[int], window: int, overlap: int, progress: Progress = silent) -> bytes:
     """The bits of tokens, as bytes."""
     encoder, done = Encoder(), 0
     for part, logits in read_laws(lm, tokens, window, overlap):
@@ -79,7 +79,7 @@ def coded(lm: LM, tokens: Sequence[int], window: int, overlap: int, progress: Pr
 
 
 def read_laws(
-    lm: LM, tokens: Sequence[int], window: int = WINDOW, overlap: int = WINDOW // 4
+    lm: LLM, tokens: Sequence[int], window: int = WINDOW, overlap: int = WINDOW // 4
 ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
     """The tokens, some at a time, and the logits [n, vocab] that they are coded with."""
     model = _exact(lm)
@@ -99,7 +99,7 @@ def read_laws(
 
 
 def decompress(
-    lm: LM, data: bytes, *, drafter: Any = None, trace: Trace | None = None, progress: Progress = silent
+    lm: LLM, data: bytes, *, drafter: Any = None, trace: Trace | None = None, progress: Progress = silent
 ) -> bytes:
     """The text that `compress` made `data` of.
 
@@ -137,14 +137,14 @@ def decompress(
     return text
 
 
-class _Reading(Rule):
+class _Reading(AcceptanceRule):
     """Lets the coder's bits decide what becomes text. left: tokens that this text still gets."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.left = 0
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Text) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Text) -> Accepted:
         path: list[int] = []
         node = 0
         while True:
@@ -166,7 +166,7 @@ class _Reading(Rule):
         return token
 
 
-def fingerprint(lm: LM) -> bytes:
+def fingerprint(lm: LLM) -> bytes:
     """First bytes of a hash over all of a model's weights and its vocabulary."""
     model = _exact(lm)
     weights, made = model.weights, hashlib.sha256(lm.tokenizer.fingerprint().encode())
@@ -183,7 +183,7 @@ def fingerprint(lm: LM) -> bytes:
     return digest(made.digest())
 
 
-def _exact(lm: LM) -> Transformer:
+def _exact(lm: LLM) -> Transformer:
     model = lm.model
     if not isinstance(model, Transformer) or not model.capabilities.exact_rows:
         raise UnsupportedModel("texts are compressed with models whose passes are exact: load this one with dtype int8")
@@ -191,7 +191,7 @@ def _exact(lm: LM) -> Transformer:
     return model
 
 
-def _root(lm: LM) -> int:
+def _root(lm: LLM) -> int:
     """What stands before the first token."""
     ids = (lm.tokenizer.bos_id, *lm.tokenizer.eos_ids, 0)
     return next(id for id in ids if id is not None)

@@ -20,7 +20,7 @@ from .evicted_slots import Losses
 from .known_states import States
 from .page_memory import SLOTS
 from .pages import Blocks
-from .slot_positions import Places
+from .slot_positions import SlotPositions
 
 _MOST = torch.finfo(torch.float16).max
 
@@ -69,7 +69,7 @@ class KVCache:
         width = coded.row_bytes(head_dim, dtype) // dtype.itemsize
         self.blocks = Blocks((layers, kv_heads, width), dtype, device, () if self.window is None else windowed)
         self.lengths = np.zeros(layers, dtype=np.int64)
-        self.places = Places(layers)
+        self.places = SlotPositions(layers)
         self.next_position = 0
         self.prefix = 0
         self.scratch = 0

@@ -13,7 +13,7 @@ from decodery.core.abstract import Contract
 from ..batch import Batch, Scores
 from ..config import ModelConfig
 from ..hooks import Tap
-from ..layer_plan import WHOLE, Route
+from ..layer_plan import WHOLE, LayerPlan
 from ..protocol import Capabilities, LanguageModel, OpenModel, Reader
 from ..torch.weights import Linear
 from .cache import KVCache
@@ -77,7 +77,7 @@ class OwnCaches(Contract):
         """See `OpenModel.projection`."""
         return self._opened.projection(tokens)
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         return self.model.forward(batch, taps=taps, route=route)
 
     @property

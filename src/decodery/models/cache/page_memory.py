@@ -13,7 +13,7 @@ SLOTS = 16
 """Slots of a block: the most that a fork copies, and the least it takes, when it writes."""
 
 
-class Slab:
+class PageMemory:
     """The memory of some blocks, and how many `bytes` of it are there.
 
     data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; whoever replaces it copies all slots. The last block

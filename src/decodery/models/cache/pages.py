@@ -16,7 +16,7 @@ import torch
 
 from decodery.core.errors import OutOfMemory
 
-from .page_memory import SLOTS, Slab
+from .page_memory import SLOTS, PageMemory
 
 _SPARE = 16
 """A piece that grows has room for one slot in so many more than it is asked for."""
@@ -30,7 +30,7 @@ _names = itertools.count(1)
 class Stretch:
     """Neighbouring blocks [first, last) of a slab, in the order of the text that holds them."""
 
-    slab: Slab
+    slab: PageMemory
     first: int
     last: int
 
@@ -77,7 +77,7 @@ class Blocks:
         return layers * both * kv_heads * head_dim * self.nothing.itemsize
 
     @property
-    def home(self) -> Slab | None:
+    def home(self) -> PageMemory | None:
         """The slab that is all this text's, and all of it, where there is one."""
         if len(self.runs) != 1 or len(self.runs[0].holders) != len(self.runs[0].slab.holders):
             return None
@@ -273,13 +273,13 @@ class Blocks:
 
     def _hold(self, data: torch.Tensor, block: int) -> Stretch:
         """A stretch of its own, whose first block is this one of the text."""
-        slab = Slab(data, self.windowed)
+        slab = PageMemory(data, self.windowed)
         slab.holders[:], slab.writer[:] = 1, self._name
         slab.need(0, len(slab.holders))
         slab.pass_by(0, max(self.passed - block, 0))
         return Stretch(slab, 0, len(slab.holders))
 
-    def _numbered(self, first: int, last: int | None = None) -> Iterator[tuple[Slab, int, int]]:
+    def _numbered(self, first: int, last: int | None = None) -> Iterator[tuple[PageMemory, int, int]]:
         """Where blocks [first, last) of a text that has layers with a window lie: in a slab, from one to another."""
         begin = 0
         for run in self.runs if self.windowed else ():
@@ -296,7 +296,7 @@ class Blocks:
             self.release()
 
 
-def resident(texts: Iterable[Blocks], slabs: Mapping[int, Slab] = MappingProxyType({})) -> int:
+def resident(texts: Iterable[Blocks], slabs: Mapping[int, PageMemory] = MappingProxyType({})) -> int:
     """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold.
 
     slabs: others that count as well, by identity.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class Places:
+class SlotPositions:
     """Positions of slots, kept once for all layers as long as the same slots of all of them hold the same ones."""
 
     def __init__(self, layers: int) -> None:
@@ -63,8 +63,8 @@ class Places:
         if len(self._rows) < self._layers:
             self._rows = self._rows.repeat(self._layers, axis=0)
 
-    def fork(self, length: int) -> Places:
+    def fork(self, length: int) -> SlotPositions:
         """A copy of the first `length` slots."""
-        twin = Places(self._layers)
+        twin = SlotPositions(self._layers)
         twin._rows = self._rows[:, :length].copy()
         return twin

@@ -13,7 +13,7 @@ from .attention_policy import Attention, reads, settle
 
 
 @dataclass(eq=False)
-class Picks:
+class SparseIndices:
     """What one segment reads in one layer.
 
     read: [kv_heads, n, slots] bool. slots: the ones that are read, row after row of head after head, int32; starts:
@@ -29,7 +29,7 @@ class Picks:
     mass: torch.Tensor
 
     @classmethod
-    def of(cls, segment: Segment, layer: int, queries: torch.Tensor, window: int | None) -> Picks:
+    def of(cls, segment: Segment, layer: int, queries: torch.Tensor, window: int | None) -> SparseIndices:
         """To be asked when the rows' keys and values are written. queries: [n, heads, head_dim], scaled."""
         cache = segment.cache
         assert cache is not None

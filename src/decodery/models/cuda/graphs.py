@@ -19,9 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..batch import Batch, Cost, Scores
 from ..cache.cache import KVCache
-from ..cache.page_memory import Slab
-from ..hooks import Site, Tap, Visits
-from ..layer_plan import WHOLE, stops
+from ..cache.page_memory import PageMemory
+from ..hooks import HookPoint, Hooks, Tap
+from ..layer_plan import WHOLE, layer_steps
 from ..torch.attention import visibility
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MOST_ROWS = 64
 _LEAST_CAPACITY = 256
 _MOST_ARENAS = 16
 
-Result = tuple[torch.Tensor, dict[Site, torch.Tensor]]
+Result = tuple[torch.Tensor, dict[HookPoint, torch.Tensor]]
 
 
 class StaticPasses:
@@ -58,7 +58,7 @@ class StaticPasses:
         arenas: OrderedDict[tuple[int, int], _Arena] = self._of_thread.arenas
         return arenas
 
-    def forward(self, model: Transformer, batch: Batch, visits: Visits) -> Scores | None:
+    def forward(self, model: Transformer, batch: Batch, visits: Hooks) -> Scores | None:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
 
         It fits if it has at most `MOST_ROWS` padded rows, all tokens with complete caches, in a causal model and
@@ -122,11 +122,11 @@ class _Arena:
             self.tables.append((cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)))
         # Sharing a pool, graphs reuse each other's intermediate memory: they never run at the same time.
         self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        self._guests: list[weakref.ref[Slab] | None] = [None] * shape[0]
-        self._passes: dict[tuple[int, tuple[Site, ...]], _StaticPass] = {}
+        self._guests: list[weakref.ref[PageMemory] | None] = [None] * shape[0]
+        self._passes: dict[tuple[int, tuple[HookPoint, ...]], _StaticPass] = {}
 
     def forward(
-        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[Tap, Site]
+        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[Tap, HookPoint]
     ) -> Scores:
         taps = tuple(sorted(set(where.values())))
         places = self._admit(caches)
@@ -182,7 +182,7 @@ class _StaticPass:
     int64; lengths [places] int64, the first slot to write; masks [kinds of layers, places, rows, capacity] bool.
     """
 
-    def __init__(self, arena: _Arena, rows: int, taps: tuple[Site, ...]) -> None:
+    def __init__(self, arena: _Arena, rows: int, taps: tuple[HookPoint, ...]) -> None:
         places, capacity, device = arena.memory.shape[0], arena.memory.shape[4], arena.memory.device
         self._arena, self._rows, self._taps = arena, rows, taps
         self._masks = (len(arena.tables), places, rows, capacity)
@@ -220,9 +220,9 @@ class _StaticPass:
         """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
         tokens, positions, own, wanted, lengths, masks = self._fields(self._inputs)
         step = StaticStep(self._arena, positions, lengths, masks)
-        visits = Visits.reading(self._taps)
-        hidden = visits.visit(Site("residual", 0), model.embed_tokens(tokens))
-        hidden = model.blocks(hidden, step, stops(WHOLE, self._arena.config.num_layers), visits)
+        visits = Hooks.reading(self._taps)
+        hidden = visits.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
+        hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), visits)
         return model.head(hidden[wanted]), {place: state[own] for place, state in visits.states.items()}
 
     def replay(self, model: Transformer) -> Result:

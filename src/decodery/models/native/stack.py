@@ -24,10 +24,10 @@ from decodery.core.native.kernels import (
 
 from ..batch import Batch, Segment
 from ..cache.page_memory import SLOTS
-from ..cache.sparse_indices import Picks
+from ..cache.sparse_indices import SparseIndices
 from ..config import ModelConfig, Rope
-from ..hooks import Site, Visits
-from ..layer_plan import Stop
+from ..hooks import HookPoint, Hooks
+from ..layer_plan import LayerStep
 from ..loaders.in_place import InPlace
 from ..mapped_memory import forget, mapped_files
 from .packed import Arena, Packed, packed_size
@@ -56,7 +56,7 @@ class NativeStack:
         self._angles = angles
         self._alive: list[object] = []
         self._files = mapped_files()
-        self._plans: dict[tuple[Stop, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
+        self._plans: dict[tuple[LayerStep, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
         names = ("qkv", "output", "gate_up", "down")
         total = packed_size(weights.head)  # type: ignore[arg-type]
         for layer in weights.layers:
@@ -94,7 +94,7 @@ class NativeStack:
         """Where the kernels find the model."""
         return ctypes.addressof(self._model)
 
-    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], visits: Hooks) -> torch.Tensor:
         """[N, hidden] -> the residual stream after the layers `run` [N, hidden] float32.
 
         Every segment's cache must have been reserved for this pass; the rows' keys and values are written to it.
@@ -124,7 +124,7 @@ class NativeStack:
             check(run(self.address, read, len(hidden), address(result, torch.float32, len(hidden), width)))
         return result
 
-    def plan(self, run: Sequence[Stop]) -> tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]:
+    def plan(self, run: Sequence[LayerStep]) -> tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]:
         """The layers of a route, what is left out of each, and no taps: as the kernels read them, made once."""
         key = tuple(run)
         if key not in self._plans:
@@ -152,7 +152,7 @@ class _Walk:
     """One pass: a native call as far as the next site where Python has something to do, and so on to the end."""
 
     def __init__(
-        self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits
+        self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], visits: Hooks
     ) -> None:
         config = self.config = stack.config
         self._model = stack.address
@@ -190,7 +190,7 @@ class _Walk:
             room = np.empty(lib.decodery_room(self._model, ctypes.addressof(step)) + 64, dtype=np.uint8)
             step.memory = -(-room.ctypes.data // 64) * 64
             self._alive.append(room)
-        picks: dict[int, Picks] = {}
+        picks: dict[int, SparseIndices] = {}
         while True:
             check(lib.decodery_layers(self._model, ctypes.addressof(step), None))
             if step.next == len(run):
@@ -200,27 +200,29 @@ class _Walk:
                 picks = {number: self._pick(number, layer) for number in self._picking}
             elif step.stopped == _AT_HEADS:
                 self._read(picks)
-                self._visit(Site("head_out", layer), step.context, self.config.num_heads * self.config.head_dim)
+                self._visit(HookPoint("head_out", layer), step.context, self.config.num_heads * self.config.head_dim)
             elif step.stopped == _AT_RESIDUAL:
                 self._visit(
-                    Site("residual", layer + 1),
+                    HookPoint("residual", layer + 1),
                     address(self._hidden, torch.float32, None, None),
                     self.config.hidden_size,
                 )
             else:
                 name = "attn_out" if step.stopped == _AT_ATTENTION else "mlp_out"
-                self._visit(Site(name, layer), step.branch, self.config.hidden_size)
+                self._visit(HookPoint(name, layer), step.branch, self.config.hidden_size)
 
-    def _marks(self, stop: Stop) -> int:
+    def _marks(self, stop: LayerStep) -> int:
         """What is left out of one layer, and where the pass stops in it."""
         layer, visits = stop.layer, self._visits
         picking = stop.attention and bool(self._picking)
         found = _skipped(stop) | _AT_SELECT * picking
-        found |= _AT_HEADS * (picking or Site("head_out", layer) in visits)
-        found |= _AT_ATTENTION * (Site("attn_out", layer) in visits) | _AT_MLP * (Site("mlp_out", layer) in visits)
-        return found | _AT_RESIDUAL * visits.changed(Site("residual", layer + 1))
+        found |= _AT_HEADS * (picking or HookPoint("head_out", layer) in visits)
+        found |= _AT_ATTENTION * (HookPoint("attn_out", layer) in visits) | _AT_MLP * (
+            HookPoint("mlp_out", layer) in visits
+        )
+        return found | _AT_RESIDUAL * visits.changed(HookPoint("residual", layer + 1))
 
-    def _visit(self, place: Site, address: int, width: int) -> None:
+    def _visit(self, place: HookPoint, address: int, width: int) -> None:
         if place not in self._visits:
             return
         rows = _floats(address, len(self._hidden), width)
@@ -228,13 +230,15 @@ class _Walk:
         if self._visits.changed(place):
             rows.copy_(changed)
 
-    def _pick(self, number: int, layer: int) -> Picks:
+    def _pick(self, number: int, layer: int) -> SparseIndices:
         """Tell the kernels which slots the rows of one segment read in one layer."""
         segment, offset = self._batch.segments[number], self._batch.offsets[number]
         heads, dim = self.config.num_heads, self.config.head_dim
         wide = -(-dim // 16) * 16
         queries = _floats(self._step.queries, len(self._hidden), heads * wide)[offset : offset + len(segment)]
-        picks = Picks.of(segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer))
+        picks = SparseIndices.of(
+            segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer)
+        )
         struct = self._segments[number]
         struct.starts = address(picks.starts, np.int32, self.config.num_kv_heads * picks.rows + 1)
         struct.picked = address(picks.slots, np.int32, None)
@@ -246,7 +250,7 @@ class _Walk:
             struct.mass = address(picks.mass, torch.float32, picks.rows, heads)
         return picks
 
-    def _read(self, picks: dict[int, Picks]) -> None:
+    def _read(self, picks: dict[int, SparseIndices]) -> None:
         """Show policies what was read in this layer."""
         width = self.config.num_heads * self.config.head_dim
         for number, picked in picks.items():
@@ -294,12 +298,12 @@ _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 
 
 @lru_cache(maxsize=1024)
-def _after(layer: int) -> Site:
+def _after(layer: int) -> HookPoint:
     """The stream behind a layer."""
-    return Site("residual", layer + 1)
+    return HookPoint("residual", layer + 1)
 
 
-def _skipped(stop: Stop) -> int:
+def _skipped(stop: LayerStep) -> int:
     return _SKIP_ATTENTION * (not stop.attention) | _SKIP_MLP * (not stop.mlp)
 
 

@@ -19,7 +19,7 @@ from ..cache.cache import KVCache
 from ..cache.own_caches import bare
 from ..config import ModelConfig
 from ..hooks import Tap
-from ..layer_plan import WHOLE, Route
+from ..layer_plan import WHOLE, LayerPlan
 from ..protocol import Capabilities, LanguageModel, Reader
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Fitted:
     def new_cache(self) -> KVCache:
         return self.model.new_cache()
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel`."""
         scores = self.model.forward(Batch([self._readable(each) for each in batch.segments]), taps=taps, route=route)
         missing = self.vocab_size - self.model.vocab_size

@@ -18,8 +18,8 @@ from ..batch import Batch, Cost, Scores, Segment
 from ..cache.cache import KVCache
 from ..cache.cross_memory import CrossMemory
 from ..config import ModelConfig
-from ..hooks import Site, Tap, Visits
-from ..layer_plan import WHOLE, Route
+from ..hooks import HookPoint, Hooks, Tap
+from ..layer_plan import WHOLE, LayerPlan
 from ..protocol import Capabilities
 from ..trained.artifact import digest
 from .attention import attend, visibility
@@ -114,7 +114,7 @@ class Rows(Protocol):
         ...
 
 
-def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: Rows, visits: Visits) -> torch.Tensor:
+def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: Rows, visits: Hooks) -> torch.Tensor:
     """All layers of a stack over [N, hidden], and the norm behind them."""
     heads, dim = config.num_heads, config.head_dim
     hidden = visits.enter(0, hidden)
@@ -132,7 +132,7 @@ def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: 
             inner = activation(gate) * inner
         else:
             inner = activation(inner)
-        hidden = visits.visit(Site("residual", index + 1), hidden + block.down(inner))
+        hidden = visits.visit(HookPoint("residual", index + 1), hidden + block.down(inner))
     return _norm(hidden, stack.norm, config)
 
 
@@ -237,14 +237,14 @@ class Encoder:
             mask = positions[:, None] // block >= positions[None, :] // block
         return Segment(positions, ids, mask=mask, cache=cache, logit_rows=[])
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. The one tap is -1: the states that decoders see."""
         if route != WHOLE or any(tap != -1 for tap in taps) or len(batch.logit_rows[0]):
             raise UnsupportedModel("an encoder gives the states behind its last layer, and no logits")
         ids = np.concatenate([np.asarray(segment.tokens, dtype=np.int64) for segment in batch.segments])
         hidden = self.weights.embedding[torch.from_numpy(ids).to(self.device)]
         stack = self.weights.encoder
-        states = run(stack, self.config, hidden, SegmentRows(stack, self.config, batch), Visits.reading(()))
+        states = run(stack, self.config, hidden, SegmentRows(stack, self.config, batch), Hooks.reading(()))
         costs = [_cost(segment, self.config, self.dtype) for segment in batch.segments]
         none = states.new_empty((0, self.vocab_size))
         return Scores(none, batch.logit_rows[1], dict.fromkeys(taps, states), batch.offsets, costs)
@@ -286,13 +286,13 @@ class EncoderDecoder:
         ]
         return CrossMemory(torch.stack(parts), states)
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Raises SettingsError for a text without a source."""
         if route != WHOLE:
             raise UnsupportedModel("a model of an encoder and a decoder always runs all of its layers")
         if any(segment.tokens is None for segment in batch.segments):
             raise UnsupportedModel("a model of an encoder and a decoder reads tokens, not embeddings")
-        visits = Visits.of(batch, taps, route, self.config.num_layers)
+        visits = Hooks.of(batch, taps, route, self.config.num_layers)
         ids = np.concatenate([np.asarray(segment.tokens, dtype=np.int64) for segment in batch.segments])
         stack = self.weights.decoder
         hidden = self.weights.embedding[torch.from_numpy(ids).to(self.device)]
@@ -300,7 +300,7 @@ class EncoderDecoder:
         rows, bounds = batch.logit_rows
         if len(rows) < batch.rows:
             hidden = hidden[torch.from_numpy(rows).to(self.device)]
-        logits = visits.visit(Site("logits"), self.head(visits.visit(Site("final_norm"), hidden)))
+        logits = visits.visit(HookPoint("logits"), self.head(visits.visit(HookPoint("final_norm"), hidden)))
         costs = [_cost(segment, self.config, self.dtype) for segment in batch.segments]
         return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
 

@@ -12,8 +12,8 @@ from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 from decodery.core.errors import UnsupportedModel
 
 from ..config import ModelConfig, Rope
-from ..hooks import Site, Visits
-from ..layer_plan import Stop
+from ..hooks import HookPoint, Hooks
+from ..layer_plan import LayerStep
 from .attention import Rows, rotate
 from .latent import queries_and_latents, values_of
 from .mixture import Mixture
@@ -50,7 +50,7 @@ class TorchLayers:
             for turn, (layer, use) in enumerate(zip(config.sharing, weights.uses, strict=True))
         }
 
-    def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
+    def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[LayerStep], visits: Hooks) -> torch.Tensor:
         """Run some layers over [N, hidden], with positions, caches and masks taken from `step`."""
         if self._sharing and run and run[0].layer:
             raise UnsupportedModel("blocks that layers share read what enters the first layer: begin this model there")
@@ -60,7 +60,7 @@ class TorchLayers:
         return hidden
 
     def _block(
-        self, stop: Stop, hidden: torch.Tensor, step: Rows, visits: Visits, entered: torch.Tensor
+        self, stop: LayerStep, hidden: torch.Tensor, step: Rows, visits: Hooks, entered: torch.Tensor
     ) -> torch.Tensor:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
@@ -69,14 +69,14 @@ class TorchLayers:
             read = hidden + self._shared(index, hidden, entered, step) if index in self._sharing else hidden
             normed = self._reads(read, layer.attention_norm)
             context = self._attention(index, layer, normed, step)
-            branch = layer.output(visits.visit(Site("head_out", index), context))
+            branch = layer.output(visits.visit(HookPoint("head_out", index), context))
             if layer.mix_in is not None and layer.mix_out is not None:
                 assert isinstance(step, Pass)
                 branch = branch + layer.mix_out(step.mix(self._mixers[index], layer.mix_in(normed)))
             if (more := self._beside(index, normed, step)) is not None:
                 branch = branch + more
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
-            turned = self._joined(turned + visits.visit(Site("attn_out", index), branch), layer.attention_norm)
+            turned = self._joined(turned + visits.visit(HookPoint("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.intermediate_size:
@@ -90,8 +90,8 @@ class TorchLayers:
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
-            turned = self._joined(turned + visits.visit(Site("mlp_out", index), branch), layer.mlp_norm)
-        return visits.visit(Site("residual", index + 1), turned)
+            turned = self._joined(turned + visits.visit(HookPoint("mlp_out", index), branch), layer.mlp_norm)
+        return visits.visit(HookPoint("residual", index + 1), turned)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
         kind = self.config.activation

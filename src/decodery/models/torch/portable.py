@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 
 from ..batch import Batch, Segment
 from ..cache import coded
-from ..cache.sparse_indices import Picks
+from ..cache.sparse_indices import SparseIndices
 from ..config import ModelConfig, Rope
-from ..hooks import Site, Visits
-from ..layer_plan import Stop
+from ..hooks import HookPoint, Hooks
+from ..layer_plan import LayerStep
 from .attention import visible
 from .mixture import Mixture
 from .weights import Layer, Weights
@@ -43,7 +43,7 @@ class PortableStack:
             if config.experts
         ]
 
-    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], visits: Hooks) -> torch.Tensor:
         """See `native.NativeStack.layers`."""
         config = self.config
         hidden = hidden.float()
@@ -54,9 +54,9 @@ class PortableStack:
             if attention:
                 rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
                 context = self._attention(layer, index, hidden, batch, *tables[rope])
-                context = visits.visit(Site("head_out", index), context)
+                context = visits.visit(HookPoint("head_out", index), context)
                 branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
-                hidden = hidden + visits.visit(Site("attn_out", index), branch)
+                hidden = hidden + visits.visit(HookPoint("attn_out", index), branch)
             if mlp:
                 normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
                 if self._mixtures:
@@ -68,8 +68,8 @@ class PortableStack:
                 else:
                     found = layer.down(self._activation(layer.gate_up(normed)))
                 branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
-                hidden = hidden + visits.visit(Site("mlp_out", index), branch)
-            hidden = visits.visit(Site("residual", index + 1), hidden)
+                hidden = hidden + visits.visit(HookPoint("mlp_out", index), branch)
+            hidden = visits.visit(HookPoint("residual", index + 1), hidden)
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ def attend_picked(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
 ) -> torch.Tensor:
     """`attend` of what each key-value head of a segment's cache still has and its policy selects."""
-    picks = Picks.of(segment, layer, queries, window)
+    picks = SparseIndices.of(segment, layer, queries, window)
     n, heads, dim = queries.shape
     group = heads // len(keys)
     context = torch.empty(n, heads, dim, dtype=torch.float32, device="cpu")

@@ -21,8 +21,8 @@ from torch.nn.functional import layer_norm, linear, silu
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 
-from ..hooks import Visits
-from ..layer_plan import WHOLE, stops
+from ..hooks import Hooks
+from ..layer_plan import WHOLE, layer_steps
 from ..loaders.fields import Kind, Whole
 from ..trained.artifact import Artifact, refuse_other
 from .side_by_side import SideBySide
@@ -149,7 +149,7 @@ def side_by_side(model: Transformer, tokens: torch.Tensor, rows: SideBySide | No
     hidden = model.embed_tokens(tokens.flatten())
     if model.config.joined_norms:
         hidden = model._norm(hidden, model.weights.norm)
-    hidden = model.blocks(hidden, rows, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+    hidden = model.blocks(hidden, rows, layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()))
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
 
 

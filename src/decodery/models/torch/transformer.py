@@ -18,8 +18,8 @@ from ..cache import coded
 from ..cache.cache import KVCache
 from ..config import ModelConfig
 from ..cuda.graphs import StaticPasses
-from ..hooks import SITES, Site, Tap, Visits
-from ..layer_plan import WHOLE, Route, Stop, abreast, attending, groups, stops
+from ..hooks import SITES, HookPoint, Hooks, Tap
+from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups, layer_steps
 from ..native.stack import NativeStack
 from ..protocol import Capabilities
 from ..trained.artifact import digest, sampled
@@ -105,9 +105,9 @@ class Transformer(TorchLayers):
             raise SettingsError(f"keys of more than {coded.WIDEST} numbers are not kept in {name}: choose float16")
         self.cache_dtype = dtype
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=not self.config.keeps_order)
+        visits = Hooks.of(batch, taps, route, self.config.num_layers, steers=not self.config.keeps_order)
         if self.static is not None and route == WHOLE:
             scores = self.static.forward(self, batch, visits)
             if scores is not None:
@@ -117,7 +117,7 @@ class Transformer(TorchLayers):
                 return self._pass(batch, visits, route)
         return self._pass(batch, visits, route)
 
-    def _pass(self, batch: Batch, visits: Visits, route: Route) -> Scores:
+    def _pass(self, batch: Batch, visits: Hooks, route: LayerPlan) -> Scores:
         hidden = self.layers(self.embed(batch), batch, visits, route)
         rows, bounds = batch.logit_rows
         if not np.array_equal(rows, np.arange(batch.rows)):
@@ -157,13 +157,13 @@ class Transformer(TorchLayers):
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
     def layers(
-        self, hidden: torch.Tensor, batch: Batch, visits: Visits | None = None, route: Route = WHOLE
+        self, hidden: torch.Tensor, batch: Batch, visits: Hooks | None = None, route: LayerPlan = WHOLE
     ) -> torch.Tensor:
         """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
         config, layers = self.config, self.config.num_layers
-        visits = Visits.reading(()) if visits is None else visits
+        visits = Hooks.reading(()) if visits is None else visits
         open_caches(batch, config, None if route == WHOLE else attending(route, layers))
-        run = stops(route, layers)
+        run = layer_steps(route, layers)
         first = run[0].layer if run else 0
         if self.weights.positions is not None and first == 0:
             hidden = hidden + self.weights.positions[to_device(batch.positions, self.device)].to(self.dtype)
@@ -172,7 +172,7 @@ class Transformer(TorchLayers):
         hidden = visits.enter(first, hidden)
         stack, step = self._stack, Pass(self, batch)
 
-        def through(rows: torch.Tensor, some: Sequence[Stop]) -> torch.Tensor:
+        def through(rows: torch.Tensor, some: Sequence[LayerStep]) -> torch.Tensor:
             return self.blocks(rows, step, some, visits) if stack is None else stack.layers(rows, batch, some, visits)
 
         if route.abreast == 1:
@@ -181,16 +181,16 @@ class Transformer(TorchLayers):
             raise UnsupportedModel("rows that pass several layers at a time cannot be read or changed on their way")
         return abreast(hidden, groups(route, layers), through)
 
-    def head(self, hidden: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
         """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32.
 
         Tokens that the model has no output for get -inf.
         """
-        if visits is not None and Site("final_norm") in visits:
-            logits = self.project(visits.visit(Site("final_norm"), self.final_norm(hidden)))
+        if visits is not None and HookPoint("final_norm") in visits:
+            logits = self.project(visits.visit(HookPoint("final_norm"), self.final_norm(hidden)))
         else:
             logits = self._spread(self.outputs(hidden))
-        return logits if visits is None else visits.visit(Site("logits"), logits)
+        return logits if visits is None else visits.visit(HookPoint("logits"), logits)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """`head`, of the tokens alone that have an output."""

@@ -14,8 +14,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from ..config import HEADS, MOST_LAYERS, THETA, ModelConfig, Rope
-from ..hooks import Visits
-from ..layer_plan import WHOLE, stops
+from ..hooks import Hooks
+from ..layer_plan import WHOLE, layer_steps
 from ..loaders.fields import Kind, Listed, Whole
 from ..protocol import Reader
 from ..torch.side_by_side import SideBySide
@@ -102,9 +102,9 @@ class MicroSteps:
 
         taps: [n, k, hidden], what the model's row before each group left. Before the model's final norm.
         """
-        whole, visits = torch.cat([taps, rows], dim=1), Visits.reading(())
+        whole, visits = torch.cat([taps, rows], dim=1), Hooks.reading(())
         step = SideBySide(self.decoder, *whole.shape[:2])
-        found = self.decoder.blocks(whole.flatten(0, 1), step, stops(WHOLE, self.layers), visits)
+        found = self.decoder.blocks(whole.flatten(0, 1), step, layer_steps(WHOLE, self.layers), visits)
         return found.unflatten(0, whole.shape[:2])[:, taps.shape[1] :]
 
     def ends(self, said: torch.Tensor) -> torch.Tensor:

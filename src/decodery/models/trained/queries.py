@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from ..cache.cache import KVCache
 from ..config import Rope
-from ..hooks import Visits
-from ..layer_plan import WHOLE, stops
+from ..hooks import Hooks
+from ..layer_plan import WHOLE, layer_steps
 from ..torch.attention import attend
 from ..torch.transformer import Transformer
 from ..torch.weights import Dense
@@ -55,8 +55,8 @@ class Span:
         """Mean cross-entropy [] of what follows each row. tokens: of the whole prompt."""
         first, end = self.start, self.start + len(self.positions)
         ids = torch.tensor(list(tokens[first : end + 1]), dtype=torch.int64, device=adapted.device)
-        run = stops(WHOLE, adapted.config.num_layers)
-        hidden = adapted.blocks(adapted.embed_tokens(ids[:-1]), self, run, Visits.reading(()))
+        run = layer_steps(WHOLE, adapted.config.num_layers)
+        hidden = adapted.blocks(adapted.embed_tokens(ids[:-1]), self, run, Hooks.reading(()))
         return cross_entropy(adapted.head(hidden), ids[1:])
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

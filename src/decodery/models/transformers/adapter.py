@@ -21,8 +21,8 @@ from decodery.core.errors import CorruptFile, DecoderyError, SettingsError, Unsu
 
 from ..batch import Batch, Cost, Scores, Segment
 from ..cache.cache import KVCache
-from ..hooks import Site, Tap, Visits
-from ..layer_plan import WHOLE, Route
+from ..hooks import HookPoint, Hooks, Tap
+from ..layer_plan import WHOLE, LayerPlan
 from ..loaders.folder import COMPUTED, read_facts, read_texts
 from ..loaders.load import LoadedModel, choose_dtype
 from ..protocol import Capabilities
@@ -92,7 +92,7 @@ class TransformersModel:
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`."""
         if route != WHOLE:
             raise UnsupportedModel("a model run through transformers always runs all of its layers")
@@ -107,9 +107,9 @@ class TransformersModel:
         parts = []
         for segment in batch.segments:
             alone = Batch([segment])
-            visits = Visits.of(alone, taps, WHOLE, self.config.num_layers)
+            visits = Hooks.of(alone, taps, WHOLE, self.config.num_layers)
             with self._visiting(visits):
-                logits = visits.visit(Site("logits"), self.run(segment))
+                logits = visits.visit(HookPoint("logits"), self.run(segment))
             parts.append((logits, visits.tapped()))
         hidden = {tap: torch.cat([states[tap] for _, states in parts]) for tap in taps}
         row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
@@ -184,20 +184,20 @@ class TransformersModel:
         return mask(self.config.sliding_window)
 
     @contextmanager
-    def _visiting(self, visits: Visits) -> Iterator[None]:
+    def _visiting(self, visits: Hooks) -> Iterator[None]:
         """Hooks on the blocks that are visited; they see the residual stream before any final norm."""
         layers = range(self.config.num_layers + 1)
-        places = [place for after in layers if (place := Site("residual", after)) in visits]
-        known = {*places, Site("logits")}
+        places = [place for after in layers if (place := HookPoint("residual", after)) in visits]
+        known = {*places, HookPoint("logits")}
         if any(place not in known for place in visits) or (places and self._blocks is None):
             name, sites = type(self.hf_model).__name__, " and ".join(sorted(self.capabilities.sites))
             raise UnsupportedModel(f"{name}, run through transformers, has no sites but {sites}")
 
         def enter(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            rows = visits.visit(Site("residual"), (args[0] if args else kwargs["hidden_states"])[0])[None]
+            rows = visits.visit(HookPoint("residual"), (args[0] if args else kwargs["hidden_states"])[0])[None]
             return ((rows, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows})
 
-        def leave(place: Site) -> Any:
+        def leave(place: HookPoint) -> Any:
             def hook(module: Any, args: Any, output: Any) -> Any:
                 plain = isinstance(output, torch.Tensor)
                 rows = visits.visit(place, (output if plain else output[0])[0])[None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
 from decodery.sampling.entropy import entropy
 
@@ -35,7 +35,7 @@ class AdaDec(LookaheadRule):
     length: int = 5
     stops: tuple[int, ...] = ()
 
-    needs = Needs(trees=True, greedy=True, law=True)
+    needs = Requirements(trees=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if math.isnan(self.tau) or self.width < 1 or self.length < 0:

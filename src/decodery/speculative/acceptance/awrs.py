@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from decodery.core.errors import ConstraintError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.sampling.awrs import Checks, Trial, first_accepted, in_order
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
@@ -21,7 +21,7 @@ from decodery.step.sequence import Sequence
     lossless=True,
 )
 @dataclass(frozen=True)
-class AWRS(Rule):
+class AWRS(AcceptanceRule):
     """Tries tokens in the order of their noise until the constraint accepts one, so that no mask is worked out.
 
     Each is an exact draw from the model's law cut to what is allowed, and it costs one check more than tokens were
@@ -31,9 +31,9 @@ class AWRS(Rule):
     `smc`.
     """
 
-    gives = Gives(checked=True)
+    gives = Provides(checked=True)
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         checks = Checks(seq.sampler)
         path: list[int] = []
         node = 0
@@ -46,7 +46,7 @@ class AWRS(Rule):
             node = child
 
 
-def _draw(checks: Checks, laws: Laws, node: int, seq: Sequence) -> int:
+def _draw(checks: Checks, laws: NodeDistributions, node: int, seq: Sequence) -> int:
     context = laws.context(node)
     law = checks.law(laws.row(node)[None], [context])[0]
     seed = None if seq.sampler.greedy else seq.seed

@@ -9,7 +9,7 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.core.noise import mix
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.sampling.entropy import entropy
 
 from .lookahead import LookaheadRule, Run, View
@@ -44,7 +44,7 @@ class CNTP(LookaheadRule):
     punctuation: str = ".,\n?!:;)]}"
     stops: tuple[int, ...] = ()
 
-    needs = Needs(trees=True, chance=True)
+    needs = Requirements(trees=True, chance=True)
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most or not self.low < self.high or self.length < 1:

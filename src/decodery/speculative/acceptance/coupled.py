@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from decodery.core.errors import ConstraintError
 from decodery.core.registry import register
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
@@ -18,14 +18,14 @@ from decodery.step.sequence import Sequence
     lossless=True,
 )
 @dataclass(frozen=True)
-class Coupled(Rule):
+class Coupled(AcceptanceRule):
     """Draws each token by the Gumbel-max trick with noise hashed from seed, output position and token id.
 
     The token after a node is the argmax of its log-probabilities plus that noise (plain argmax when greedy); the walk
     follows the child that carries it and ends where there is none. No draft can change what is drawn.
     """
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         path: list[int] = []
         node = 0
         # On a CPU only visited nodes are worked out; elsewhere all at once, so that the device is read one time.
@@ -39,7 +39,7 @@ class Coupled(Rule):
             node = child
 
 
-def _all_picks(laws: Laws) -> list[int] | None:
+def _all_picks(laws: NodeDistributions) -> list[int] | None:
     """The picks after every node; None where a constraint comes upon its limits, maybe after a node nobody visits."""
     try:
         return laws.picks(range(len(laws.tree)))

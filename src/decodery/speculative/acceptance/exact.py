@@ -8,8 +8,8 @@ from collections.abc import Sequence as Ordered
 import torch
 
 from decodery.core import noise
-from decodery.step.acceptance_rule import Accepted, Laws
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 Tests = Iterator[tuple[float, torch.Tensor]]
@@ -86,7 +86,10 @@ def draw(law: torch.Tensor, seed: int, position: int) -> int:
 
 
 def walk(
-    tree: TokenTree, laws: Laws, seq: Sequence, tests: Callable[[torch.Tensor, list[int], torch.Tensor], Tests]
+    tree: DraftTree,
+    laws: NodeDistributions,
+    seq: Sequence,
+    tests: Callable[[torch.Tensor, list[int], torch.Tensor], Tests],
 ) -> Accepted:
     """Walk `tree` from its root, testing the draws at every node that is reached.
 

@@ -11,13 +11,13 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.config import LAYERS
 from decodery.models.loaders.fields import Anything, Named, Number, Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 _MADE = "make one with decodery train judge -m MODEL"
@@ -74,7 +74,7 @@ def normalized(hidden: torch.Tensor) -> torch.Tensor:
     needs=("a head made by `decodery train judge -m MODEL QUESTIONS --out DIR`",),
 )
 @dataclass(frozen=True)
-class Judge(Rule):
+class Judge(AcceptanceRule):
     """Accepts a drafted token that the coupled rule accepts, or that a trained head gives more than `threshold`.
 
     head: a file made by `decodery train judge`, or a `Head`. It reads the target's state at the drafted token itself,
@@ -98,14 +98,14 @@ class Judge(Rule):
         return self.head
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(self.trained.layer,))
+    def needs(self) -> Requirements:
+        return Requirements(taps=(self.trained.layer,))
 
     def fits(self, model: Reader) -> None:
         advice = "train one for it with decodery train judge -m MODEL"
         refuse_other("this judge", self.trained.model, model, advice)
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         passing, scores = self._judged(laws)
         path: list[int] = []
         node = 0
@@ -124,7 +124,7 @@ class Judge(Rule):
             path.append(child)
             node = child
 
-    def _judged(self, laws: Laws) -> tuple[list[bool], list[float]]:
+    def _judged(self, laws: NodeDistributions) -> tuple[list[bool], list[float]]:
         """Of every node: whether the head lets it through, and its log-odds."""
         head = self.trained
         hidden = laws.hidden[head.layer]

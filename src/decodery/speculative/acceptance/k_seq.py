@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.core.requirements import Requirements
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence as Decoded
 
 from .exact import Tests, positive, walk
@@ -71,7 +71,7 @@ def k_seq_law(p: torch.Tensor, tokens: Sequence[int], q: torch.Tensor) -> Tests:
     lossless=True,
 )
 @dataclass(frozen=True)
-class KSeq(Rule):
+class KSeq(AcceptanceRule):
     """Accepts each of a node's k independent draws c with probability min(1, p(c) / (rho q(c))), else one residual.
 
     rho depends on p, q and k, the number of draws at the node: of several drafted texts those that begin with what has
@@ -79,7 +79,7 @@ class KSeq(Rule):
     that were not drawn by chance count as point masses.
     """
 
-    needs = Needs(drafts=("deterministic", "sampled"), laws=True)
+    needs = Requirements(drafts=("deterministic", "sampled"), laws=True)
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Decoded) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Decoded) -> Accepted:
         return walk(tree, laws, seq, k_seq_law)

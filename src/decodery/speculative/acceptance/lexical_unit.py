@@ -9,8 +9,8 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
@@ -21,7 +21,7 @@ from decodery.step.sequence import Sequence
     needs=("drafts with their log-probabilities",),
 )
 @dataclass(frozen=True)
-class LexicalUnit(Rule):
+class LexicalUnit(AcceptanceRule):
     """Accepts the first child whose draft probability is at least `beta`; else goes on as the coupled rule does.
 
     beta: published as a threshold on the model's probability at a placeholder; 0.9 is a choice made here. Drafts
@@ -34,7 +34,7 @@ class LexicalUnit(Rule):
         if not self.beta > 0:
             raise SettingsError("lexical-unit needs beta > 0")
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         trusted = np.zeros(len(tree), dtype=bool) if tree.logq is None else tree.logq >= math.log(self.beta)
         path: list[int] = []
         node = 0

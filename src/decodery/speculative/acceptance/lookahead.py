@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 Run = tuple[int, ...]
@@ -20,7 +20,7 @@ class View:
     room: how many tokens the text may still grow by in the model's context.
     """
 
-    def __init__(self, laws: Laws, seq: Sequence) -> None:
+    def __init__(self, laws: NodeDistributions, seq: Sequence) -> None:
         self.laws = laws
         self.seq = seq
         self.room = seq.model.config.max_positions - len(seq.tokens)
@@ -28,7 +28,7 @@ class View:
         self.asked: list[Run] = []
 
     @property
-    def tree(self) -> TokenTree:
+    def tree(self) -> DraftTree:
         return self.laws.tree
 
     def path(self, node: int) -> Run:
@@ -59,7 +59,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class LookaheadRule(Rule):
+class LookaheadRule(AcceptanceRule):
     """A rule that decides run by run, after it has read on; drafts save it passes where they guess what it reads."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class LookaheadRule(Rule):
         All but the last of several tokens must be scored.
         """
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Asking[Accepted]:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> ForwardCoroutine[Accepted]:
         view = View(laws, seq)
         path: list[int] = []
         node = 0

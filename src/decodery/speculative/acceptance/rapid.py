@@ -10,9 +10,9 @@ import torch
 from decodery.core import noise
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.core.requirements import Requirements
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
@@ -52,7 +52,7 @@ def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.
     guarantee="lossy for eta > 0: drafted positions follow min(q, p^) + (1 - its sum) * norm((p - min(q, p^))+)",
 )
 @dataclass(frozen=True)
-class Rapid(Rule):
+class Rapid(AcceptanceRule):
     """Accepts a drafted token with probability min(1, p^/q), p^ being the target moved by `eta` towards the drafter.
 
     eta: size of the step; 0 is the lossless rejection rule. alpha: only tokens with at least this share of the
@@ -65,13 +65,13 @@ class Rapid(Rule):
     eta: float = 10.0
     alpha: float = 0.1
 
-    needs = Needs(drafts=("sampled",), laws=True)
+    needs = Requirements(drafts=("sampled",), laws=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta < math.inf or not 0 <= self.alpha <= 1:
             raise SettingsError("rapid needs a finite eta >= 0 and alpha between 0 and 1")
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         path: list[int] = []
         node = 0
         while True:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.core.requirements import Requirements
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 from .exact import Tests, recursive_law, walk, without
@@ -30,7 +30,7 @@ def without_replacement(tokens: Iterable[int], q: torch.Tensor) -> Iterator[tupl
     lossless=True,
 )
 @dataclass(frozen=True)
-class RecursiveRejection(Rule):
+class RecursiveRejection(AcceptanceRule):
     """Tests siblings in draw order: c passes with probability min(1, r(c) / q(c)), else r becomes norm(max(r - q, 0)).
 
     r starts as the target's law p. Independent siblings (SpecInfer's multi-step speculative sampling) share one q, and
@@ -40,9 +40,9 @@ class RecursiveRejection(Rule):
     token about to be drawn or on noise it shares; no drawn sibling may be left out.
     """
 
-    needs = Needs(drafts=("deterministic", "sampled", "without-replacement"), laws=True)
+    needs = Requirements(drafts=("deterministic", "sampled", "without-replacement"), laws=True)
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         def tests(p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
             without = tree.origin == "without-replacement"
             return recursive_law(p, without_replacement(tokens, q) if without else ((token, q) for token in tokens))

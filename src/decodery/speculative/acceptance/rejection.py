@@ -8,9 +8,9 @@ import torch
 
 from decodery.core import noise
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.core.requirements import Requirements
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 from .exact import draw, point_mass_law, sampled_law
@@ -23,16 +23,16 @@ from .exact import draw, point_mass_law, sampled_law
     lossless=True,
 )
 @dataclass(frozen=True)
-class Rejection(Rule):
+class Rejection(AcceptanceRule):
     """Accepts a drawn child c with probability min(1, p(c) / q(c)), else emits a draw from norm(max(p - q, 0)).
 
     Deterministic children count as drawn from a point mass. Its uniforms and residual draws are hashed from seed and
     output position in streams of their own, apart from the noise that drafted.
     """
 
-    needs = Needs(drafts=("deterministic", "sampled"), laws=True)
+    needs = Requirements(drafts=("deterministic", "sampled"), laws=True)
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         path: list[int] = []
         node = 0
         while True:
@@ -47,7 +47,7 @@ class Rejection(Rule):
 
     @staticmethod
     def _test(
-        tree: TokenTree, law: torch.Tensor, node: int, children: list[int], seed: int, position: int
+        tree: DraftTree, law: torch.Tensor, node: int, children: list[int], seed: int, position: int
     ) -> tuple[int | None, torch.Tensor]:
         tokens = [int(tree.tokens[child]) for child in children]
         if not children:

@@ -10,8 +10,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
@@ -34,7 +34,7 @@ def tolerated(law: torch.Tensor, tokens: Ordered[int], top: int, margin: float) 
     guarantee="lossy: every token is the target's own choice or one of its `top` best within `margin` of the best",
 )
 @dataclass(frozen=True)
-class Tolerance(Rule):
+class Tolerance(AcceptanceRule):
     """Accepts the target's own choice, else the likeliest drafted token that is nearly as good; GAD++ of its paper.
 
     top: how many of the target's likeliest tokens may pass (beta). margin: how far, in nats, below the best one they
@@ -50,7 +50,7 @@ class Tolerance(Rule):
         if self.top < 1 or not 0 <= self.margin < math.inf:
             raise SettingsError("tolerance needs top >= 1 and a finite margin >= 0")
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         path: list[int] = []
         node = 0
         while True:
@@ -63,7 +63,7 @@ class Tolerance(Rule):
             path.append(child)
             node = child
 
-    def _second_best(self, tree: TokenTree, law: torch.Tensor, node: int) -> int | None:
+    def _second_best(self, tree: DraftTree, law: torch.Tensor, node: int) -> int | None:
         children = tree.children(node).tolist()
         tokens = [int(tree.tokens[child]) for child in children]
         passing = tolerated(law, tokens, self.top, self.margin)

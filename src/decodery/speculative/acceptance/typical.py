@@ -9,8 +9,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.acceptance_rule import Accepted, Laws, Rule
-from decodery.step.draft_tree import TokenTree
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 
@@ -26,7 +26,7 @@ def threshold(p: torch.Tensor, epsilon: float, delta: float) -> float:
     "greedy-identical at temperature 0",
 )
 @dataclass(frozen=True)
-class Typical(Rule):
+class Typical(AcceptanceRule):
     """Accepts the longest drafted path of tokens x with p(x) > min(epsilon, delta * exp(-H(p))), H being p's entropy.
 
     p is the request's own law, after its warps. Of equally long paths the likelier one wins. The token behind the path
@@ -42,7 +42,7 @@ class Typical(Rule):
         if not 0 <= self.epsilon <= 1 or not self.delta >= 0:
             raise SettingsError("typical needs epsilon between 0 and 1 and delta >= 0")
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         # How deep each passing node is, then how likely its path: the greatest pair wins.
         reached = {0: (0, 0.0)}
         waiting = [0]

@@ -9,9 +9,9 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.draft_length_policy import Budget, Outlook, Policy
-from decodery.step.forward_request import Asking
+from decodery.core.requirements import Requirements
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy, Outlook
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 
@@ -33,7 +33,7 @@ def entropy_of(law: torch.Tensor) -> float:
     lossless=True,
 )
 @dataclass(frozen=True)
-class Confidence(Policy):
+class Confidence(DraftLengthPolicy):
     """Ends a chain before a token that the draft model would have to guess.
 
     It ends where the likeliest token of the next draw has less than `probability`, or where that draw's entropy (nats)
@@ -46,7 +46,7 @@ class Confidence(Policy):
     entropy: float | None = None
     longest: int = 20
 
-    needs = Needs(pauses=True)
+    needs = Requirements(pauses=True)
 
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 <= self.probability <= 1:
@@ -59,7 +59,7 @@ class Confidence(Policy):
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
         return replace(limit, depth=min(self.longest, limit.depth))
 
-    def goes_on(self, seq: Sequence, outlook: Outlook) -> Asking[bool]:
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> ForwardCoroutine[bool]:
         if self.probability is None and self.entropy is None:
             return True
         law = yield from outlook.law()

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.step.draft_length_policy import Budget, Policy
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
 from decodery.step.sequence import Sequence
 
 
 @register("fixed", paper="Fast Inference from Transformers via Speculative Decoding (2023)", lossless=True)
 @dataclass(frozen=True)
-class Fixed(Policy):
+class Fixed(DraftLengthPolicy):
     """Lets every step draft up to the same number of tokens, to the same depth.
 
     nodes: drafted tokens per step; 0 is plain decoding. depth: how far from the root; None is as far as they reach.

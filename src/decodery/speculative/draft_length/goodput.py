@@ -10,9 +10,9 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.draft_length_policy import Budget, Policy
-from decodery.step.drafter import Observation
+from decodery.core.requirements import Requirements
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 _SHRINK = 2.0
@@ -104,7 +104,7 @@ class _State:
     lossless=True,
 )
 @dataclass(frozen=True)
-class Goodput(Policy):
+class Goodput(DraftLengthPolicy):
     """Drafts as many tokens per request as give most tokens per second, down to none, step by step.
 
     Weighs the chance of acceptance, from the tests of the last steps, against the measured time of a pass by its number
@@ -119,7 +119,7 @@ class Goodput(Policy):
     forget: float = 0.95
     probe: int = 50
 
-    needs = Needs(costs=True)
+    needs = Requirements(costs=True)
 
     def __post_init__(self) -> None:
         if self.longest < 1 or self.probe < 1 or not 0 < self.forget < 1:
@@ -160,7 +160,7 @@ class Goodput(Policy):
         for each, length in zip(states, lengths.tolist(), strict=True):
             each.planned = length
 
-    def observe(self, seq: Sequence, seen: Observation, seconds: float) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
         state: _State = seq.budget_state
         drafted = len(seen.tree) - 1
         passed = len(seen.path)

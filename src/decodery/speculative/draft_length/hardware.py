@@ -10,10 +10,10 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.draft_length_policy import Budget, Policy
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.core.requirements import Requirements
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 DEPTHS = 16
@@ -36,7 +36,7 @@ class ChildRates:
         self._tests = np.zeros((DEPTHS, RANKS))
         self.steps = 0
 
-    def learn(self, tree: TokenTree, path: Ordered[int], *, full: bool, depth: int, forget: float) -> None:
+    def learn(self, tree: DraftTree, path: Ordered[int], *, full: bool, depth: int, forget: float) -> None:
         """One scored tree and its accepted path.
 
         full: whether it had all the nodes it was allowed; if not, places below accepted nodes that stayed empty, down
@@ -129,7 +129,7 @@ class _State:
     lossless=True,
 )
 @dataclass(frozen=True)
-class Hardware(Policy):
+class Hardware(DraftLengthPolicy):
     """Bounds nodes and depth by the tree that makes most tokens per second on this machine.
 
     The value of a place is the chance, measured by rank among siblings and by depth, that all children down to it are
@@ -145,7 +145,7 @@ class Hardware(Policy):
     forget: float = 0.95
     probe: int = 16
 
-    needs = Needs(costs=True)
+    needs = Requirements(costs=True)
 
     def __post_init__(self) -> None:
         if self.most < 1 or self.probe < 1 or not 0 < self.forget <= 1:
@@ -177,7 +177,7 @@ class Hardware(Policy):
         shared.depth = int(depths[: shared.nodes].max(initial=0))
         shared.due, shared.sequences = shared.rates.steps + _EVERY, limit.sequences
 
-    def observe(self, seq: Sequence, seen: Observation, seconds: float) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
         state: _State = seq.budget_state
         drafted, (nodes, depth) = len(seen.tree) - 1, state.granted
         if not drafted:

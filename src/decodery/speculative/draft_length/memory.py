@@ -10,9 +10,9 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.cache.cache import KVCache
-from decodery.step.draft_length_policy import Budget, Policy
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
 from decodery.step.sequence import Sequence
 
 _CHOOSING = 64
@@ -92,7 +92,7 @@ def _logit_bytes(seq: Sequence) -> int:
     lossless=True,
 )
 @dataclass(frozen=True)
-class MemoryBound(Policy):
+class MemoryBound(DraftLengthPolicy):
     """Drafts no more than fits, with the text at its longest, into a given number of MiB per text.
 
     Counted are keys and values (of the target, of the rows of the tree, and of draft models), logits and distributions;
@@ -104,7 +104,7 @@ class MemoryBound(Policy):
 
     mib: float
 
-    needs = Needs(keys=True)
+    needs = Requirements(keys=True)
 
     def __post_init__(self) -> None:
         if not self.mib > 0:

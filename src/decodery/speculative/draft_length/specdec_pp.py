@@ -12,12 +12,12 @@ from torch.nn.functional import rms_norm, silu
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.config import TOKENS
 from decodery.models.loaders.fields import Anything, Named
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
-from decodery.step.draft_length_policy import Budget, Outlook, Policy
+from decodery.step.draft_length_policy import Budget, DraftLengthPolicy, Outlook
 from decodery.step.sequence import Sequence
 
 HEAD = "acceptance.safetensors"
@@ -115,7 +115,7 @@ def _load(path: Path) -> AcceptanceHead:
     needs=("a head made by `decodery train acceptance -m MODEL --out DIR`",),
 )
 @dataclass(frozen=True)
-class SpecDecPP(Policy):
+class SpecDecPP(DraftLengthPolicy):
     """Ends a chain once the chance that a token of it will be rejected exceeds a threshold.
 
     head: an `AcceptanceHead`, or the folder or file decodery train acceptance made for the draft model that drafts.
@@ -130,7 +130,7 @@ class SpecDecPP(Policy):
     shortest: int = 2
     longest: int = 20
 
-    needs = Needs(pauses=True, draft_states=True)
+    needs = Requirements(pauses=True, draft_states=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:

@@ -14,7 +14,7 @@ from decodery.core.noise import mix
 from decodery.core.registry import register
 from decodery.models.trained.artifact import remembered
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
@@ -85,11 +85,11 @@ class ADED(Drafter):
         table: Trigrams = seq.memory.recall(self.scope, seq, key, make)
         return table
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         table: Trigrams = seq.draft_state
         table.reinforce(seq.tokens[-self.window :], self.increment, self.cap)
         if len(seq.tokens) < 2:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         pair = (seq.tokens[-2], seq.tokens[-1])
         successors = cache(table.successors)  # the search comes by the same pairs again and again
         tree = enumerate_all(pair, successors, self.depth, self.paths)
@@ -104,7 +104,7 @@ class ADED(Drafter):
                 random=Random(mix(seq.seed, len(seq.tokens))),
             )
         paths = [path[: budget.depth] for path in self._paths(tree, pair, successors)]
-        return TokenTree.from_paths(seq.pending, paths, nodes=min(self.nodes, budget.nodes))
+        return DraftTree.from_paths(seq.pending, paths, nodes=min(self.nodes, budget.nodes))
 
     def _paths(self, tree: SearchTree, pair: tuple[int, int], successors: Successors) -> list[tuple[int, ...]]:
         """The best paths, most visited first, without their continuations' weakest: at most `nodes` tokens in all."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from decodery.core.abstract import Contract
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 from ..stores.blending import Blending, Offer, Told
@@ -84,10 +84,10 @@ class Advice(Contract):
         """What each of them adds to a question, in seconds, over the questions that have the use of it."""
 
     @abstractmethod
-    def likeliest(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Opinion | Asking[Opinion]:
+    def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion | ForwardCoroutine[Opinion]:
         """The `WIDTH` likeliest tokens after each of `nodes`, and how likely they are."""
 
-    def see(self, seq: Sequence, seen: Observation) -> None:
+    def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """A pass was scored."""
 
     def forget(self) -> None:
@@ -117,15 +117,15 @@ class Advice(Contract):
     def ask(
         self,
         seq: Sequence,
-        tree: TokenTree,
+        tree: DraftTree,
         nodes: Ordered[int],
         memory: Expectations,
         followed: Ordered[int],
         counted: Ordered[list],
-    ) -> Asking[list[list[Offer]]]:
+    ) -> ForwardCoroutine[list[list[Offer]]]:
         """What may follow each of some nodes, by the adviser and by what was counted, likeliest first."""
         begin, usual = perf_counter(), self.unread(seq) <= _USUAL
-        ids, said = yield from settled(self.likeliest(seq, tree, nodes))
+        ids, said = yield from as_coroutine(self.likeliest(seq, tree, nodes))
         found = []
         for node, tokens, chances in zip(nodes, ids, said, strict=True):
             opinion = {token: chance for token, chance in zip(tokens, chances, strict=True) if chance > 0}

@@ -9,7 +9,7 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
@@ -71,13 +71,13 @@ class Aggressive(Drafter):
                 state.ends.setdefault(tuple(state.source[end - n : end]), []).append(end)
         return state
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         state: _State = seq.draft_state
         self._align(state, seq)
         if state.pointer is None:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         length = min(self.max_draft, budget.nodes, budget.depth)
-        return TokenTree.chain(seq.pending, state.source[state.pointer : state.pointer + length])
+        return DraftTree.chain(seq.pending, state.source[state.pointer : state.pointer + length])
 
     def _align(self, state: _State, seq: Sequence) -> None:
         """Move the pointer over what was emitted since; where it disagrees, look the answer's end up."""

@@ -11,14 +11,14 @@ import numpy as np
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders import drafts
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader, is_open
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..draft_length.steps import StepCosts
@@ -30,13 +30,13 @@ from ..stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRa
 from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
-from ..tree_building.likeliest import TOGETHER, LikeliestTree, Worth
+from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree
 from ..tree_building.native_tree import NativeTree
 from .advice import Advice
 from .model_advice import ModelAdvice
 
 if TYPE_CHECKING:
-    from decodery.step.logits_source import Source
+    from decodery.step.logits_source import LogitsSource
 
     from ..heads.head import DraftHead
 
@@ -94,12 +94,12 @@ class Auto(Drafter):
         return None if self.head == SHIPPED else TrainedHead.load(self.head)
 
     @cached_property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         if self.trained is None:
-            return Needs(costs=True)
-        return Needs(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
+            return Requirements(costs=True)
+        return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
 
-    def suited(self, model: Reader, source: Source | None = None) -> Self:
+    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
         if self.head != SHIPPED:
             return self
         # What a source shows in the model's place need not be what the head has learned to read.
@@ -172,11 +172,11 @@ class Auto(Drafter):
         state.rested, state.rests = state.rests, state.advice is None and state.lets_pass(seq, budget)
         return state.rests
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.draft_state
         limit = min(self.most, budget.nodes)
         costs = state.step_costs(seq, budget, limit)
-        worth = Worth(costs, budget.sequences)
+        worth = ExpectedSpeedup(costs, budget.sequences)
         if state.advice is not None:
             state.advice.begin(float(costs[0]), budget.measured, budget.sequences)
         # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
@@ -184,7 +184,7 @@ class Auto(Drafter):
         # With as many texts as now it will not pay in the next steps either. A text by itself can always go on alone.
         state.resting, state.texts = _REST if state.silent and budget.sequences > 1 else 0, budget.sequences
         if state.silent:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         state.memory.find(seq.tokens, min(limit, budget.depth))
         if state.advice is None and (native := state.native(seq, self.most)) is not None:
             tree = native.grown(seq, costs, budget.sequences, budget.depth)
@@ -195,7 +195,7 @@ class Auto(Drafter):
             state.resting = min(max(state.fruitless - _FRUITLESS, 0), _PAUSE)
         return tree
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.draft_state
         memory, advice = state.memory, state.advice
         if advice is not None:

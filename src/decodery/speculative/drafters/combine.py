@@ -10,11 +10,11 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Composite, Drafter
-from decodery.step.forward_request import Asking, settled
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 __all__ = ["first", "fuse", "switch"]
@@ -46,8 +46,8 @@ class _Combined(Composite):
         return self.drafters  # type: ignore[return-value]  # resolved above
 
     @property
-    def gives(self) -> Gives:
-        return Gives.merged(part.gives for part in self.parts)
+    def gives(self) -> Provides:
+        return Provides.merged(part.gives for part in self.parts)
 
 
 @register("fuse", lossless=True)
@@ -61,18 +61,18 @@ class Fuse(_Combined):
     """
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         return replace(super().gives, drafts=("deterministic",))
 
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]
         return None if None in sizes else sum(filter(None, sizes))
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
-        tree = TokenTree.root(seq.pending)
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
+        tree = DraftTree.root(seq.pending)
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                tree = tree.merge((yield from settled(drafter.propose(seq, budget))))
+                tree = tree.merge((yield from as_coroutine(drafter.propose(seq, budget))))
             if len(tree) > budget.nodes:
                 break
         # Parents stand before their children, so any beginning of the list of nodes is a tree.
@@ -87,11 +87,11 @@ class First(_Combined):
     drafters: two or more, in the order they are asked. Scope and memory: those of the parts.
     """
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
-        tree = TokenTree.root(seq.pending)
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
+        tree = DraftTree.root(seq.pending)
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                tree = yield from settled(drafter.propose(seq, budget))
+                tree = yield from as_coroutine(drafter.propose(seq, budget))
             if len(tree) > 1:
                 break
         return tree
@@ -118,9 +118,9 @@ class Switch(_Combined):
                 f"switch cannot tell how long a match of {type(blind[0]).__name__} is: put it last, or give choose"
             )
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         with self.part(seq, self._chosen(seq)) as drafter:
-            return (yield from settled(drafter.propose(seq, budget)))
+            return (yield from as_coroutine(drafter.propose(seq, budget)))
 
     def _chosen(self, seq: Sequence) -> int:
         if self.choose is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.sequence import Sequence
@@ -33,7 +33,7 @@ class CompressedCache(Following):
 
     kv: CachePolicy | str = "streaming-llm"
 
-    needs = Needs(keys=True, policies=True)
+    needs = Requirements(keys=True, policies=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
@@ -43,15 +43,15 @@ class CopySpec(Drafter):
     def start(self, seq: Sequence) -> Positions:
         return Positions(self.gamma, self.pick)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         index: Positions = seq.draft_state
         index.extend(seq.tokens)
         start = index.find(seq.tokens)
         if start is None:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         source = start + self.gamma
         length = min(self.length, budget.nodes, budget.depth)
-        return TokenTree.chain(seq.pending, seq.tokens[source : source + length])
+        return DraftTree.chain(seq.pending, seq.tokens[source : source + length])
 
     def match_length(self, seq: Sequence) -> int:
         """`gamma` where the last tokens stood before, else 0."""

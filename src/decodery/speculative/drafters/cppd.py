@@ -10,16 +10,16 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, found_slots
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
 from decodery.step.encoded import encoded
-from decodery.step.forward_request import Asking, OfOneModel
-from decodery.step.logits_source import Source
+from decodery.step.forward_request import ForwardCoroutine, OfOneModel
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
 
 
@@ -37,7 +37,7 @@ class Drafted(NamedTuple):
     needs=("slots made by decodery train cppd for a model of an encoder and a decoder",),
 )
 @dataclass(frozen=True)
-class CPPD(Expander):
+class CPPD(TreeDrafter):
     """Drafts all of a short text at once, each token by its place alone, from what the encoder has read.
 
     slots: the file or folder that `decodery train cppd` made, or `Slots`. length: tokens of a draft at most; growth:
@@ -53,10 +53,10 @@ class CPPD(Expander):
     length: int = field(default=25, kw_only=True)
 
     @property
-    def needs(self) -> Needs:
-        return Needs.merged((super().needs, Needs(source=True)))
+    def needs(self) -> Requirements:
+        return Requirements.merged((super().needs, Requirements(source=True)))
 
-    def suited(self, model: Reader, source: Source | None = None) -> Self:
+    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
         if self.slots is None:
             raise SettingsError(
                 "no slots come along: make some with `decodery train cppd SOURCES -m MODEL --out DIR` and name "
@@ -77,7 +77,7 @@ class CPPD(Expander):
         drafted: Drafted = seq.draft_state
         return min(seq.remaining, drafted.length - _place(seq))
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         if seq.draft_state is None:
             assert seq.source is not None
             memory = yield from encoded(_target(seq), seq.source.read, seq.cache)
@@ -86,7 +86,7 @@ class CPPD(Expander):
             seq.draft_state = Drafted(logits.to(seq.model.device), self._slots.end(logits))
         return (yield from super().propose(seq, budget))
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         drafted: Drafted = seq.draft_state
         rows = drafted.logits[_place(seq) + tree.depths[list(nodes)]]
         spread = rows.new_full((len(nodes), seq.vocab_size), -torch.inf)

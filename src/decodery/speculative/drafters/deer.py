@@ -9,16 +9,16 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
 
 from .follower import shared
@@ -60,7 +60,7 @@ class BlockReading:
         if self.slots is not None:
             self.cache.provide(self.slots)
 
-    def block(self, tokens: list[int], length: int) -> Asking[torch.Tensor]:
+    def block(self, tokens: list[int], length: int) -> ForwardCoroutine[torch.Tensor]:
         """The logits [length, vocab] of the places behind `tokens`, each without a word about the others."""
         # The row of the last token says what comes next; it is read again, with the block.
         kept = min(shared(tokens, self.tokens), len(tokens) - 1)
@@ -68,12 +68,12 @@ class BlockReading:
         del self.tokens[kept:]
         while len(tokens) - len(self.tokens) > _CHUNK:
             chunk = tokens[len(self.tokens) : len(self.tokens) + _CHUNK]
-            yield [Ask(self.model, Segment.chunk(chunk, self.cache, []), role="draft")]
+            yield [ForwardRequest(self.model, Segment.chunk(chunk, self.cache, []), role="draft")]
             self.cache.keep(range(_CHUNK))
             self.tokens += chunk
         fresh = tokens[len(self.tokens) :]
         segment = block_segment(fresh, length, self.mask, self.cache)
-        (scored,) = yield [Ask(self.model, segment, role="draft")]
+        (scored,) = yield [ForwardRequest(self.model, segment, role="draft")]
         self.cache.keep(range(len(fresh)))
         self.tokens += fresh
         logits = scored.logits.clone()
@@ -123,7 +123,7 @@ class Deer(Drafter):
     reuse: bool = False
     dtype: Precision = "auto"
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -152,17 +152,17 @@ class Deer(Drafter):
             raise UnsupportedModel(f"the rows of this model cannot see what stands behind them: {_MADE}")
         return BlockReading(model, config.mask_id, length, seq.slots)
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         reading: BlockReading = seq.draft_state
         room = reading.model.config.max_positions - len(seq.tokens)
         most = min(reading.length, budget.nodes, budget.depth, room)
         if most < 1:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         if self.reuse and reading.spare and reading.at == len(seq.tokens):
             del reading.spare[most:]
             laws = {place: law for place, (_, law) in enumerate(reading.spare) if law is not None}
             drafted = [token for token, _ in reading.spare]
-            return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            return DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
         logits = yield from reading.block(seq.tokens, most)
         writing = Writing(seq)
         for row in logits:
@@ -173,7 +173,7 @@ class Deer(Drafter):
         reading.spare = [(token, chain.distributions.get(place)) for place, token in enumerate(writing.drafted)]
         return chain
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         reading: BlockReading = seq.draft_state
         # The token in place of a wrong one takes its place, too.
         del reading.spare[: len(seen.emitted)]

@@ -8,11 +8,11 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
@@ -58,8 +58,8 @@ class DiscreteKeyValue(Drafter):
             raise SettingsError("discrete-key-value needs length of at least 1 and an lr above 0")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(taps=(_TAP,), prompt_taps=True)
+    def needs(self) -> Requirements:
+        return Requirements(taps=(_TAP,), prompt_taps=True)
 
     def largest(self) -> int:
         return self.length
@@ -77,7 +77,7 @@ class DiscreteKeyValue(Drafter):
         values: Values = seq.memory.recall(self.scope, seq, key, lambda: Values(keys, self.length, self.lr))
         return _Reading(values)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         reading: _Reading = seq.draft_state
         codes = reading.codes.get(len(seq.tokens) - 2)
         drafted: list[int] = []
@@ -90,9 +90,9 @@ class DiscreteKeyValue(Drafter):
                     drafted.append(int(values.logits(place, codes).argmax()))
                     if drafted[-1] in seq.eos_ids:
                         break
-        return TokenTree.chain(seq.pending, drafted) if drafted else TokenTree.root(seq.pending)
+        return DraftTree.chain(seq.pending, drafted) if drafted else DraftTree.root(seq.pending)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         reading: _Reading = seq.draft_state
         values, tokens, codes = reading.values, seq.tokens, reading.codes
         known = max(seq.prompt_length, reading.learned)

@@ -10,15 +10,15 @@ import torch
 from decodery.compression.copies import copy_of
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.layer_plan import WHOLE
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import fitted
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from .follower import Follower
 from .following import Following
@@ -60,16 +60,16 @@ class DraftModel(Following):
             )
 
     @property
-    def needs(self) -> Needs:
-        return Needs.merged((super().needs, Needs(keys=True))) if self.recycled else super().needs
+    def needs(self) -> Requirements:
+        return Requirements.merged((super().needs, Requirements(keys=True))) if self.recycled else super().needs
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         return replace(super().gives, draft_states=super().gives.pauses and not self.recycled)
 
     def start(self, seq: Sequence) -> Follower | OwnReading:
         model = self._model(seq.model)
-        if isinstance(self.growth, Growth) and not model.capabilities.trees:
+        if isinstance(self.growth, TreePolicy) and not model.capabilities.trees:
             raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave growth out")
         if seq.budget is not None:
             seq.budget.fits(model)
@@ -78,7 +78,7 @@ class DraftModel(Following):
         tapped = seq.budget is not None and seq.budget.needs.draft_states
         return Follower.begin(model, seq.model, tapped=tapped, slots=seq.slots)
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading = seq.draft_state
         if isinstance(reading, OwnReading):
             return reading.after(seq, tree, nodes, WHOLE)

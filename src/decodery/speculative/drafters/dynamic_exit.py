@@ -12,14 +12,14 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.topk import logsumexp, topk
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import is_open
 from decodery.step.draft_length_policy import Budget, Outlook
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 from .own_layers import OwnLayers, OwnReading
@@ -121,17 +121,17 @@ class DEL(OwnLayers):
             raise SettingsError("del needs at least one layer, a decay between 0 and 1 and head >= 0")
 
     @property
-    def needs(self) -> Needs:
-        return Needs.merged((super().needs, Needs(taps=self.layers, parts=True)))
+    def needs(self) -> Requirements:
+        return Requirements.merged((super().needs, Requirements(taps=self.layers, parts=True)))
 
     def start(self, seq: Sequence) -> _State:
         return _State.begin(len(self.layers))
 
-    def route(self, seq: Sequence) -> Route:
+    def route(self, seq: Sequence) -> LayerPlan:
         state: _State = seq.draft_state
-        return Route(tuple(range(self.layers[state.exit])))
+        return LayerPlan(tuple(range(self.layers[state.exit])))
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.draft_state
         state.exit, length = self.chosen(state.acceptance(), seq.model.config.num_layers)
         if self.dynamic and length and self.growth is None:
@@ -149,7 +149,7 @@ class DEL(OwnLayers):
         exit, length = np.unravel_index(int(worth.argmax()), worth.shape)
         return int(exit), int(length)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         model, state = seq.model, seq.draft_state
         assert is_open(model)
         places = [0, *seen.path][: len(seen.emitted)]
@@ -161,11 +161,11 @@ class DEL(OwnLayers):
         state.learn(ids.reshape(shape) == np.array(seen.emitted), probability, self.decay)
         count("shadow rows", ids.size)
 
-    def _goes_on(self, state: _State, budget: Budget, outlook: Outlook) -> Asking[bool]:
+    def _goes_on(self, state: _State, budget: Budget, outlook: Outlook) -> ForwardCoroutine[bool]:
         """Whether the last token was sure enough for another one, and the request's own budget agrees."""
         if outlook.drawn and state.last < state.threshold():
             return False
-        if not (yield from settled(budget.goes_on(outlook))):
+        if not (yield from as_coroutine(budget.goes_on(outlook))):
             return False
         state.last = float((yield from outlook.law()).softmax(dim=-1).max())
         return True

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
-from decodery.models.layer_plan import Route
+from decodery.core.requirements import Provides
+from decodery.models.layer_plan import LayerPlan
 from decodery.step.sequence import Sequence
 
 from .draft_model import DraftModel
@@ -53,7 +53,7 @@ class EasySpec(DraftModel):
             raise SettingsError("easyspec puts a cache of its own right: leave recycled out, or use draft-model")
 
     @property
-    def gives(self) -> Gives:
+    def gives(self) -> Provides:
         return replace(super().gives, draft_states=False)
 
     def start(self, seq: Sequence) -> Follower:
@@ -73,5 +73,5 @@ class EasySpec(DraftModel):
                     "the layers of this draft model cannot be run apart: use draft-model, or a model that this "
                     "package runs itself"
                 )
-            reading.route, reading.kept = Route(abreast=self.layers), not self.calibrate
+            reading.route, reading.kept = LayerPlan(abreast=self.layers), not self.calibrate
         return reading

@@ -11,11 +11,11 @@ import torch
 
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import WHOLE, Route
+from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Reader
 from decodery.models.tokenizers.vocabularies import fitted
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking, score
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine, score
 
 from .rows import TreeRows
 
@@ -39,7 +39,7 @@ class Follower:
     hidden: torch.Tensor | None = None
     tapped: bool = False
     slots: int | None = None
-    route: Route = WHOLE
+    route: LayerPlan = WHOLE
     kept: bool = True
     drafts: TreeRows = field(default_factory=TreeRows)
 
@@ -58,7 +58,7 @@ class Follower:
         held = len(self.tokens)
         return len(tokens) - held - (len(self.drafts.path(tokens[held:-1])) if self.kept else 0)
 
-    def text(self, tokens: list[int]) -> Asking[torch.Tensor]:
+    def text(self, tokens: list[int]) -> ForwardCoroutine[torch.Tensor]:
         """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten."""
         self._agree(tokens)
         self._take(tokens)
@@ -73,7 +73,7 @@ class Follower:
                 self.logits = logits
         return self.logits
 
-    def after(self, text: list[int], tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+    def after(self, text: list[int], tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         """The logits [k, vocab] after `nodes` of a tree below the end of `text`: each node is read once."""
         root = yield from self.text(text)
         if list(nodes) == [0]:
@@ -94,7 +94,7 @@ class Follower:
             self.cache.provide(self.slots)
         self._clear()
 
-    def _read(self, segment: Segment, route: Route) -> Asking[torch.Tensor]:
+    def _read(self, segment: Segment, route: LayerPlan) -> ForwardCoroutine[torch.Tensor]:
         last = self.model.config.num_layers
         scored = yield from score(self.model, segment, (last,) if self.tapped else (), "draft", route)
         if self.tapped:

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 import torch
 
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .follower import Follower
 
 
 @dataclass(frozen=True)
-class Following(Expander):
-    """An `Expander` that keeps a `Follower` of each text, which its `start` begins."""
+class Following(TreeDrafter):
+    """An `TreeDrafter` that keeps a `Follower` of each text, which its `start` begins."""
 
     def reach(self, seq: Sequence) -> int:
         reading: Follower = seq.draft_state
         # Its own context may be the shorter one; behind its end it has nothing to say.
         return reading.model.config.max_positions - len(seq.tokens) + 1
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: Follower = seq.draft_state
         return reading.after(seq.tokens, tree, nodes)
 

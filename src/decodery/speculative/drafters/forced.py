@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.sampling.constraint import Constraint, constrained
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import UNKNOWN, TokenTree
-from decodery.step.drafter import Composite, Drafter, Observation
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import MASK_TOKEN, DraftTree
+from decodery.step.drafter import Composite, Drafter, VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 _COUNT = 1
@@ -44,8 +44,8 @@ class Forced(Composite):
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
     @property
-    def gives(self) -> Gives:
-        return Gives.merged((self.parts[0].gives, Gives(drafts=("deterministic",))))
+    def gives(self) -> Provides:
+        return Provides.merged((self.parts[0].gives, Provides(drafts=("deterministic",))))
 
     def largest(self) -> None:
         """None: a constraint may force any number of tokens."""
@@ -53,7 +53,7 @@ class Forced(Composite):
     def start(self, seq: Sequence) -> list[Any]:
         return [*super().start(seq), 0]
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         found = constrained(seq.sampler.warps)
         if found is None:
             return (yield from self._draft(seq, budget))
@@ -62,23 +62,23 @@ class Forced(Composite):
         seq.draft_state[_COUNT] = len(forced)
         left = replace(budget, nodes=budget.nodes - len(forced), depth=budget.depth - len(forced))
         if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
-            return self._behind(seq, forced, TokenTree.root(forced[-1]))
+            return self._behind(seq, forced, DraftTree.root(forced[-1]))
         with _ahead(seq, forced):
             tree = yield from self._draft(seq, left)
             if tree.origin == "deterministic":
                 tree = _permitted(tree, constraint, seq.sampler_state[number])
         return self._behind(seq, forced, tree) if forced else tree
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         count, seq.draft_state[_COUNT] = seq.draft_state[_COUNT], 0
         if len(seen.emitted) > count or not count:
             super().observe(seq, _behind_forced(seen, count) if count else seen)
 
-    def _draft(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def _draft(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         with self.part(seq, 0) as drafter:
-            return (yield from settled(drafter.propose(seq, budget)))
+            return (yield from as_coroutine(drafter.propose(seq, budget)))
 
-    def _behind(self, seq: Sequence, forced: list[int], tree: TokenTree) -> TokenTree:
+    def _behind(self, seq: Sequence, forced: list[int], tree: DraftTree) -> DraftTree:
         """`tree`, whose root is the last forced token, behind the chain of them."""
         count = len(forced)
         tokens = np.concatenate(([seq.pending], forced, tree.tokens[1:]))
@@ -91,26 +91,26 @@ class Forced(Composite):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
-        return TokenTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)
+        return DraftTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)
 
 
-def _behind_forced(seen: Observation, count: int) -> Observation:
+def _behind_forced(seen: VerificationFeedback, count: int) -> VerificationFeedback:
     """What the other drafter learns: the tree below the last of `count` forced tokens, which was its own root."""
     inside = seen.tree.ancestor_mask()[:, count]
     nodes = np.flatnonzero(inside)
     place = np.full(len(inside) + 1, -1)
     place[nodes] = np.arange(len(nodes))
     own = seen.tree
-    tree = TokenTree(
+    tree = DraftTree(
         own.tokens[nodes],
         place[np.where(nodes == count, -1, own.parents[nodes])],
         own.origin,
         None if own.logq is None else own.logq[nodes],
         {int(place[node]): law for node, law in own.distributions.items() if inside[node]},
         {int(place[node]): place[drawn].tolist() for node, drawn in own.draws.items() if inside[node]},
-        None if own.inputs is None else own.inputs[torch.from_numpy(inside[own.tokens == UNKNOWN])],
+        None if own.inputs is None else own.inputs[torch.from_numpy(inside[own.tokens == MASK_TOKEN])],
     )
-    return Observation(
+    return VerificationFeedback(
         tree=tree,
         logits=seen.logits[nodes],
         hidden={tap: rows[nodes] for tap, rows in seen.hidden.items()},
@@ -134,14 +134,14 @@ def _ahead(seq: Sequence, tokens: list[int]) -> Iterator[None]:
         del seq.tokens[len(seq.tokens) - len(tokens) :]
 
 
-def _permitted(tree: TokenTree, constraint: Constraint, state: object) -> TokenTree:
+def _permitted(tree: DraftTree, constraint: Constraint, state: object) -> DraftTree:
     """The nodes that the constraint permits after `state`, in which the root's successors stand."""
     if len(tree) == 1:
         return tree
     states: dict[int, object] = {0: state}
     keep = np.zeros(len(tree), dtype=bool)
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if token == UNKNOWN:
+        if token == MASK_TOKEN:
             # Nothing is written there, so that nothing is forbidden.
             keep[node] = parent == 0 or keep[parent]
         elif parent in states and constraint.permits(states[parent], token):

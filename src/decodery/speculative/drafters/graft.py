@@ -8,10 +8,10 @@ from typing import Any
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Composite, Drafter, Expander, Observation, expanding
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Composite, Drafter, TreeDrafter, VerificationFeedback, expanding
 from decodery.step.drafter_memory import Scope
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..stores.adjacency import Adjacency
@@ -73,10 +73,10 @@ class Graft(Composite):
         store = seq.memory.recall(self.scope, seq, ("graft", seq.vocab_size, self.successors), make)
         return [*super().start(seq), store]
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         stage: list[int] = []
 
         def stop(level: int, chance: float) -> bool:
@@ -87,7 +87,7 @@ class Graft(Composite):
             return False
 
         with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, Expander)
+            assert isinstance(drafter, TreeDrafter)
             # Of no level more than `nodes` can be kept, and what is expanded is held.
             width, depth = min(self.width, nodes), min(self.depth, budget.depth)
             layers = yield from grow_layers(drafter, seq, width=width, depth=depth, stop=stop)
@@ -97,11 +97,11 @@ class Graft(Composite):
         drafted = layers.kept(max(1, nodes * self.kept[stage[0]] // self.nodes))
         return self._graft(seq, drafted, nodes, budget.depth)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         super().observe(seq, seen)
         seq.draft_state[1].learn(seen)
 
-    def _graft(self, seq: Sequence, drafted: TokenTree, nodes: int, depth: int) -> TokenTree:
+    def _graft(self, seq: Sequence, drafted: DraftTree, nodes: int, depth: int) -> DraftTree:
         """Merge retrieved nodes in at the root; what both have leaves room for as many further ones."""
         free = nodes + 1 - len(drafted)
         merged = drafted.merge(self._retrieved(seq, free, depth))
@@ -109,11 +109,11 @@ class Graft(Composite):
         if shared > 0:
             merged = drafted.merge(self._retrieved(seq, free + shared, depth))
         end = nodes + 1
-        return TokenTree(merged.tokens[:end], merged.parents[:end])
+        return DraftTree(merged.tokens[:end], merged.parents[:end])
 
-    def _retrieved(self, seq: Sequence, nodes: int, depth: int) -> TokenTree:
+    def _retrieved(self, seq: Sequence, nodes: int, depth: int) -> DraftTree:
         if nodes < 1:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         store: Adjacency = seq.draft_state[1]
         template = unbalanced(nodes, _RETRIEVED_DEPTH, self.successors)
         limits = Budget(nodes, depth)

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.models.trained.transfer import Transfer, found_transfer
-from decodery.step.draft_tree import Change, TokenTree
+from decodery.step.draft_tree import Change, DraftTree
 
 from .in_pass import Asked, InPass
 
@@ -43,8 +43,8 @@ class HiddenTransfer(InPass):
     transfer: Transfer | str | None = None
 
     @property
-    def needs(self) -> Needs:
-        return Needs(trees=True, states=True, changes=True, costs=self.length is None)
+    def needs(self) -> Requirements:
+        return Requirements(trees=True, states=True, changes=True, costs=self.length is None)
 
     def asked(self, model: Reader) -> Asked:
         found = found_transfer(self.transfer, model)
@@ -56,7 +56,7 @@ class HiddenTransfer(InPass):
         return Asked(nothing, found.rates.double().numpy(), changes)
 
 
-def transferred(rows: torch.Tensor, tree: TokenTree, maps: torch.Tensor, places: list[int]) -> torch.Tensor:
+def transferred(rows: torch.Tensor, tree: DraftTree, maps: torch.Tensor, places: list[int]) -> torch.Tensor:
     """States [n, hidden] of a tree's nodes, with those of nodes without a token made from their chain's owner's.
 
     maps: [ahead, hidden, hidden], by place in the chain; places: of the nodes that are made here.

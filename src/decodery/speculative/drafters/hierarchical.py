@@ -10,11 +10,11 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import MOST_NODES, Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Composite, Drafter, Expander, Observation, expanding
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Composite, Drafter, TreeDrafter, VerificationFeedback, expanding
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 from .writing import Writing
@@ -48,7 +48,7 @@ class Hierarchical(Composite):
     inner: Drafter | str = "ngram:growth=eagle-2(nodes=30,width=10,depth=3)"
     length: int = 6
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -71,17 +71,17 @@ class Hierarchical(Composite):
             raise UnsupportedModel("the draft model reads no rows that branch, as drafts for it do: use draft-model")
         return super().start(seq)
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         with self.part(seq, _DRAFT) as drafter:
-            assert isinstance(drafter, Expander)
+            assert isinstance(drafter, TreeDrafter)
             most = min(budget.nodes, budget.depth, drafter.reach(seq))
         writing = Writing(seq)
         # All that the drafter has been asked about, and of that the draft below the last token it wrote.
-        asked = guess = TokenTree.root(seq.pending)
+        asked = guess = DraftTree.root(seq.pending)
         fresh = [0]
         while most > 0:
             with self.part(seq, _DRAFT) as drafter:
-                assert isinstance(drafter, Expander)
+                assert isinstance(drafter, TreeDrafter)
                 logits = yield from drafter.writable(seq, asked, fresh)
             seen = _follow(writing, guess, logits, most)
             with self.part(writing.seq, _INNER) as inner:
@@ -89,14 +89,14 @@ class Hierarchical(Composite):
                 if writing.ended or len(writing.drafted) >= min(self.length, most):
                     break
                 room = Budget(MOST_NODES, most - len(writing.drafted) - 1)
-                guess = yield from settled(inner.propose(writing.seq, room))
-            guess = TokenTree.root(writing.seq.pending).merge(guess)
+                guess = yield from as_coroutine(inner.propose(writing.seq, room))
+            guess = DraftTree.root(writing.seq.pending).merge(guess)
             known, asked = len(asked), asked.merge(_behind(writing.chain, guess))
             fresh = list(range(known, len(asked)))
         return writing.chain
 
 
-def _follow(writing: Writing, guess: TokenTree, logits: torch.Tensor, most: int) -> Observation:
+def _follow(writing: Writing, guess: DraftTree, logits: torch.Tensor, most: int) -> VerificationFeedback:
     """Write as far as a draft foresaw it, and one token more: of the whole chain at most `most` tokens.
 
     logits: [n, vocab] the drafter's own, of the draft's nodes.
@@ -109,10 +109,10 @@ def _follow(writing: Writing, guess: TokenTree, logits: torch.Tensor, most: int)
         node = None if token is None else guess.child(node, token)
         if node is not None:
             path.append(node)
-    return Observation(guess, logits, {}, path, writing.drafted[start:], root)
+    return VerificationFeedback(guess, logits, {}, path, writing.drafted[start:], root)
 
 
-def _behind(chain: TokenTree, tree: TokenTree) -> TokenTree:
+def _behind(chain: DraftTree, tree: DraftTree) -> DraftTree:
     """A chain, and behind its last node a tree, of which that node is the root."""
     parents = np.concatenate((chain.parents, tree.parents[1:] + len(chain) - 1))
-    return TokenTree(np.concatenate((chain.tokens, tree.tokens[1:])), parents)
+    return DraftTree(np.concatenate((chain.tokens, tree.tokens[1:])), parents)

@@ -10,8 +10,8 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.threads import one_thread
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
 from decodery.step.sequence import Sequence
 
 from ..stores.hmm import HMM, MADE
@@ -52,7 +52,7 @@ class BeliefReading:
             self.tokens.append(token)
         self.drafts = {(): self.beliefs[-1]}
 
-    def behind(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def behind(self, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         """[k, S] what is believed behind nodes of a tree below the text's last token."""
         paths = [tuple(tree.tokens[tree.path(node)].tolist()) for node in nodes]
         wanted = {path[:count] for path in paths for count in range(len(path) + 1)} - self.drafts.keys()
@@ -71,7 +71,7 @@ class BeliefReading:
     needs=("a hidden Markov model made by decodery train hmm",),
 )
 @dataclass(frozen=True)
-class HiddenMarkov(Expander):
+class HiddenMarkov(TreeDrafter):
     """Drafts what a hidden Markov model, learned from the target's own texts, expects: no pass, and exact laws.
 
     A probabilistic circuit whose every marginal can be told, and the smallest one that reads a text of any length: what
@@ -91,7 +91,7 @@ class HiddenMarkov(Expander):
         return BeliefReading(hmm)
 
     @one_thread()
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         reading: BeliefReading = seq.draft_state
         reading.read(seq.tokens)
         rows = reading.hmm.logits(reading.behind(tree, nodes))

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import Change, TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import Change, DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 
 from ..tree_building.stages import LONGEST, SHORTEST, Stages, fastest_stages, find_stages
@@ -26,7 +26,7 @@ from ..tree_building.stages import LONGEST, SHORTEST, Stages, fastest_stages, fi
 class Asked:
     """What the rows read that guess the tokens 1, 2, ... behind the next one, and how good their guesses are.
 
-    inputs: [ahead, hidden]; changes: see `TokenTree.changes`. rates: [ahead, ranks] float64, how often each of the
+    inputs: [ahead, hidden]; changes: see `DraftTree.changes`. rates: [ahead, ranks] float64, how often each of the
     likeliest tokens was right in texts held out, falling along the ranks.
     """
 
@@ -65,8 +65,8 @@ class InPass(Drafter):
             raise SettingsError(f"a pass that drafts has {SHORTEST} to {LONGEST} rows, not length={self.length}")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(trees=True, states=True, costs=self.length is None)
+    def needs(self) -> Requirements:
+        return Requirements(trees=True, states=True, costs=self.length is None)
 
     def largest(self) -> int:
         return (self.length or LONGEST) - 1
@@ -81,11 +81,11 @@ class InPass(Drafter):
         rates = np.ascontiguousarray(found.rates[:, :ranks], dtype=np.float64)
         return _State(Asked(found.inputs, rates, found.changes), np.empty((0, ranks), dtype=np.int64))
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         state: _State = seq.draft_state
         if state.sequences != budget.sequences:
             state.stages, state.sequences = self._chosen(state.asked.rates, budget), budget.sequences
-        root = TokenTree.root(seq.pending)
+        root = DraftTree.root(seq.pending)
         if state.stages is None:
             return root
         trees = state.stages.trees
@@ -93,7 +93,7 @@ class InPass(Drafter):
             tree = trees[known - 1]
             tokens = state.guesses[tree.depths - 1, tree.ranks]
             tokens[0] = seq.pending
-            whole, asks = TokenTree(tokens, tree.parents), tree.asks
+            whole, asks = DraftTree(tokens, tree.parents), tree.asks
         else:
             whole, asks = root, np.array([len(trees)])
         whole = whole.asking(asks, state.asked.inputs, state.asked.changes)
@@ -101,7 +101,7 @@ class InPass(Drafter):
         ended = np.isin(whole.tokens[whole.parents], list(seq.eos_ids)) & (whole.parents > 0)
         return whole.prune(~ended & (whole.depths <= budget.depth) & (np.arange(len(whole)) <= budget.nodes))
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.draft_state
         chain = seen.tree.asked(seen.path[-1] if seen.path else 0)
         ranks = state.asked.rates.shape[1]

@@ -13,10 +13,10 @@ import torch
 from decodery.core import noise
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 
 _NEAR = 12.0
@@ -62,7 +62,7 @@ class Jacobi(Drafter):
     window: int = 16
     fill: Literal["random", "last", "lookup"] = "random"
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.fill not in ("random", "last", "lookup"):
@@ -74,7 +74,7 @@ class Jacobi(Drafter):
     def start(self, seq: Sequence) -> _State:
         return _State()
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         state: _State = seq.draft_state
         self._fill(state, seq)
         guesses = state.guesses[: min(budget.nodes, budget.depth)]
@@ -82,9 +82,9 @@ class Jacobi(Drafter):
         end = next((at for at, guess in enumerate(guesses) if guess in seq.eos_ids), len(guesses))
         guesses = guesses[: end + 1]
         laws = dict(enumerate(state.laws[: len(guesses)]))
-        return TokenTree.chain(seq.pending, guesses, origin="sampled", distributions=laws)
+        return DraftTree.chain(seq.pending, guesses, origin="sampled", distributions=laws)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.draft_state
         nodes = _follow(seen.tree, state.guesses)
         # Guess d stood at depth d + 1, and the row of depth d chose what comes there. The emitted tokens settle the
@@ -142,7 +142,7 @@ def _likely(law: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def _follow(tree: TokenTree, guesses: list[int]) -> list[int]:
+def _follow(tree: DraftTree, guesses: list[int]) -> list[int]:
     """Nodes of the guesses in a tree, as far down as they are in it; they may share it with other drafts."""
     nodes, node = [], 0
     for guess in guesses:

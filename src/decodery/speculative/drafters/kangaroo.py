@@ -13,18 +13,18 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.draft_length_policy import Budget, Outlook
-from decodery.step.draft_tree import Entered, TokenTree
-from decodery.step.drafter import Observation
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.draft_tree import DraftTree, Entered
+from decodery.step.drafter import VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
 
 from ..heads.copied import copied_layer
@@ -169,7 +169,7 @@ class Kangaroo(TrainedDrafter):
             raise SettingsError(f"kangaroo needs eta from 0 to 1, not {self.eta}")
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return replace(super().needs, keys=True, states=True, routes=True)
 
     def start(self, seq: Sequence) -> _Reading:
@@ -177,7 +177,7 @@ class Kangaroo(TrainedDrafter):
         assert isinstance(head, KangarooHead)
         return _Reading(head, head.layer.begin(head.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))))
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         reading: _Reading = seq.draft_state
         reading.begin()
         tree = yield from super().propose(seq, replace(budget, ask=partial(self._goes_on, reading, budget)))
@@ -190,30 +190,30 @@ class Kangaroo(TrainedDrafter):
             states = torch.cat((states, (yield from self._shallow(seq, last))))
         return replace(tree, entered=Entered(reading.head.exit, states))
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: _Reading = seq.draft_state
         found = yield from reading.rows.after(seq.cache, tree, nodes, partial(self._read, seq))
         return reading.head.spread(found)
 
-    def _read(self, seq: Sequence, segment: Segment) -> Asking[torch.Tensor]:
+    def _read(self, seq: Sequence, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
         """The adapter's logits [n, outputs] behind rows that the first layers read now."""
         states = yield from self._shallow(seq, segment)
         return seq.draft_state.guess(states, segment.positions, segment.seen())
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         reading: _Reading = seq.draft_state
         rows = [0, *seen.path]
         # What follows the last token that is kept is known, too.
         rows = rows[: len(seq.tokens) - seen.start - 1]
         reading.fresh.append((seen.hidden[reading.head.exit][rows], seen.start))
 
-    def _goes_on(self, reading: _Reading, budget: Budget, outlook: Outlook) -> bool | Asking[bool]:
+    def _goes_on(self, reading: _Reading, budget: Budget, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
         """Whether the token drafted last was sure enough for one more, and the request's own budget agrees."""
         return False if outlook.drawn and reading.sure < self.eta else budget.goes_on(outlook)
 
-    def _shallow(self, seq: Sequence, segment: Segment) -> Asking[torch.Tensor]:
+    def _shallow(self, seq: Sequence, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
         """[n, hidden] states of rows after the first layers, where they stay in the text's cache."""
         leave = seq.draft_state.head.exit
-        route, segment = Route(tuple(range(leave))), replace(segment, logit_rows=[])
-        (scored,) = yield [Ask(cast(LanguageModel, seq.model), segment, (leave,), "draft", route)]
+        route, segment = LayerPlan(tuple(range(leave))), replace(segment, logit_rows=[])
+        (scored,) = yield [ForwardRequest(cast(LanguageModel, seq.model), segment, (leave,), "draft", route)]
         return scored.hidden[leave]

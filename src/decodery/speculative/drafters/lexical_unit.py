@@ -10,12 +10,12 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import UNITS
 from decodery.models.trained.placeholders import Placeholders, found_placeholders
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 
 
@@ -55,7 +55,7 @@ class LexicalUnit(Drafter):
     placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
     """
 
-    needs = Needs(trees=True, states=True)
+    needs = Requirements(trees=True, states=True)
 
     span: int = 4
     beta: float = 0.1
@@ -78,13 +78,13 @@ class LexicalUnit(Drafter):
             )
         return _State(found.data[: self.span - 1].to(seq.model.device))
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         state: _State = seq.draft_state
-        known = TokenTree.chain(seq.pending, state.unit, logq=np.array([0.0, *state.logs]))
+        known = DraftTree.chain(seq.pending, state.unit, logq=np.array([0.0, *state.logs]))
         tree = known.asking(np.full(len(known), self.span - 1), state.placeholders)
         return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.draft_state
         state.unit, state.logs = [], []
         read = [seq.tokens[-1]]
@@ -97,7 +97,7 @@ class LexicalUnit(Drafter):
             state.logs.append(log)
 
 
-def _expected(seen: Observation, node: int) -> tuple[int, float]:
+def _expected(seen: VerificationFeedback, node: int) -> tuple[int, float]:
     """The token the model finds likeliest after `node`, and its log-probability."""
     (token,) = seen.likeliest([node])
     # In numpy, which wakes no threads between two passes.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import OwnCaches
 from decodery.models.hooks import Tap
@@ -19,7 +19,7 @@ from decodery.models.protocol import Reader
 from decodery.models.torch.attention import attend, rotate
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 from ..heads.copied import copied_layer
@@ -205,7 +205,7 @@ class LongSpec(HeadDrafter):
     kind: ClassVar[type[DraftHead]] = LongSpecHead
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         return replace(super().needs, keys=True)
 
     def start(self, seq: Sequence) -> HeadReading:
@@ -213,7 +213,7 @@ class LongSpec(HeadDrafter):
         reading.memory.cache = seq.cache
         return reading
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         # A fork has a cache of its own.
         seq.draft_state.memory.cache = seq.cache
         return super().logits(seq, tree, nodes)

@@ -10,8 +10,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import mix
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 
 Gram = tuple[int, ...]
@@ -86,13 +86,13 @@ class Lookahead(Drafter):
         guesses = random.choice(prompt, self.window + self.ngram - 3).tolist()
         return _State([guesses], random, prompt)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         state: _State = seq.draft_state
         paths = [list(gram) for gram in reversed(state.pool.get(seq.pending, {}))]
         paths += [state.column(number) for number in range(state.columns)]
-        return TokenTree.from_paths(seq.pending, (path[: budget.depth] for path in paths), budget.nodes)
+        return DraftTree.from_paths(seq.pending, (path[: budget.depth] for path in paths), budget.nodes)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.draft_state
         levels, last = state.levels, self._predictions(state, seen)
         if len(levels) < self.ngram - 1:
@@ -110,7 +110,7 @@ class Lookahead(Drafter):
         below = [*levels[1:], self._level(state, seq, last, len(levels) - 1)]
         state.levels = [below[0][1:], *below[1:]]
 
-    def _predictions(self, state: _State, seen: Observation) -> list[int | None]:
+    def _predictions(self, state: _State, seen: VerificationFeedback) -> list[int | None]:
         """The likeliest token after the last level of every column; None where the row was not fed."""
         nodes = [_find(seen.tree, state.column(number)) for number in range(state.columns)]
         fed = iter(seen.likeliest([node for node in nodes if node is not None]))
@@ -128,7 +128,7 @@ class Lookahead(Drafter):
         return level
 
 
-def _find(tree: TokenTree, path: list[int]) -> int | None:
+def _find(tree: DraftTree, path: list[int]) -> int | None:
     """The node that `path` leads to from the root, None where the tree has no such path."""
     node: int | None = 0
     for token in path:

@@ -12,7 +12,7 @@ from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.models.torch.transformer import Transformer
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
@@ -102,4 +102,4 @@ class Medusa(HeadDrafter):
 
     kind: ClassVar[type[DraftHead]] = MedusaHead
 
-    growth: Growth | str | None = field(default="fixed-tree", kw_only=True)
+    growth: TreePolicy | str | None = field(default="fixed-tree", kw_only=True)

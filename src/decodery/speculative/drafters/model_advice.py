@@ -13,9 +13,9 @@ from decodery.core.threads import one_thread
 from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import expected
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..stores.blending import Blending
@@ -69,7 +69,7 @@ class ModelAdvice(Advice):
     def forget(self) -> None:
         self.follower.forget()
 
-    def likeliest(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[Opinion]:
+    def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[Opinion]:
         self._skip(seq)
         logits = yield from self.follower.after(self._text(seq), tree, nodes)
         law = expected(seq, tree, nodes, logits)

@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
 from ..heads.head import EMBEDDED, DraftHead
@@ -61,4 +61,4 @@ class MSD(HeadDrafter):
 
     kind: ClassVar[type[DraftHead]] = MSDHead
 
-    growth: Growth | str | None = field(default="eagle-2(nodes=63,width=8,depth=5)", kw_only=True)
+    growth: TreePolicy | str | None = field(default="eagle-2(nodes=63,width=8,depth=5)", kw_only=True)

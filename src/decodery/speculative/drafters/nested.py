@@ -13,17 +13,17 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
 
 from .follower import shared
@@ -74,7 +74,7 @@ class NestedReading:
         for number, (below, above) in enumerate(self._held()):
             self.waiting[number] = self.waiting[number][: below - above]
 
-    def after(self, tokens: list[int], sure: tuple[float, ...]) -> Asking[torch.Tensor]:
+    def after(self, tokens: list[int], sure: tuple[float, ...]) -> ForwardCoroutine[torch.Tensor]:
         """The logits [1, vocab] after `tokens`, of which all read so far are the beginning.
 
         They are those of the first exit that gives its likeliest token as much as `sure` says, else of the last one.
@@ -97,12 +97,12 @@ class NestedReading:
                 self.waiting[level - 1] = states[len(rows) :]
         return logits
 
-    def _up(self, level: int, segment: Segment) -> Asking[torch.Tensor]:
+    def _up(self, level: int, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
         """The logits behind one exit of rows that come from the one before it."""
         bounds = (0, *self.exits)
         layers, leave = tuple(range(bounds[level], bounds[level + 1])), self.exits[level]
         taps = (leave,) if level < len(self.waiting) else ()
-        (scored,) = yield [Ask(self.model, segment, taps, "draft", Route(layers))]
+        (scored,) = yield [ForwardRequest(self.model, segment, taps, "draft", LayerPlan(layers))]
         self.cache.keep(range(len(segment)), layers)
         if taps:
             self.waiting[level] = torch.cat((self.waiting[level].to(scored.hidden[leave]), scored.hidden[leave]))
@@ -142,7 +142,7 @@ class Nested(Drafter):
     length: int = 4
     dtype: Precision = "auto"
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length < 1 or not self.sure or not all(0 <= each <= 1 for each in self.sure):
@@ -174,7 +174,7 @@ class Nested(Drafter):
             raise SettingsError(f"nested needs one sure for all exits, or {len(exits) - 1} of them, not {self.sure}")
         return NestedReading(model, exits, seq.slots)
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         reading: NestedReading = seq.draft_state
         room = reading.model.config.max_positions - len(seq.tokens) + 1
         most = min(self.length, budget.nodes, budget.depth, room)

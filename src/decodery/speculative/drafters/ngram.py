@@ -10,9 +10,9 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander, Observation
+from decodery.core.requirements import Requirements
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
@@ -33,7 +33,7 @@ class _Store:
 
 @register("ngram", lossless=True)
 @dataclass(frozen=True)
-class NGram(Expander):
+class NGram(TreeDrafter):
     """Expects what the model itself expected the last times it read the same few tokens, mixed over several lengths.
 
     orders: lengths of the contexts, each of which leaves the share `smoothing`, and whatever lies outside its `width`
@@ -50,8 +50,8 @@ class NGram(Expander):
     scope: Scope = "process"
 
     @property
-    def needs(self) -> Needs:
-        return Needs.merged((super().needs, Needs(prompt=True)))
+    def needs(self) -> Requirements:
+        return Requirements.merged((super().needs, Requirements(prompt=True)))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +67,7 @@ class NGram(Expander):
         store: _Store = seq.memory.recall(self.scope, seq, key, make)
         return store
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         store: _Store = seq.draft_state
         endings = []
         for node in nodes:
@@ -88,7 +88,7 @@ class NGram(Expander):
             rows[row, ids[row, column]] += weights[row, column]
         return torch.from_numpy(np.log(rows, out=rows)).to(seq.model.device)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         store: _Store = seq.draft_state
         store.means.observe(seq.tokens, seen, self.orders)
         np.add.at(store.counts, [*seen.tree.tokens[[0, *seen.path]]], 1.0)

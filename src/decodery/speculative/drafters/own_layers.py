@@ -10,16 +10,16 @@ from typing import cast
 
 import torch
 
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.layer_plan import Route
+from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from .rows import TreeRows
 
@@ -37,7 +37,9 @@ class OwnReading:
     length: int = 0
     rows: TreeRows = field(default_factory=TreeRows)
 
-    def after(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], route: Route) -> Asking[torch.Tensor]:
+    def after(
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], route: LayerPlan
+    ) -> ForwardCoroutine[torch.Tensor]:
         """Logits [k, vocab] after `nodes` of a tree below the pending token, as far as the layers of `route` say."""
         if self.cache is None or self.length != len(seq.tokens):
             self.forget()
@@ -60,27 +62,29 @@ class OwnReading:
 
 
 def through(
-    seq: Sequence, segment: Segment, route: Route, role: str = "draft", model: Reader | None = None
-) -> Asking[torch.Tensor]:
+    seq: Sequence, segment: Segment, route: LayerPlan, role: str = "draft", model: Reader | None = None
+) -> ForwardCoroutine[torch.Tensor]:
     """The logits of a segment's rows after a route through a model, the text's own where none is named."""
-    (scored,) = yield [Ask(cast(LanguageModel, seq.model if model is None else model), segment, role=role, route=route)]
+    (scored,) = yield [
+        ForwardRequest(cast(LanguageModel, seq.model if model is None else model), segment, role=role, route=route)
+    ]
     return scored.logits
 
 
 @dataclass(frozen=True)
-class OwnLayers(Expander):
+class OwnLayers(TreeDrafter):
     """A drafter that is a part of the target. Its memory is, or has as `reading`, an `OwnReading`."""
 
     @property
-    def needs(self) -> Needs:
-        grows = isinstance(self.growth, Growth)
-        return Needs.merged((super().needs, Needs(routes=True, keys=True, trees=grows)))
+    def needs(self) -> Requirements:
+        grows = isinstance(self.growth, TreePolicy)
+        return Requirements.merged((super().needs, Requirements(routes=True, keys=True, trees=grows)))
 
     @abstractmethod
-    def route(self, seq: Sequence) -> Route:
+    def route(self, seq: Sequence) -> LayerPlan:
         """Which layers and sublayers draft now."""
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: OwnReading = seq.draft_state.reading
         return (yield from reading.after(seq, tree, nodes, self.route(seq)))
 

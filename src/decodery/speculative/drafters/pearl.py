@@ -13,13 +13,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import Ledger
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import UNSAID, Drafter
-from decodery.step.forward_request import Ask, Asking
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.pass_cost import cost_curve
 from decodery.step.sequence import Sequence
 
@@ -72,7 +72,7 @@ class Pearl(Drafter):
     transform: str | None = None
     length: int = 4
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length < 0:
@@ -80,8 +80,8 @@ class Pearl(Drafter):
         self._drafts()
 
     @property
-    def needs(self) -> Needs:
-        return Needs(costs=self.length == 0)
+    def needs(self) -> Requirements:
+        return Requirements(costs=self.length == 0)
 
     def start(self, seq: Sequence) -> Ahead:
         reading = self._drafts().start(seq)
@@ -99,17 +99,17 @@ class Pearl(Drafter):
     def held_rows(self, nodes: int) -> int:
         return 3
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         ahead: Ahead = seq.draft_state
         known, most = len(seq.tokens), min(budget.nodes, budget.depth)
         if most < 1 or ahead.tokens[:known] != seq.tokens:
             # What was written stands behind something else: the target goes on alone by one token.
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         drafted = ahead.tokens[known : known + most]
         laws = {place: ahead.laws[known + place] for place in range(len(drafted)) if known + place in ahead.laws}
-        return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+        return DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
 
-    def ahead(self, seq: Sequence, tree: TokenTree) -> Asking[None] | None:
+    def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
         ahead: Ahead = seq.draft_state
         draft = tree.trunk().tokens[1:].tolist()
         room = ahead.reading.model.config.max_positions - len(seq.tokens) - len(draft)
@@ -125,13 +125,13 @@ class Pearl(Drafter):
     def _drafts(self) -> DraftModel:
         return DraftModel(self.model, self.dtype, self.transform)
 
-    def _write(self, seq: Sequence, ahead: Ahead, draft: list[int], most: int) -> Asking[None]:
+    def _write(self, seq: Sequence, ahead: Ahead, draft: list[int], most: int) -> ForwardCoroutine[None]:
         """Write up to `most` tokens behind a text and its draft."""
         sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), draft)
         base, drafted, ledger = [*seq.tokens, *draft], list[int](), seq.trace.ledger
         ahead.tokens, laws = base, ahead.laws
         while len(drafted) < most:
-            tree = TokenTree.chain(base[-1], drafted)
+            tree = DraftTree.chain(base[-1], drafted)
             logits = yield from _charged(ahead.reading.after(base, tree, [len(drafted)]), ledger)
             row = sampler.law(logits.clamp(min=UNSAID), [context])
             token = int(sampler.pick(row, seq.seed, [context.position])[0])
@@ -148,9 +148,9 @@ class Pearl(Drafter):
         ahead.laws = {place: law for place, law in laws.items() if place >= len(seq.tokens)}
 
 
-def _charged(asking: Asking[torch.Tensor], ledger: Ledger) -> Asking[torch.Tensor]:
+def _charged(asking: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> ForwardCoroutine[torch.Tensor]:
     """What a reading says, and its passes entered in a ledger: nobody else sees passes that run beside another."""
-    resume: Callable[[], list[Ask]] = partial(next, asking)
+    resume: Callable[[], list[ForwardRequest]] = partial(next, asking)
     while True:
         try:
             asks = resume()

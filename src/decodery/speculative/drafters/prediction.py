@@ -8,11 +8,11 @@ from typing import Any
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Composite, Drafter, Observation
-from decodery.step.forward_request import Asking, settled
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Composite, Drafter, VerificationFeedback
+from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 from ..stores.ngrams import Occurrences
@@ -48,8 +48,8 @@ class Prediction(Composite):
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
     @property
-    def gives(self) -> Gives:
-        return Gives.merged((self.parts[0].gives, Gives(drafts=("deterministic",))))
+    def gives(self) -> Provides:
+        return Provides.merged((self.parts[0].gives, Provides(drafts=("deterministic",))))
 
     def largest(self) -> int | None:
         other = super().largest()
@@ -58,17 +58,17 @@ class Prediction(Composite):
     def start(self, seq: Sequence) -> list[Any]:
         return [*super().start(seq), _Place(self.tokens)]
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         place: _Place = seq.draft_state[_OWN]
         expected = place.expected(seq.generated, min(self.length, budget.nodes, budget.depth))
         place.drafted = len(expected)
         if expected:
             ends = (number for number, token in enumerate(expected, start=1) if token in seq.eos_ids)
-            return TokenTree.chain(seq.pending, expected[: next(ends, None)])
+            return DraftTree.chain(seq.pending, expected[: next(ends, None)])
         with self.part(seq, 0) as drafter:
-            return (yield from settled(drafter.propose(seq, budget)))
+            return (yield from as_coroutine(drafter.propose(seq, budget)))
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         place: _Place = seq.draft_state[_OWN]
         if place.drafted:
             count("predicted", len(seen.tree) - 1)

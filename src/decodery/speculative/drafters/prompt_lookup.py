@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
@@ -39,10 +39,10 @@ class PromptLookup(Drafter):
     def start(self, seq: Sequence) -> Occurrences:
         return Occurrences(range(self.max_ngram, 0, -1), self.pick)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         seq.draft_state.extend(seq.tokens)
         if (found := seq.draft_state.find(seq.tokens)) is None:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         copied = copy(seq.tokens, found[0], min(self.length, budget.nodes, budget.depth))
         ends = (place for place, token in enumerate(copied, start=1) if token in seq.eos_ids)
-        return TokenTree.chain(seq.pending, copied[: next(ends, None)])
+        return DraftTree.chain(seq.pending, copied[: next(ends, None)])

@@ -14,13 +14,13 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .follower import Follower
@@ -70,7 +70,7 @@ class Rapid(Drafter):
     length: int = 4096
     dtype: Precision = "auto"
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if min(self.gamma, self.query, self.chunk, self.length) < 1 or self.head < 0 or not 0 <= self.confidence <= 1:
@@ -124,22 +124,22 @@ class Rapid(Drafter):
             f"allow fewer, as in rapid:length={between // 2},chunk={max(between // 8, 1)}, or give rapid another model"
         )
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.draft_state
         length = min(self.gamma, budget.nodes, budget.depth)
         if length < 1 or state.reading is None:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         sampler, context = seq.sampler, seq.context()
         text = state.prompt + seq.generated
         laws: dict[int, torch.Tensor] = {}
-        tree = TokenTree.root(seq.pending)
+        tree = DraftTree.root(seq.pending)
         while True:
             logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
             token = int(sampler.pick(law, seq.seed, [context.position])[0])
             if seq.rule.needs.laws:
                 laws[len(tree) - 1] = sampler.preferences(law)[0]
-            tree = TokenTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
+            tree = DraftTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.
             doubtful = float(law[0].double().softmax(dim=-1)[token]) < self.confidence
             if len(tree) > length or token in seq.eos_ids or doubtful:

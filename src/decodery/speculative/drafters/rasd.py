@@ -12,9 +12,9 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.topk import topk
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Composite, Drafter, Expander, expanding
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Composite, Drafter, TreeDrafter, expanding
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..stores.datastore import Datastore
@@ -85,25 +85,25 @@ class RASD(Composite):
         store.fits(seq.vocab_size)
         return [*super().start(seq), store]
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, Expander)
+            assert isinstance(drafter, TreeDrafter)
             # Of no level more than `nodes` can be kept, and what is expanded is held.
             width, depth = min(self.width, nodes), min(self.depth, budget.depth)
-            first = (yield from drafter.expand(seq, TokenTree.root(seq.pending), [0]))[0].cpu().numpy()
+            first = (yield from drafter.expand(seq, DraftTree.root(seq.pending), [0]))[0].cpu().numpy()
             layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
         matched, windows = self._windows(seq, min(self.length, budget.depth))
         found, most = count_prefixes(windows, seq.vocab_size), nodes * self.retrieved // self.nodes
         retrieved = self._pruned(seq.pending, found, first, most, trusted=matched >= self.trusted)
         return layers.kept(nodes - (len(retrieved) - 1)).merge(retrieved)
 
-    def _pruned(self, pending: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> TokenTree:
+    def _pruned(self, pending: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> DraftTree:
         """The retrieved nodes worth most, of branches the draft model would begin with or cannot judge."""
         if not len(found.tokens):
-            return TokenTree.root(pending)
+            return DraftTree.root(pending)
         branch = np.arange(len(found.tokens))
         for depth in range(2, int(found.depths.max()) + 1):
             below = found.depths == depth

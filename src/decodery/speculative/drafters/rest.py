@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
@@ -50,11 +50,11 @@ class REST(Drafter):
         store.fits(seq.vocab_size)
         return store
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         store: Datastore = seq.draft_state
         matched = store.longest(seq.tokens[-self.longest :], self.shortest)
         if not matched:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         length = min(self.length, budget.depth)
         windows = store.continuations(seq.tokens[-matched:], self.continuations, length)
         return frequency_tree(seq.pending, windows, min(self.nodes, budget.nodes), seq.vocab_size)

@@ -11,8 +11,8 @@ import torch
 
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class TreeRows:
     def after(
         self,
         cache: KVCache,
-        tree: TokenTree,
+        tree: DraftTree,
         nodes: Ordered[int],
-        read: Callable[[Segment], Asking[torch.Tensor]],
+        read: Callable[[Segment], ForwardCoroutine[torch.Tensor]],
         root: torch.Tensor | None = None,
-    ) -> Asking[torch.Tensor]:
+    ) -> ForwardCoroutine[torch.Tensor]:
         """The logits [k, vocab] after `nodes` of a tree behind what a cache holds; `read` gives those of a segment.
 
         root: [vocab] after the tree's root, where the cache holds that too; None: it gets a row like the others.
@@ -67,7 +67,7 @@ class TreeRows:
                 raise
         return self.told(found, place, nodes, root)
 
-    def place(self, tree: TokenTree, nodes: Ordered[int], *, rooted: bool = False) -> tuple[np.ndarray, list[int]]:
+    def place(self, tree: DraftTree, nodes: Ordered[int], *, rooted: bool = False) -> tuple[np.ndarray, list[int]]:
         """The row [n] of every node that is read with `nodes`, -1 for others, and the nodes that get a row now."""
         known = self._known(tree, rooted)
         if any(known.get(node, -1) >= 0 and known[node] not in self.spare for node in nodes):
@@ -85,7 +85,7 @@ class TreeRows:
             place[node] = self.rows[key]
         return place, fresh
 
-    def mask(self, tree: TokenTree, place: np.ndarray, fresh: list[int]) -> np.ndarray:
+    def mask(self, tree: DraftTree, place: np.ndarray, fresh: list[int]) -> np.ndarray:
         """[len(fresh), rows] bool: which rows those of the fresh nodes see, their own included."""
         mask = np.zeros((len(fresh), len(self.rows)), dtype=bool)
         fed = np.flatnonzero(place >= 0)
@@ -103,7 +103,7 @@ class TreeRows:
         known = [root if place[node] < 0 else self.spare.pop(int(place[node])) for node in nodes]
         return torch.stack([logits for logits in known if logits is not None])
 
-    def _known(self, tree: TokenTree, rooted: bool) -> dict[int, int]:
+    def _known(self, tree: DraftTree, rooted: bool) -> dict[int, int]:
         """The row of every node of a tree that has one; -1 for a root that has none because it is text."""
         known = {} if rooted else {0: -1}
         for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):

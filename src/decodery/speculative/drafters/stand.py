@@ -11,11 +11,11 @@ import torch
 from decodery.core import noise
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.sampling.temperature import Temperature
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
@@ -76,8 +76,8 @@ class STAND(Drafter):
     scope: Scope = "problem"
 
     shape: ClassVar[Template] = CALIBRATED
-    needs = Needs(prompt=True)
-    gives = Gives(drafts=("without-replacement",))
+    needs = Requirements(prompt=True)
+    gives = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if not self.orders or min(self.orders) < 1 or self.width < 1:
@@ -95,7 +95,7 @@ class STAND(Drafter):
         key = ("stand", seq.vocab_size, self.orders, self.width)
         return _Memory(seq.memory.recall(self.scope, seq, key, make), np.array([0]))
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         memory: _Memory = seq.draft_state
         temperature = _temperature(seq)
         contexts = {0: tuple(seq.tokens[-self.orders[0] :])}
@@ -133,7 +133,7 @@ class STAND(Drafter):
         memory.places = filled
         return _with_law(tree, filled, draws, seq) if seq.rule.needs.laws else tree
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         memory: _Memory = seq.draft_state
         if len(seen.tree) == len(memory.places) > 1:
             ranks = self.shape.ranks[memory.places[seen.path]]
@@ -163,7 +163,7 @@ def _temperature(seq: Sequence) -> float:
     return next((warp.t for warp in seq.sampler.warps if isinstance(warp, Temperature)), 1.0)
 
 
-def _with_law(tree: TokenTree, filled: np.ndarray, draws: _Draws, seq: Sequence) -> TokenTree:
+def _with_law(tree: DraftTree, filled: np.ndarray, draws: _Draws, seq: Sequence) -> DraftTree:
     """The tree with the distributions its children were drawn from, one-hot ones included when greedy."""
     laws: dict[int, torch.Tensor] = {}
     logq = np.zeros(len(tree))
@@ -177,4 +177,4 @@ def _with_law(tree: TokenTree, filled: np.ndarray, draws: _Draws, seq: Sequence)
         laws[node] = law
         places = {token: place for place, token in enumerate(ids.tolist())}
         logq[children] = [row[places[token]] for token in tree.tokens[children].tolist()]
-    return TokenTree(tree.tokens, tree.parents, tree.origin, logq, laws)
+    return DraftTree(tree.tokens, tree.parents, tree.origin, logq, laws)

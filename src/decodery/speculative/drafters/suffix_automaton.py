@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
@@ -59,7 +59,7 @@ class SuffixAutomaton(Drafter):
         datastore.fits(seq.vocab_size)
         return Automaton(), datastore
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         automaton, static = self._matches(seq)
         own = automaton.matched
         if static and (not own or static - self.bias > own):
@@ -67,14 +67,14 @@ class SuffixAutomaton(Drafter):
             windows = seq.draft_state[1].continuations(seq.tokens[-static:], _CONTINUATIONS, length)
             return frequency_tree(seq.pending, windows, length, seq.vocab_size, per_depth=self.successors)
         if not own:
-            return TokenTree.root(seq.pending)
+            return DraftTree.root(seq.pending)
         length = self._length(own, budget)
         # A shorter suffix may have stood further ahead of the end, where more follows.
         state, at = automaton.match, automaton.end[automaton.match]
         while automaton.link[state] > 0 and at + length >= len(seq.tokens):
             state = automaton.link[state]
             at = automaton.end[state]
-        return TokenTree.chain(seq.pending, np.asarray(seq.tokens[at + 1 : at + 1 + length], dtype=np.int64))
+        return DraftTree.chain(seq.pending, np.asarray(seq.tokens[at + 1 : at + 1 + length], dtype=np.int64))
 
     def match_length(self, seq: Sequence) -> int:
         """Length of the longest match; one in the datastore counts for `bias` tokens less."""

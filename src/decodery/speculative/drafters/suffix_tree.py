@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
@@ -66,13 +66,13 @@ class SuffixTree(Drafter):
         past = seq.memory.recall(self.scope, seq, ("suffix-tree", self.depth), make)
         return _Memory(SuffixAutomaton(self.depth), past)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         memory: _Memory = seq.draft_state
         memory.own.extend(seq.tokens)
         own, past = self._from_text(memory.own, budget), self._from_past(memory.past, seq.tokens, budget)
         return (past if past.score > own.score else own).tree(seq.pending)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if seq.finished and self.scope != "request":
             seq.draft_state.past.add(seq.generated)
 

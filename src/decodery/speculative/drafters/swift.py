@@ -10,18 +10,18 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
-from decodery.models.layer_plan import Route, stops
+from decodery.models.layer_plan import LayerPlan, layer_steps
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import refuse_other, remembered
 from decodery.models.trained.skips import SkipSet, sublayers
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter_memory import Scope
-from decodery.step.forward_request import Asking
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..stores.skip_search import SkipSearch
 from ..trees.caterpillar import Caterpillar
@@ -72,7 +72,7 @@ class Swift(OwnLayers):
     patience: int = 300
     enough: float = 0.95
     scope: Scope = "process"
-    growth: Growth | str | None = field(default=Caterpillar(), kw_only=True)
+    growth: TreePolicy | str | None = field(default=Caterpillar(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,8 +80,8 @@ class Swift(OwnLayers):
             raise SettingsError("swift needs a ratio from 0 to less than 1, and window, interval and bayes >= 1")
 
     @property
-    def gives(self) -> Gives:
-        drawn = Gives(drafts=("without-replacement",))
+    def gives(self) -> Provides:
+        drawn = Provides(drafts=("without-replacement",))
         return drawn if isinstance(self.growth, Caterpillar) else super().gives
 
     def start(self, seq: Sequence) -> _State:
@@ -92,11 +92,11 @@ class Swift(OwnLayers):
         search = seq.memory.recall(self.scope, seq, key, lambda: SkipSearch(layers, self.ratio, bayes=self.bayes))
         return _State(search.skip, search)
 
-    def route(self, seq: Sequence) -> Route:
+    def route(self, seq: Sequence) -> LayerPlan:
         state: _State = seq.draft_state
-        return Route(skip=state.skip)
+        return LayerPlan(skip=state.skip)
 
-    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.draft_state
         if state.search is not None:
             state.steps += 1
@@ -108,12 +108,12 @@ class Swift(OwnLayers):
         finally:
             state.reading.forget()
 
-    def _search(self, seq: Sequence, search: SkipSearch) -> Asking[None]:
+    def _search(self, seq: Sequence, search: SkipSearch) -> ForwardCoroutine[None]:
         """Try one more set on what the text says, where it says enough."""
         if seq.position <= self.window + 1 or search.over(self.proposals, self.patience, self.enough):
             return
         chosen = search.propose()
-        asked = matchness(seq, Route(skip=sublayers(chosen, search.layers)), self.window)
+        asked = matchness(seq, LayerPlan(skip=sublayers(chosen, search.layers)), self.window)
         search.register(chosen, (yield from asked))
         count("sets tried")
 
@@ -122,11 +122,11 @@ class Swift(OwnLayers):
         assert found is not None
         advice = "find one for this one with decodery train swift -m MODEL"
         refuse_other("this set of sublayers", found.model, model, advice)
-        stops(Route(skip=found.skip), model.config.num_layers)
+        layer_steps(LayerPlan(skip=found.skip), model.config.num_layers)
         return found.skip
 
 
-def matchness(seq: Sequence, route: Route, window: int) -> Asking[float]:
+def matchness(seq: Sequence, route: LayerPlan, window: int) -> ForwardCoroutine[float]:
     """The share of the text's tokens 2 to `window` + 1 that a route finds likeliest, behind the model's own prompt."""
     first = seq.prompt_length
     cache = seq.cache.fork()

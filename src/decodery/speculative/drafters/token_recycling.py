@@ -8,10 +8,10 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Drafter, Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
@@ -51,8 +51,8 @@ class TokenRecycling(Drafter):
         TOKEN_RECYCLING.require("token-recycling", self.nodes)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(prompt=self.seed_from_prompt)
+    def needs(self) -> Requirements:
+        return Requirements(prompt=self.seed_from_prompt)
 
     def largest(self) -> int:
         return self.nodes
@@ -65,7 +65,7 @@ class TokenRecycling(Drafter):
         memory: _Memory = seq.memory.recall(self.scope, seq, ("token-recycling", seq.vocab_size, self.width), make)
         return memory
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         memory: _Memory = seq.draft_state
         tree, _ = TOKEN_RECYCLING.fill(
             seq.pending,
@@ -76,7 +76,7 @@ class TokenRecycling(Drafter):
         )
         return tree
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         memory: _Memory = seq.draft_state
         if seen.emitted:
             run = np.array(seq.tokens[-len(seen.emitted) - 1 :])

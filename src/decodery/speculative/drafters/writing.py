@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import UNSAID
 from decodery.step.sequence import Sequence
 
@@ -26,9 +26,9 @@ class Writing:
         self._laws: dict[int, torch.Tensor] = {}
 
     @property
-    def chain(self) -> TokenTree:
+    def chain(self) -> DraftTree:
         """The draft."""
-        return TokenTree.chain(self._pending, self.drafted, origin="sampled", distributions=self._laws)
+        return DraftTree.chain(self._pending, self.drafted, origin="sampled", distributions=self._laws)
 
     def draw(self, logits: torch.Tensor) -> int | None:
         """Write one token more, by the drafter's own logits [vocab]; None where it has nothing to say."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from weakref import ref
 
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 from ..drafters.advice import WIDTH, Advice, AskCosts, Opinion
@@ -41,7 +41,7 @@ class HeadAdvice(Advice):
         blending, costs = seq.memory.recall("process", seq, key, make)
         return cls(blending, costs, head=HeadReading.begin(head))
 
-    def see(self, seq: Sequence, seen: Observation) -> None:
+    def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """Take the states of what became text, to be read when somebody asks."""
         self.head.see(seq, seen)
         # Now and then, since what is left has to be copied.
@@ -57,6 +57,6 @@ class HeadAdvice(Advice):
     def reading(self) -> float:
         return _READ * self.passes
 
-    def likeliest(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Opinion:
+    def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion:
         self.head.skip(_WAITING)
         return self.head.likeliest(tree, nodes, WIDTH)

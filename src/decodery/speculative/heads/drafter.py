@@ -15,20 +15,20 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.method_spec import given, parts, spelled
 from decodery.core.registry import methods
-from decodery.core.requirements import Needs
+from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import shipped_head
 from decodery.models.protocol import Reader
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander, Observation, logged
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter, VerificationFeedback, logged
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from .head import MADE, BoundHead, DraftHead, TrainedHead
 from .reading import HeadReading
 
 if TYPE_CHECKING:
-    from decodery.step.logits_source import Source
+    from decodery.step.logits_source import LogitsSource
 
 K = TypeVar("K", bound=BoundHead)
 _bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
@@ -36,7 +36,7 @@ _bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class TrainedDrafter(Expander):
+class TrainedDrafter(TreeDrafter):
     """An expander that needs a trained head.
 
     head: the file or folder that `decodery train head` made, or a `TrainedHead`; None: the one that comes with this
@@ -64,16 +64,16 @@ class TrainedDrafter(Expander):
         return None if self.head is None else TrainedHead.load(self.head)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Requirements:
         taps = () if self.trained is None else self.kind.watches(self.trained)
-        return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
+        return Requirements.merged((super().needs, Requirements(taps=taps, prompt_taps=True, parts=True)))
 
     @cached_property
     def rates(self) -> tuple[tuple[float, ...], ...]:
         found = () if self.trained is None else self.trained.facts.get("rates", ())
         return tuple(tuple(ranks) for ranks in found)
 
-    def suited(self, model: Reader, source: Source | None = None) -> Self:
+    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
         if self.head is not None:
             return self
         name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
@@ -95,7 +95,7 @@ class HeadDrafter(TrainedDrafter):
 
     kind: ClassVar[type[DraftHead]]
 
-    growth: Growth | str | None = field(default="eagle-2", kw_only=True)
+    growth: TreePolicy | str | None = field(default="eagle-2", kw_only=True)
 
     def start(self, seq: Sequence) -> HeadReading:
         head = self._bound(seq.model)
@@ -106,20 +106,20 @@ class HeadDrafter(TrainedDrafter):
         reading: HeadReading = seq.draft_state
         return 0 if reading.empty else min(seq.remaining, reading.head.reach)
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         reading: HeadReading = seq.draft_state
         return reading.head.spread(reading.after(tree, nodes))
 
     def likeliest(
-        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], k: int, *, shaped: bool = True
-    ) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         if not seq.sampler.keeps(shaped=shaped):
             return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
         reading: HeadReading = seq.draft_state
         ids, chances = reading.likeliest(tree, nodes, k)
         return logged((np.array(ids), np.array(chances)))
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         reading: HeadReading = seq.draft_state
         reading.see(seq, seen)
 

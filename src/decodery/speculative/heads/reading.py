@@ -14,8 +14,8 @@ import torch
 from decodery.core.threads import one_thread
 from decodery.core.topk import likeliest
 from decodery.models.hooks import Tap
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 from ..drafters.advice import Opinion
@@ -57,7 +57,7 @@ class HeadReading:
     def __deepcopy__(self, memo: dict[int, object]) -> HeadReading:
         return HeadReading(self.head, deepcopy(self.memory, memo), list(self.fresh), self.root)
 
-    def see(self, seq: Sequence, seen: Observation) -> None:
+    def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """Take the states of what became text; the text's next tokens are known."""
         rows = [0, *seen.path]
         tokens = seq.tokens[seen.start + 1 : seen.start + 1 + len(rows)]
@@ -83,7 +83,7 @@ class HeadReading:
                     hidden = {tap: states[rows] for tap, states in first.hidden.items()}
                 self.fresh[0] = Seen(hidden, left, first.tokens[cut:], first.start + cut)
 
-    def after(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def after(self, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         """The logits [k, outputs] after `nodes` of a tree below the end of the text: each node is read once."""
         self._catch_up()
         assert self.root is not None
@@ -100,7 +100,7 @@ class HeadReading:
                 found.append(self.head.grow(self.memory, tokens, above, tree.depths[nodes_here], known))
             return self.rows.told(torch.cat(found), place, nodes, self.root.logits)
 
-    def likeliest(self, tree: TokenTree, nodes: Ordered[int], k: int) -> Opinion:
+    def likeliest(self, tree: DraftTree, nodes: Ordered[int], k: int) -> Opinion:
         """The k likeliest tokens after each of `nodes`, and their probabilities at temperature 1."""
         self._catch_up()
         assert self.root is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodery.core.topk import topk
-from decodery.step.drafter import Observation
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Guarded
 
 
@@ -43,7 +43,7 @@ class Adjacency(Guarded):
         hit = rows[known] == following[known, None]
         return np.where(hit.any(axis=1), hit.argmax(axis=1), self.width)
 
-    def learn(self, seen: Observation) -> None:
+    def learn(self, seen: VerificationFeedback) -> None:
         """Take over the successors the model ranked highest at every scored row, rejected ones too.
 
         Of several rows with one token the accepted one counts, else the deepest.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from decodery.core.topk import topk
-from decodery.step.drafter import Observation
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Guarded
 
 _BITS = 17  # as in csrc/expect.cpp
@@ -49,7 +49,7 @@ class Contexts(Guarded):
                     found[number] = self._rows[number][place * width : (place + 1) * width].tolist()
         return found
 
-    def learn(self, text: Sequence[int], seen: Observation) -> None:
+    def learn(self, text: Sequence[int], seen: VerificationFeedback) -> None:
         """Take over what the model ranked highest at every scored row, rejected ones too; accepted rows count last.
 
         text: all tokens of the sequence; the tree's root stands at `seen.start` in it.

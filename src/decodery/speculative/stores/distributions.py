@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from decodery.core.topk import logsumexp, topk
-from decodery.step.drafter import Observation
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Guarded
 
 Context = tuple[int, ...]
@@ -47,7 +47,7 @@ class MeanDistributions(Guarded):
             end = start + self.contexts
             self._learn(contexts[start:end], ids[start:end], probabilities[start:end])
 
-    def observe(self, text: list[int], seen: Observation, orders: Sequence[int]) -> None:
+    def observe(self, text: list[int], seen: VerificationFeedback, orders: Sequence[int]) -> None:
         """Average in what the model expected at every scored row, rejected ones too, for contexts of these lengths.
 
         text: the sequence's tokens, of which `seen.start` come before the scored tree.

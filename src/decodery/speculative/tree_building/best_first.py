@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from decodery.step.draft_tree import TokenTree
+from decodery.step.draft_tree import DraftTree
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -22,8 +22,8 @@ class Grown:
     parents: list[int]
     score: float
 
-    def tree(self, pending: int) -> TokenTree:
-        return TokenTree(np.array([pending, *self.tokens]), np.array([-1, *(parent + 1 for parent in self.parents)]))
+    def tree(self, pending: int) -> DraftTree:
+        return DraftTree(np.array([pending, *self.tokens]), np.array([-1, *(parent + 1 for parent in self.parents)]))
 
 
 def grow(

@@ -8,9 +8,9 @@ import torch
 from decodery.core import noise
 from decodery.core.topk import topk
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import Origin, TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree, Origin
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .template import Template
@@ -18,7 +18,7 @@ from .template import Template
 
 class Growing:
     """A tree of `expander`'s guesses below the pending token. tokens, parents, depths: [n] int64 of the nodes so far.
-    draws: see `TokenTree`.
+    draws: see `DraftTree`.
 
     origin: "deterministic" takes the likeliest tokens as children, the others draw them. Greedy requests draw nothing:
     the likeliest tokens come first, whatever the origin.
@@ -29,7 +29,7 @@ class Growing:
     request's noise, so that the draft holds the very token the target will draw.
     """
 
-    def __init__(self, expander: Expander, seq: Sequence, budget: Budget, origin: Origin, temperature: float = 1.0):
+    def __init__(self, expander: TreeDrafter, seq: Sequence, budget: Budget, origin: Origin, temperature: float = 1.0):
         self.expander, self.seq, self.budget, self.origin = expander, seq, budget, origin
         self.temperature = temperature
         self.tokens, self.parents, self.depths = np.array([seq.pending]), np.array([-1]), np.array([0])
@@ -52,19 +52,19 @@ class Growing:
         """Those of `nodes` that may have children: neither at the greatest depth nor the end of the text."""
         return nodes[(self.depths[nodes] < self.budget.depth) & ~np.isin(self.tokens[nodes], self._eos)]
 
-    def expand(self, nodes: np.ndarray) -> Asking[torch.Tensor]:
+    def expand(self, nodes: np.ndarray) -> ForwardCoroutine[torch.Tensor]:
         """Log-probabilities [len(nodes), vocab] of the children of `nodes`, which are remembered as drawn from them.
 
         Of a greedy request they are sharpened by `temperature`, which changes no order.
         """
-        laws = yield from self.expander.expand(self.seq, TokenTree(self.tokens, self.parents), nodes.tolist())
+        laws = yield from self.expander.expand(self.seq, DraftTree(self.tokens, self.parents), nodes.tolist())
         if self.seq.sampler.greedy and self.temperature != 1.0:
             laws = (laws / self.temperature).log_softmax(dim=-1)
         if self.seq.rule.needs.laws and self.origin != "deterministic":
             self._laws.update(zip(nodes.tolist(), laws, strict=True))
         return laws
 
-    def children(self, nodes: np.ndarray, width: int) -> Asking[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def children(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Expand `nodes` [m] and order up to `width` distinct children of each: ids, logq and scores, [m, width].
 
         ids: -1 where a node has fewer. logq: their log-probabilities. scores: what orders them, logq plus noise.
@@ -79,16 +79,16 @@ class Growing:
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
-    def _likeliest(self, nodes: np.ndarray, width: int) -> Asking[tuple[np.ndarray, np.ndarray]]:
+    def _likeliest(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The likeliest children of `nodes` [m]: ids and log-probabilities [m, width]."""
         # Only what must be remembered as drawn from, or sharpened, is worked out whole.
         sharpened = self.seq.sampler.greedy and self.temperature != 1.0
         if sharpened or (self.seq.rule.needs.laws and self.origin != "deterministic"):
             return topk((yield from self.expand(nodes)), width)
-        tree = TokenTree(self.tokens, self.parents)
+        tree = DraftTree(self.tokens, self.parents)
         return (yield from self.expander.likeliest(self.seq, tree, nodes.tolist(), width))
 
-    def independent(self, nodes: np.ndarray, draws: int) -> Asking[np.ndarray]:
+    def independent(self, nodes: np.ndarray, draws: int) -> ForwardCoroutine[np.ndarray]:
         """Expand `nodes` [m] and draw `draws` children of each, independent of each other: ids [m, draws]."""
         laws = yield from self.expand(nodes)
         first, stream = self._noise(nodes)
@@ -120,7 +120,7 @@ class Growing:
         self.draws[parent] = [place[token] for token in drawn.tolist()]
         return self.draws[parent]
 
-    def fill(self, template: Template) -> Asking[TokenTree]:
+    def fill(self, template: Template) -> ForwardCoroutine[DraftTree]:
         """The tree of the children at the template's ranks, a pass per level."""
         nodes = np.full(len(template.parents), -1)
         nodes[0] = 0
@@ -138,14 +138,14 @@ class Growing:
             nodes[places[there]] = self.add(nodes[above[place[there]]], tokens[there])
         return self.finish()
 
-    def finish(self) -> TokenTree:
+    def finish(self) -> DraftTree:
         """The tree, with the distributions of all nodes that have children where the rule wants them."""
         laws = {}
         for node in np.unique(self.parents[1:]).tolist():
             if node in self._laws:
                 law = self._laws[node].double().exp()
                 laws[node] = law / law.sum()
-        return TokenTree(self.tokens, self.parents, self.origin, None, laws, self.draws)
+        return DraftTree(self.tokens, self.parents, self.origin, None, laws, self.draws)
 
     def _noise(self, nodes: np.ndarray) -> tuple[list[int], int]:
         """Positions and stream of the noise that the children of `nodes` are drawn with."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .frequency import best
@@ -19,10 +19,10 @@ from .frequency import best
 class Layers:
     """A grown tree. scores: [n], log-probability of every node's path."""
 
-    tree: TokenTree
+    tree: DraftTree
     scores: np.ndarray
 
-    def kept(self, nodes: int) -> TokenTree:
+    def kept(self, nodes: int) -> DraftTree:
         """The `nodes` likeliest nodes; a path is never likelier than its beginning, so they are a tree."""
         keep = np.zeros(len(self.tree), dtype=bool)
         keep[best(self.scores, nodes + 1)] = True
@@ -30,7 +30,7 @@ class Layers:
 
 
 def grow_layers(
-    expander: Expander,
+    expander: TreeDrafter,
     seq: Sequence,
     *,
     width: int,
@@ -38,14 +38,14 @@ def grow_layers(
     stop: Callable[[int, float], bool] = lambda level, chance: False,
     kept: int | None = None,
     shaped: bool = True,
-) -> Asking[Layers]:
+) -> ForwardCoroutine[Layers]:
     """Expand the `width` likeliest nodes of every level into `width` children each, `depth` levels, one pass per level.
 
     stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth. kept: what
     `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
-    `Expander.expand`.
+    `TreeDrafter.expand`.
     """
-    tree, scores = TokenTree.root(seq.pending), np.zeros(1)
+    tree, scores = DraftTree.root(seq.pending), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):
@@ -55,7 +55,7 @@ def grow_layers(
         parents = np.broadcast_to(frontier[:, None], ids.shape)[new]
         added = reached[new]
         fresh = np.arange(len(tree), len(tree) + len(added))
-        tree = TokenTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
+        tree = DraftTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
         scores = np.concatenate((scores, added))
         if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
             break

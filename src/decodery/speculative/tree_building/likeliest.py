@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from decodery.step.draft_tree import TokenTree
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..drafters.advice import Advice
@@ -22,7 +22,7 @@ _ASK = -1
 _FEW = 4
 
 
-class Worth:
+class ExpectedSpeedup:
     """Which number of drafted nodes gives most tokens per second, as nodes are offered by falling chance.
 
     costs: [limit + 1] times of this step with 0, 1, 2, ... drafted nodes. sequences: how many share it, each of which
@@ -91,7 +91,7 @@ class LikeliestTree:
     """
 
     def __init__(
-        self, seq: Sequence, memory: Expectations, worth: Worth, depth: int, advice: Advice | None = None
+        self, seq: Sequence, memory: Expectations, worth: ExpectedSpeedup, depth: int, advice: Advice | None = None
     ) -> None:
         self._seq, self._memory, self._worth, self._depth, self._advice = seq, memory, worth, depth, advice
         self._ends, self._drawn = seq.eos_ids, heeds(seq)
@@ -104,7 +104,7 @@ class LikeliestTree:
         # Nodes the adviser may be asked about: what they promise, and what of it is the adviser's part.
         self._waiting: dict[int, tuple[float, float]] = {}
 
-    def grown(self) -> Asking[TokenTree]:
+    def grown(self) -> ForwardCoroutine[DraftTree]:
         """The tree, for which the adviser may ask for passes."""
         worth, heap = self._worth, self._heap
         self._expand(0)
@@ -120,7 +120,7 @@ class LikeliestTree:
                 worth.take(-negative)
                 self._take(parent, place, -negative)
         size = 1 + worth.best
-        return TokenTree(np.array(self._tokens[:size]), np.array(self._parents[:size]))
+        return DraftTree(np.array(self._tokens[:size]), np.array(self._parents[:size]))
 
     def _take(self, parent: int, place: int, chance: float) -> None:
         """A node, by its parent and its place among the parent's offers."""
@@ -162,14 +162,14 @@ class LikeliestTree:
         if place < len(offers):
             heappush(self._heap, (-self._chances[parent] * offers[place][0], parent, place))
 
-    def _ask(self, node: int, promise: float) -> Asking[None]:
+    def _ask(self, node: int, promise: float) -> ForwardCoroutine[None]:
         """Ask about a node and those that promise nearly as much, where that pays."""
         assert self._advice is not None
         near = [each for each, (other, _) in self._waiting.items() if other >= _NEARLY * promise][:TOGETHER]
         nodes = near if node in near else [node, *near[1:]]
         saved = sum(self._waiting[each][1] for each in nodes) * self._worth.seconds
         if self._advice.pays(self._seq, node, saved):
-            tree = TokenTree(np.array(self._tokens), np.array(self._parents))
+            tree = DraftTree(np.array(self._tokens), np.array(self._parents))
             found = yield from self._advice.ask(self._seq, tree, nodes, self._memory, self._followed, self._counted)
             self._worth.spend(self._advice.takes(node))
             for each, offers in zip(nodes, found, strict=True):

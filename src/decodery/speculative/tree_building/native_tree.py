@@ -10,8 +10,8 @@ import torch
 from decodery.core.errors import NumericalError
 from decodery.core.native.kernels import ExpectedStruct, HappenedStruct, address, library
 from decodery.core.topk import NAN
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Observation
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 from ..stores.expectations import CONTEXTS, HEED, MEAN, Expectations
@@ -51,7 +51,7 @@ class NativeTree:
         """Whether there are kernels for stores of this kind."""
         return library() is not None and memory.contexts.orders == CONTEXTS
 
-    def grown(self, seq: Sequence, costs: np.ndarray, texts: int, depth: int) -> TokenTree:
+    def grown(self, seq: Sequence, costs: np.ndarray, texts: int, depth: int) -> DraftTree:
         """The tree, behind the copy that was found last. costs: [up to limit + 1], and texts: as `Worth` has them."""
         lib, known, memory = library(), self._known, self._memory
         assert lib is not None
@@ -65,9 +65,9 @@ class NativeTree:
         with memory.contexts.lock:
             size = lib.decodery_expect(addressof(known), address(costs, np.float64, None), len(costs), texts, depth)
             tokens, parents = self._nodes[:, :size].copy()
-        return TokenTree(tokens, parents)
+        return DraftTree(tokens, parents)
 
-    def learn(self, seq: Sequence, seen: Observation, judged: bool) -> bool:
+    def learn(self, seq: Sequence, seen: VerificationFeedback, judged: bool) -> bool:
         """Learn of a step; False where its logits are not for kernels. judged: whether guesses turned out by it.
 
         Raises NumericalError where logits hold NaN.

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.step.draft_length_policy import LARGEST, Budget
-from decodery.step.draft_tree import Origin, TokenTree
+from decodery.step.draft_tree import DraftTree, Origin
 
 from .stages import likeliest
 
@@ -136,7 +136,7 @@ class Template:
         *,
         eos_ids: Collection[int] = (),
         origin: Origin = "deterministic",
-    ) -> tuple[TokenTree, np.ndarray]:
+    ) -> tuple[DraftTree, np.ndarray]:
         """The template with tokens in it, cut to the budget, and which template node each of its nodes is.
 
         rates: [width], what a rank is worth; a place is worth the product along its path, and the places worth most
@@ -164,7 +164,7 @@ class Template:
             filled = np.sort(filled[np.argsort(-values[filled], kind="stable")[: budget.nodes + 1]])
         new = np.full(len(tokens) + 1, -1, dtype=np.int64)
         new[filled] = np.arange(len(filled))
-        return TokenTree(tokens[filled], new[self.parents[filled]], origin), filled
+        return DraftTree(tokens[filled], new[self.parents[filled]], origin), filled
 
 
 @lru_cache(maxsize=64)

@@ -9,13 +9,13 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 
@@ -30,7 +30,7 @@ SURE = (0.95, 0.8, 0.5)
     lossless=True,
 )
 @dataclass(frozen=True)
-class Caterpillar(Growth):
+class Caterpillar(TreePolicy):
     """Draws a chain, and beside each of its tokens as many others as the drafter's own confidence leaves open.
 
     length: of the chain, which also ends behind the first token that was drawn with a probability below `stop`.
@@ -47,7 +47,7 @@ class Caterpillar(Growth):
     chance: tuple[int, ...] = (1, 3, 5, 10)
     nodes: int = 80
 
-    gives = Gives(drafts=("without-replacement",))
+    gives = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.length, self.nodes) < 1 or not 0 <= self.stop <= 1:
@@ -58,7 +58,7 @@ class Caterpillar(Growth):
     def largest(self) -> int:
         return self.nodes
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         limits = Budget(min(self.nodes, budget.nodes), min(self.length, budget.depth))
         growing = Growing(expander, seq, limits, self.origin)
         counts = self.greedy if seq.sampler.greedy else self.chance

@@ -9,11 +9,11 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 
@@ -25,7 +25,7 @@ from ..tree_building.growing import Growing
     lossless=True,
 )
 @dataclass(frozen=True)
-class Selection(Growth):
+class Selection(TreePolicy):
     """Keeps every node's likely children, and goes a level deeper while any of the `nodes` are left.
 
     Children are likely within the first `top_p` of their parent's probability, and where they have at least `ratio` of
@@ -44,7 +44,7 @@ class Selection(Growth):
     def largest(self) -> int:
         return self.nodes
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         growing = Growing(expander, seq, Budget(min(self.nodes, budget.nodes), budget.depth), self.origin)
         level, scores = np.zeros(1, dtype=np.int64), np.zeros(1)
         while growing.room and len(nodes := growing.open(level)):

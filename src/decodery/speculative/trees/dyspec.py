@@ -9,13 +9,13 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 
@@ -27,7 +27,7 @@ from ..tree_building.growing import Growing
     lossless=True,
 )
 @dataclass(frozen=True)
-class DySpec(Growth):
+class DySpec(TreePolicy):
     """Draws the next token always where verification is likeliest to come, taking draft probabilities for acceptance.
 
     nodes: how many are drawn. A place below a node is worth the probability of getting there and rejecting all earlier
@@ -43,7 +43,7 @@ class DySpec(Growth):
     threshold: float | None = None
     temperature: float = 0.6
 
-    gives = Gives(drafts=("without-replacement",))
+    gives = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or not 0 < self.temperature < np.inf or (self.threshold is not None and self.threshold <= 0):
@@ -52,7 +52,7 @@ class DySpec(Growth):
     def largest(self) -> int:
         return self.nodes
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         limits = Budget(min(self.nodes, budget.nodes), budget.depth)
         growing = Growing(expander, seq, limits, self.origin, self.temperature)
         if self.threshold is None:
@@ -72,7 +72,7 @@ def _reach(logq: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(left, 0.0), taken
 
 
-def _by_level(growing: Growing, threshold: float) -> Asking[None]:
+def _by_level(growing: Growing, threshold: float) -> ForwardCoroutine[None]:
     frontier, values = np.zeros(1, dtype=np.int64), np.ones(1)
     while growing.room > 0:
         alive = np.isin(frontier, growing.open(frontier)) & (values > threshold)
@@ -86,7 +86,7 @@ def _by_level(growing: Growing, threshold: float) -> Asking[None]:
         frontier, values = growing.add(frontier[row], ids[row, column]), values[row] * taken[row, column]
 
 
-def _best_first(growing: Growing) -> Asking[None]:
+def _best_first(growing: Growing) -> ForwardCoroutine[None]:
     # A place: minus its worth, a number that settles ties, the parent, and which of its children comes next.
     heap: list[tuple[float, int, int, int]] = [(-1.0, 0, 0, 0)]
     known: dict[int, tuple[list[int], list[float], list[float]]] = {}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.layers import grow_layers
 
@@ -23,7 +23,7 @@ from ..tree_building.layers import grow_layers
     lossless=True,
 )
 @dataclass(frozen=True)
-class EAGLE2(Growth):
+class EAGLE2(TreePolicy):
     """Expands the `width` likeliest nodes of each of `depth` layers, then keeps the `nodes` likeliest of all.
 
     A node's value is the product of the drafter's probabilities along its path, at temperature 1 whatever the request's
@@ -43,7 +43,7 @@ class EAGLE2(Growth):
     def largest(self) -> int:
         return self.nodes
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         layers = yield from grow_layers(expander, seq, width=self.width, depth=depth, kept=nodes, shaped=False)
         return layers.kept(nodes)

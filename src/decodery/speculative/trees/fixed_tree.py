@@ -8,11 +8,11 @@ from functools import lru_cache
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 from ..tree_building.template import MOST, Template, calibrated, constant
@@ -35,7 +35,7 @@ EAGLE = Template(
     lossless=True,
 )
 @dataclass(frozen=True)
-class FixedTree(Growth):
+class FixedTree(TreePolicy):
     """Fills a tree of a given shape with the drafter's likeliest tokens, a pass per level.
 
     branching: children of every node by depth, as 4/2/1 for 4 + 8 + 8 nodes. paths: in place of it, the rank paths of
@@ -66,7 +66,7 @@ class FixedTree(Growth):
         given = self.branching is not None or self.paths is not None
         return len(_shape(self.branching, self.paths)) if given else max(self.nodes, len(EAGLE))
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         shape = _shape(self.branching, self.paths).within(budget.nodes, budget.depth)
         if self.branching is None and self.paths is None and (rates := self.rates or expander.rates):
             shape = calibrated(rates, min(self.nodes, budget.nodes), budget.depth)

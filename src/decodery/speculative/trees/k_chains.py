@@ -8,13 +8,13 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 
@@ -26,7 +26,7 @@ from ..tree_building.growing import Growing
     lossless=True,
 )
 @dataclass(frozen=True)
-class KChains(Growth):
+class KChains(TreePolicy):
     """Draws k continuations independent of each other and merges what they begin with.
 
     A node has a draw for each continuation that goes through it, so that the rule k-seq tests as many tokens as there
@@ -37,7 +37,7 @@ class KChains(Growth):
     k: int = 8
     length: int = 8
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.length < 1:
@@ -46,7 +46,7 @@ class KChains(Growth):
     def largest(self) -> int:
         return self.k * self.length
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         growing = Growing(expander, seq, budget, self.origin)
         length = min(self.length, budget.depth, budget.nodes)
         # Nodes of the last level, and how many continuations go through each.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 from ..tree_building.template import constant
@@ -24,7 +24,7 @@ from ..tree_building.template import constant
     lossless=True,
 )
 @dataclass(frozen=True)
-class RSDC(Growth):
+class RSDC(TreePolicy):
     """Draws a constant number of children per level without replacement, by Gumbel-top-k, a pass per level.
 
     branching: children of every node by depth. Siblings stand by falling log-probability plus Gumbel noise, which is
@@ -34,7 +34,7 @@ class RSDC(Growth):
 
     branching: tuple[int, ...] = (2, 2, 2)
 
-    gives = Gives(drafts=("without-replacement",))
+    gives = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         constant("rsd-c", self.branching)
@@ -42,6 +42,6 @@ class RSDC(Growth):
     def largest(self) -> int:
         return len(constant("rsd-c", self.branching))
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         shape = constant("rsd-c", self.branching).within(budget.nodes, budget.depth)
         return (yield from Growing(expander, seq, budget, self.origin).fill(shape))

@@ -8,13 +8,13 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 
@@ -38,7 +38,7 @@ def perturbed(above: np.ndarray, reached: np.ndarray) -> np.ndarray:
     lossless=True,
 )
 @dataclass(frozen=True)
-class RSDS(Growth):
+class RSDS(TreePolicy):
     """Draws the sequences of every level without replacement (stochastic beam search), a pass per level.
 
     width: sequences per level. depth: levels. Every level keeps the sequences of greatest perturbed log-probability;
@@ -49,7 +49,7 @@ class RSDS(Growth):
     width: int = 6
     depth: int = 5
 
-    gives = Gives(drafts=("without-replacement",))
+    gives = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth) < 1:
@@ -58,7 +58,7 @@ class RSDS(Growth):
     def largest(self) -> int:
         return self.width * self.depth
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         levels = min(self.depth, budget.depth, budget.nodes)
         growing = Growing(expander, seq, budget, self.origin)
         beam, logq, values = np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1)

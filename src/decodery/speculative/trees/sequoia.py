@@ -10,14 +10,14 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives, Needs
+from decodery.core.requirements import Provides, Requirements
 from decodery.core.trace import Trace
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 from ..tree_building.template import Template
@@ -122,7 +122,7 @@ def fastest_tree(
     lossless=True,
 )
 @dataclass(frozen=True)
-class Sequoia(Growth):
+class Sequoia(TreePolicy):
     """Fills the tree that emits most tokens per step under measured acceptance rates with draws without replacement.
 
     nodes, depth: bounds. acceptance: how often the first, second, ... child of a node is the accepted one; the default
@@ -137,7 +137,7 @@ class Sequoia(Growth):
     acceptance: tuple[float, ...] = MEASURED
     draft_cost: float | None = None
 
-    gives = Gives(drafts=("without-replacement",))
+    gives = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.depth) < 1:
@@ -148,13 +148,13 @@ class Sequoia(Growth):
             raise SettingsError("sequoia needs a finite draft_cost, 0 or more")
 
     @property
-    def needs(self) -> Needs:
-        return Needs(costs=self.draft_cost is not None)
+    def needs(self) -> Requirements:
+        return Requirements(costs=self.draft_cost is not None)
 
     def largest(self) -> int:
         return self.nodes
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         if self.draft_cost is not None and budget.pass_seconds is not None:
             seconds = tuple(budget.seconds(np.arange(nodes + 2)).tolist())

@@ -9,13 +9,13 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.core.requirements import Gives
+from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import TokenTree
-from decodery.step.drafter import Expander
-from decodery.step.forward_request import Asking
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import TreeDrafter
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_policy import Growth
+from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
 
@@ -28,7 +28,7 @@ from ..tree_building.growing import Growing
     lossless=True,
 )
 @dataclass(frozen=True)
-class SpecInfer(Growth):
+class SpecInfer(TreePolicy):
     """Draws a given number of children per level, independent of each other, and merges equal ones into one node.
 
     expansion: draws below every node by depth. A token drawn twice is one node, whose second draw the rule still hears
@@ -38,7 +38,7 @@ class SpecInfer(Growth):
 
     expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
 
-    gives = Gives(drafts=("sampled",))
+    gives = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if not self.expansion or min(self.expansion) < 1:
@@ -47,7 +47,7 @@ class SpecInfer(Growth):
     def largest(self) -> int:
         return sum(prod(self.expansion[: level + 1]) for level in range(len(self.expansion)))
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+    def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         growing = Growing(expander, seq, budget, self.origin)
         frontier = np.zeros(1, dtype=np.int64)
         for draws in self.expansion:
