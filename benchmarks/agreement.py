@@ -173,7 +173,7 @@ def laws(bench: Bench) -> Iterator[tuple[str, dict[str, int]]]:
         ids = torch.zeros(len(logits), 1, dtype=torch.long)
         # One row at a time: theirs of Top-H looks at a single one.
         expected = torch.cat([make(logits_process)(ids[:1], row[None].clone()) for row in logits])
-        got = resolve("sample", spec).warp(logits, [])
+        got = resolve("sample", spec).process(logits, [])
         yield name, {"laws": len(logits), "same": int((expected == got).all(dim=-1).sum())}
 
 

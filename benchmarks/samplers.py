@@ -146,17 +146,17 @@ def top_h(bench: Bench, found: Results) -> None:
     for bound, temperature in itertools.product(("renormalised", "partial"), temperatures):
         if (name := f"top-h {bound}, temperature {temperature:g}") in found:
             continue
-        warp = TopH(bound=bound)  # type: ignore[arg-type]
-        outputs = bench.run(sampler=[Temperature(temperature), warp])
+        processor = TopH(bound=bound)  # type: ignore[arg-type]
+        outputs = bench.run(sampler=[Temperature(temperature), processor])
         shares: list[float] = []
         for out in outputs:
             tempered = bench.logits(out) / temperature
             whole = entropy(tempered.double().log_softmax(dim=-1)).flatten()
-            left = entropy(warp.warp(tempered, []).double().log_softmax(dim=-1)).flatten()
+            left = entropy(processor.process(tempered, []).double().log_softmax(dim=-1)).flatten()
             shares += (left / whole).tolist()
         found[name] = {
             "positions": len(shares),
-            "positions above alpha": int(np.sum(np.array(shares) > warp.alpha * (1 + 1e-6))),
+            "positions above alpha": int(np.sum(np.array(shares) > processor.alpha * (1 + 1e-6))),
             "greatest share of the entropy": round(max(shares), 6),
             "bits per token": round(statistics.mean(map(bench.surprise, outputs)), 3),
         }

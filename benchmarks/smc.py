@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.constraints import Checker, JSONSchema, Language
+from decodery.constraints import Checker, ConstraintSpec, JSONSchema
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.extend import Candidates, Scorer
 from decodery.sampling import Sampler
 from decodery.sampling.constraint import Constrained, Constraint
-from decodery.scorers import Candidates, Scorer
 from decodery.search.smc import SMC
 from decodery.testing import TableModel, decode
 from groups import parser
@@ -77,7 +77,7 @@ def _refused(name: str) -> None:
 def checks(options: argparse.Namespace) -> dict[str, Any]:
     """Checks per token of the rule awrs on JSON, of a vocabulary that a mask decides on in full."""
     lm = dc.load("smollm2")
-    languages: dict[str, Language] = {
+    languages: dict[str, ConstraintSpec] = {
         "any JSON, by the engine": JSONSchema({"type": ["object", "array", "string", "number", "boolean", "null"]}),
         "any JSON, by a function": Checker(begins_json, is_json),
     }
@@ -99,9 +99,9 @@ def checks(options: argparse.Namespace) -> dict[str, Any]:
                 else:
                     # A mask asks about every token: one text is enough to see what that costs.
                     masked = language.compile(lm.vocabulary)
-                    warps = Sampler.from_settings(temperature=temperature).warps
+                    processors = Sampler.from_settings(temperature=temperature).processors
                     request = lm.request(lm.encode(PROMPTS[0]), drafter=None, max_new_tokens=4)
-                    request = replace(request, sampler=Sampler((Constrained(masked), *warps)))
+                    request = replace(request, sampler=Sampler((Constrained(masked), *processors)))
                     begin, engine = perf_counter(), lm.engine()
                     seq = engine.submit(request)
                     engine.run([seq])
@@ -149,7 +149,7 @@ def posterior(options: argparse.Namespace) -> dict[str, Any]:
         model, brackets = TableModel(4, order=2, seed=seed, spread=2.0), Brackets(8)
         exact, masked = _brackets(model, brackets)
         laws.setdefault("mask", []).append(_apart(masked, exact))
-        sampler = Sampler((Constrained(brackets), *PLAIN.warps))
+        sampler = Sampler((Constrained(brackets), *PLAIN.processors))
         for particles, runs in ((1, 640), (4, 160), (16, 40), (64, 10), (64, 40)):
             law: Counter[tuple[int, ...]] = Counter()
             for run in range(runs):

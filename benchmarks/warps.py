@@ -1,6 +1,6 @@
-"""What one visited node costs under every warp, by the length of the text before it: milliseconds, on one thread.
+"""What one visited node costs under every processor, by the length of the text before it: milliseconds, on one thread.
 
-    python benchmarks/warps.py [--repeats 50] [--out benchmarks/results/warps.json]
+    python benchmarks/processors.py [--repeats 50] [--out benchmarks/results/processors.json]
 
 A node is a law, a draw from it and the state after the drawn token; logits are random, over SmolLM2's vocabulary. The
 median of the repetitions is given, and what plain sampling takes is the row "none".
@@ -69,17 +69,17 @@ def milliseconds(sampler: Sampler, text: list[int], repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/warps.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/processors.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     # As frequent as words are: the commonest token makes up a tenth of the text.
     text = (np.random.default_rng(0).zipf(1.2, max(LENGTHS)) % VOCAB).tolist()
     found = {
-        name: {str(n): round(milliseconds(Sampler(warps), text[:n], options.repeats), 3) for n in LENGTHS}
-        for name, warps in WARPS.items()
+        name: {str(n): round(milliseconds(Sampler(processors), text[:n], options.repeats), 3) for n in LENGTHS}
+        for name, processors in WARPS.items()
     }
     result = {
-        "command": "python benchmarks/warps.py",
+        "command": "python benchmarks/processors.py",
         "machine": describe(),
         "vocabulary": VOCAB,
         "milliseconds": found,

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def read(length: int, gives: bool) -> tuple[dict[str, int], list[list[float]]]:
+def read(length: int, provides: bool) -> tuple[dict[str, int], list[list[float]]]:
     """Bytes that keys and values take in the end, and logits of what was written; gives: whether memory goes back."""
     torch.set_num_threads(1)
     base = tiny_transformer(0, num_layers=LAYERS, hidden_size=4 * HEAD, max_positions=8192, dtype=torch.float32)
@@ -62,7 +62,7 @@ def read(length: int, gives: bool) -> tuple[dict[str, int], list[list[float]]]:
         logits.append(model.forward(Batch([Segment.chunk(part, cache, logit_rows=[size - 1])])).logits)
         cache.keep(range(size))
         most = max(most, there(cache))
-        if gives:
+        if provides:
             cache.pass_by()
     figures = {"counted": cache.bytes, "there": there(cache), "there at most": most}
     return {name: TIMES * each for name, each in figures.items()}, torch.cat(logits[-WRITTEN:]).tolist()

@@ -13,28 +13,60 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.core.registry import register
-from decodery.core.requirements import Requirements
-from decodery.logits_sources.contexts import Blend, Member, Part
-from decodery.models.batch import Segment
-from decodery.models.protocol import LanguageModel, Reader
-from decodery.models.tokenizers.vocabulary import Vocabulary
-from decodery.sampling.constraint import Constrained
-from decodery.step.draft_tree import DraftTree
-from decodery.step.forward_request import ForwardCoroutine, ForwardResult, gather, score, score_all
+from decodery.extend import (
+    AcceptanceRule,
+    Accepted,
+    Blend,
+    Budget,
+    Candidates,
+    Constrained,
+    Constraint,
+    ConstraintSpec,
+    Context,
+    Drafter,
+    DraftTree,
+    Engine,
+    ForwardCoroutine,
+    ForwardResult,
+    LanguageModel,
+    LogitsProcessor,
+    LogitsSource,
+    Member,
+    NodeDistributions,
+    Part,
+    Reader,
+    Request,
+    Requirements,
+    Sampler,
+    Scorer,
+    Segment,
+    Stage,
+    Vocabulary,
+    check_batch,
+    check_constraint,
+    check_identical,
+    check_scorer,
+    check_state,
+    decode,
+    gather,
+    register,
+    score,
+    score_all,
+    tiny_transformer,
+)
 
 
 @register("calm")
 @dataclass(frozen=True)
-class Calm(dc.sampling.LogitsProcessor):
-    """A warp that remembers: the more the last tokens surprised, the sharper the distribution.
+class Calm(LogitsProcessor):
+    """A processor that remembers: the more the last tokens surprised, the sharper the distribution.
 
     strength: by how much logits grow per nat of the average surprise, of which every token takes 0.9 away.
     """
 
     strength: float = 0.2
 
-    stage = dc.sampling.Stage.TEMPERATURE
+    stage = Stage.TEMPERATURE
     stateful = True
 
     def init(self, prompt: Sequence[int]) -> float:
@@ -43,14 +75,14 @@ class Calm(dc.sampling.LogitsProcessor):
     def advance(self, state: float, token: int, logprob: float) -> float:
         return 0.9 * state - 0.1 * logprob
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[dc.sampling.Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         surprise = logits.new_tensor([context.state for context in contexts])
         return logits * (1.0 + self.strength * surprise[:, None])
 
 
 @register("two-memories")
 @dataclass(frozen=True)
-class TwoMemories(dc.logits_sources.LogitsSource):
+class TwoMemories(LogitsSource):
     """A source: the mean of what the model says after the whole prompt and after its last tokens alone.
 
     last: how many tokens of the prompt the second context begins with.
@@ -78,17 +110,17 @@ class _Mean(Blend):
 
 @register("at-most")
 @dataclass(frozen=True)
-class AtMost(dc.constraints.Language):
+class AtMost(ConstraintSpec):
     """A constraint: any text of at most so many tokens. It is said without a model, and compiled for its tokens."""
 
     tokens: int = 8
 
-    def compile(self, vocabulary: Vocabulary) -> dc.constraints.Constraint:
+    def compile(self, vocabulary: Vocabulary) -> Constraint:
         return Counting(self.tokens, vocabulary.size, vocabulary.eos_ids)
 
 
 @dataclass(frozen=True)
-class Counting(dc.constraints.Constraint):
+class Counting(Constraint):
     """The state is how many tokens may still come; a state is never changed, only followed by another."""
 
     tokens: int
@@ -112,16 +144,16 @@ class Counting(dc.constraints.Constraint):
 
 @register("varied")
 @dataclass(frozen=True)
-class Varied(dc.scorers.Scorer):
+class Varied(Scorer):
     """A scorer: a text weighs the more, the more different tokens it has. It looks at tokens alone."""
 
-    def score(self, candidates: dc.scorers.Candidates) -> torch.Tensor:
+    def score(self, candidates: Candidates) -> torch.Tensor:
         return torch.tensor([float(len(set(output))) for output in candidates.outputs])
 
 
 @register("doubtful")
 @dataclass(frozen=True)
-class Doubtful(dc.scorers.Scorer):
+class Doubtful(Scorer):
     """A scorer that asks the model: how much it would be surprised if the text ended with this token.
 
     token: its id.
@@ -133,7 +165,7 @@ class Doubtful(dc.scorers.Scorer):
     def log(self) -> bool:
         return True
 
-    def score(self, candidates: dc.scorers.Candidates) -> ForwardCoroutine[torch.Tensor]:
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         assert candidates.model is not None
         texts = [[*candidates.prompt, *output] for output in candidates.outputs]
         segments = [Segment.chunk(text, candidates.model.new_cache(), logit_rows=[len(text) - 1]) for text in texts]
@@ -143,12 +175,12 @@ class Doubtful(dc.scorers.Scorer):
 
 @register("short-sighted", lossless=True)
 @dataclass(frozen=True)
-class ShortSighted(dc.speculative.drafters.Drafter):
+class ShortSighted(Drafter):
     """A drafter that asks for a pass: it drafts what the model itself says after the last few tokens alone."""
 
     window: int = 8
 
-    def propose(self, seq: Any, budget: dc.speculative.draft_length.Budget) -> ForwardCoroutine[DraftTree]:
+    def propose(self, seq: Any, budget: Budget) -> ForwardCoroutine[DraftTree]:
         if min(budget.nodes, budget.depth) < 1:
             return DraftTree.root(seq.pending)
         text = seq.tokens[-self.window :]
@@ -159,7 +191,7 @@ class ShortSighted(dc.speculative.drafters.Drafter):
 
 @register("second-thought", guarantee="the likeliest token, or the second where the model is surer of what follows")
 @dataclass(frozen=True)
-class SecondThought(dc.speculative.acceptance.AcceptanceRule):
+class SecondThought(AcceptanceRule):
     """A rule that asks for a pass: where two tokens are close, it reads on behind both before it takes one.
 
     margin: how many nats apart they may be.
@@ -167,35 +199,21 @@ class SecondThought(dc.speculative.acceptance.AcceptanceRule):
 
     margin: float = 0.5
 
-    needs = Requirements(greedy=True)
+    requirements = Requirements(greedy=True)
 
-    def choose(
-        self, tree: DraftTree, laws: dc.speculative.acceptance.NodeDistributions, seq: Any
-    ) -> ForwardCoroutine[dc.speculative.acceptance.Accepted]:
+    def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Any) -> ForwardCoroutine[Accepted]:
         best = laws.rows([0])[0].log_softmax(dim=-1).topk(2)
         tokens = best.indices.tolist()
         if seq.remaining == 1 or float(best.values[0] - best.values[1]) > self.margin:
-            return dc.speculative.acceptance.Accepted([], tokens[0])
+            return Accepted([], tokens[0])
         yield from laws.grow([(token,) for token in tokens])
         sure = [float(laws.probabilities(laws.tree.child(0, token)).max()) for token in tokens]
-        return dc.speculative.acceptance.Accepted([], tokens[sure.index(max(sure))])
+        return Accepted([], tokens[sure.index(max(sure))])
 
 
 if __name__ == "__main__":
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.testing import (
-        check_batch,
-        check_constraint,
-        check_identical,
-        check_scorer,
-        check_state,
-        decode,
-        tiny_transformer,
-    )
-
     model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
-    drawn = dc.sampling.Sampler([dc.sampling.Temperature(0.8), Calm()])
+    drawn = Sampler([dc.sampling.Temperature(0.8), Calm()])
     check_identical(model, prompts, drafter=dc.speculative.drafters.PromptLookup(), sampler=drawn)
     check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, source=TwoMemories())
     check_state(model, prompts, drafter=ShortSighted(), source=TwoMemories())
@@ -203,7 +221,7 @@ if __name__ == "__main__":
 
     constraint = Counting(8, model.vocab_size, ends=(0,))
     check_constraint(constraint, eos_ids=[0])
-    (text,) = decode(model, prompts[:1], sampler=dc.sampling.Sampler([Constrained(constraint)]), eos_ids=[0])
+    (text,) = decode(model, prompts[:1], sampler=Sampler([Constrained(constraint)]), eos_ids=[0])
     assert len(text.generated) <= 9
 
     request = Request(prompts[0], max_new_tokens=8, sampler=drawn)

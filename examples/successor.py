@@ -6,13 +6,19 @@ Run it with `python examples/successor.py`.
 from dataclasses import dataclass
 
 import decodery as dc
-from decodery.core.registry import register
-from decodery.core.requirements import Requirements
-from decodery.speculative.draft_length import Budget
-from decodery.speculative.drafters import Drafter, VerificationFeedback
-from decodery.step.draft_tree import DraftTree
-from decodery.step.sequence import Sequence
-from decodery.testing import check_batch, check_identical, check_state, tiny_transformer
+from decodery.extend import (
+    Budget,
+    Drafter,
+    DraftTree,
+    Requirements,
+    Sequence,
+    VerificationFeedback,
+    check_batch,
+    check_identical,
+    check_state,
+    register,
+    tiny_transformer,
+)
 
 
 @register("successor", lossless=True)
@@ -25,7 +31,7 @@ class Successor(Drafter):
 
     length: int = 4
 
-    needs = Requirements(prompt=True)
+    requirements = Requirements(prompt=True)
 
     def start(self, seq: Sequence) -> dict[int, int]:
         return {}

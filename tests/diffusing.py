@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from decodery.core.registry import resolve
-from decodery.diffusion.base import Diffusion
+from decodery.diffusion.base import DiffusionDecoder
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.models.protocol import LanguageModel
@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {"full": {}, "shifted": {"shifted": True}, "b
 @torch.no_grad()
 def fill(
     model: LanguageModel,
-    method: str | Diffusion,
+    method: str | DiffusionDecoder,
     length: int = 16,
     *,
     prompt: Sequence[int] = tuple(PROMPT),
@@ -48,8 +48,8 @@ def fill(
 
 
 @cache
-def named(method: str | Diffusion) -> Diffusion:
-    found: Diffusion = resolve("diffuse", method)
+def named(method: str | DiffusionDecoder) -> DiffusionDecoder:
+    found: DiffusionDecoder = resolve("diffuse", method)
     return found
 
 

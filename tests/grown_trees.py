@@ -52,7 +52,7 @@ GREEDY, WARM = Sampler.from_settings(), Sampler.from_settings(temperature=0.8)
 class Drawing(Coupled):
     """Takes no notice of the distributions it asks for: drafts are drawn as for rules that compare with them."""
 
-    needs = Requirements(laws=True)
+    requirements = Requirements(laws=True)
 
 
 def begun(
@@ -85,7 +85,7 @@ def law_after(drafter: TreeDrafter, seq: Sequence, path: tuple[int, ...], *, sha
 def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
     """What the children of a path are drawn with."""
     tokens = torch.arange(seq.vocab_size)
-    if not seq.rule.needs.laws:
+    if not seq.rule.requirements.laws:
         return noise.gumbel(seq.seed, seq.position + len(path), tokens).numpy()
     place = noise.mix(seq.position)
     for token in path:

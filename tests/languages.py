@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from decodery.constraints import Choice, Grammar, JSONSchema, Language, PythonType, Regex
+from decodery.constraints import Choice, ConstraintSpec, Grammar, JSONSchema, PythonType, Regex
 from decodery.constraints.tool_calls import ToolCalls
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling import Sampler
@@ -51,7 +51,7 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-LANGUAGES: dict[str, Language] = {
+LANGUAGES: dict[str, ConstraintSpec] = {
     "json-schema": JSONSchema(SCHEMA, "compact"),
     "json-schema, flexible": JSONSchema(SCHEMA, mode="strict"),
     "regex": Regex("(ab|é)*c?"),
@@ -66,8 +66,8 @@ OTHER = tiny_transformer(1, vocab_size=SIZE)
 PROMPTS = [[5, 6, 7], [10, 11] * 6]
 
 
-def constrained(language: Language, **settings: float) -> Sampler:
-    return Sampler((Constrained(language.compile(VOCABULARY)), *Sampler.from_settings(**settings).warps))
+def constrained(language: ConstraintSpec, **settings: float) -> Sampler:
+    return Sampler((Constrained(language.compile(VOCABULARY)), *Sampler.from_settings(**settings).processors))
 
 
 def accepts(constraint: Constraint, text: str) -> bool:

@@ -411,7 +411,7 @@ def _kinds() -> list[str]:
     other = tiny_transformer(0, num_layers=1)
     for name, make in DRAFTERS.items():
         drafter = make(other)
-        found.setdefault((type(drafter).__mro__[1], drafter.gives.drafts), name)
+        found.setdefault((type(drafter).__mro__[1], drafter.provides.drafts), name)
     return sorted(found.values())
 
 
@@ -442,7 +442,7 @@ CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "deer", "rapid", "jacob
 
 def fits(drafter: Drafter, rule: AcceptanceRule) -> bool:
     """Whether a rule verifies all that a drafter may draft."""
-    return rule.needs.drafts is None or set(drafter.gives.drafts) <= set(rule.needs.drafts)
+    return rule.requirements.drafts is None or set(drafter.provides.drafts) <= set(rule.requirements.drafts)
 
 
 RULES: dict[str, AcceptanceRule] = {
@@ -512,7 +512,7 @@ WARPS: dict[str, LogitsProcessor] = {
     "dry": DRY(allowed=1),
     "momentum": Momentum(),
 }
-"""Every registered warp, set so that it does something."""
+"""Every registered processor, set so that it does something."""
 
 SAMPLERS: dict[str, Sampler] = {
     "greedy": Sampler.from_settings(),
@@ -612,7 +612,7 @@ PIPELINES: dict[str, Search] = {
     "iter-drag": IterDRAG(Documents(("the sky is blue", "grass is green")), k=1, n=1),
     "revisions": Revisions(LLMJudge(), n=2, length=2),
 }
-"""Searches by prompts of their own, which are searched for through an `LM`; cheatsheet, with a file, is not here."""
+"""Searches by prompts of their own, which are searched for through an `LLM`; cheatsheet, with a file, is not here."""
 
 ASKING = {"infalign": InfAlign(LLMJudge(), samples=2), "llm-judge": LLMJudge()}
 """Scorers by prompts of their own."""
@@ -643,7 +643,7 @@ WRITTEN_BY_THE_LOOP = {
     "early-pruning",
     "edge",
 }
-"""Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
+"""Searches whose texts the loop writes, so that they take any drafter, budget, rule and processor."""
 
 DRAWING = {"smc", "compute-optimal", "early-pruning", "edge", *SAMPLED, *STEPPED, *WEIGHED, *TREES}
 """Searches that draw, so that their requests have a temperature."""

@@ -39,7 +39,7 @@ def advised() -> Iterator[tuple[str, str]]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         apart = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
         for each in ast.walk(tree):
-            if isinstance(each, ast.keyword) and each.arg == "needs":
+            if isinstance(each, ast.keyword) and each.arg == "requirements":
                 apart |= {id(inner) for inner in ast.walk(each)}
         for each in ast.walk(tree):
             if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in apart:

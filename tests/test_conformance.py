@@ -79,7 +79,10 @@ PAIRS = [
     for rule in RULES
     if fits(make(OTHER), RULES[rule])  # requests refuse the others
     # Rules about several draws treat drafts that were not drawn, and single ones, as the rejection rule does.
-    and (rule in ("coupled", "rejection") or (make(OTHER).gives.drafts != ("deterministic",) and drafter not in CHAINS))
+    and (
+        rule in ("coupled", "rejection")
+        or (make(OTHER).provides.drafts != ("deterministic",) and drafter not in CHAINS)
+    )
 ]
 HEADS = [name for name, make in DRAFTERS.items() if isinstance(make(OTHER), TrainedDrafter)]
 ALIKE = [name for name in DRAFTERS if name not in {*KINDS, "eagle-3", "falcon", "prompt-lookup"}]
@@ -119,8 +122,10 @@ def test_the_lists_name_every_registered_method() -> None:
     assert {method.name for method in methods("verify.continuous")} == CONTINUOUS_RULES
     assert set(BUDGETS) == {method.name for method in methods("budget")}
     assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
-    warps = {type(warp) for sampler in (*SAMPLERS.values(), *CHOOSING.values()) for warp in sampler.warps}
-    assert warps == {method.cls for method in methods("sample")}
+    processors = {
+        type(processor) for sampler in (*SAMPLERS.values(), *CHOOSING.values()) for processor in sampler.processors
+    }
+    assert processors == {method.cls for method in methods("sample")}
 
 
 @cache
@@ -173,14 +178,16 @@ def test_warps_that_choose_are_the_same_under_speculation(sampler: str) -> None:
         made = DRAFTERS[drafter](OTHER)
         check_identical(TARGET, PROMPTS, drafter=made, sampler=CHOOSING[sampler], eos_ids=(0,), seeds=(0,))
     check_state(TARGET, PROMPTS[:2], drafter=made, sampler=CHOOSING[sampler], max_new_tokens=12)
-    with pytest.raises(SettingsError, match="which the warp momentum does not give: leave one"):
+    with pytest.raises(SettingsError, match="which the processor momentum does not give: leave one"):
         Request([1], sampler=CHOOSING[sampler], rule=LOSSY_RULES["adadec"])
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_budgets_keep_text_batch_and_state(budget: str) -> None:
     policy = BUDGETS[budget](OTHER)
-    for drafter in [DRAFTERS["draft-model"](OTHER)] + [DRAFTERS["token-recycling"](OTHER)] * (not policy.needs.pauses):
+    for drafter in [DRAFTERS["draft-model"](OTHER)] + [DRAFTERS["token-recycling"](OTHER)] * (
+        not policy.requirements.pauses
+    ):
         sampler, rule = SAMPLERS["everything"], RULES["rejection"]
         settings = {"drafter": drafter, "budget": policy}
         check_identical(TARGET, PROMPTS[READ], sampler=sampler, eos_ids=(0,), seeds=(0,), **settings)
@@ -188,7 +195,7 @@ def test_budgets_keep_text_batch_and_state(budget: str) -> None:
         check_state(TARGET, PROMPTS[1:2], rule=rule, max_new_tokens=12, **settings)
 
 
-@pytest.mark.parametrize("budget", [name for name, make in BUDGETS.items() if make(OTHER).needs.pauses])
+@pytest.mark.parametrize("budget", [name for name, make in BUDGETS.items() if make(OTHER).requirements.pauses])
 def test_budgets_that_stop_between_draws_keep_the_law(budget: str) -> None:
     check_distribution(
         *(_tilted(LAW), [1, 2]),
@@ -229,9 +236,9 @@ def test_a_growth_policy_changes_shapes_alone(growth: str) -> None:
 @pytest.mark.parametrize("rule", LOSSY_RULES)
 def test_lossy_rules_keep_batches_and_caches_in_order(rule: str) -> None:
     drafter, lossy = DRAFTERS["rapid"](OTHER), LOSSY_RULES[rule]
-    several = SAMPLERS["greedy-penalties" if lossy.needs.greedy else "everything"]
+    several = SAMPLERS["greedy-penalties" if lossy.requirements.greedy else "everything"]
     check_batch(TARGET, PROMPTS[READ], drafter=drafter, rule=lossy, sampler=several, seeds=(0,), max_new_tokens=12)
-    for sampler in (several,) if lossy.needs.chance else (SAMPLERS["greedy"], several):
+    for sampler in (several,) if lossy.requirements.chance else (SAMPLERS["greedy"], several):
         check_state(TARGET, [PROMPTS[1]], drafter=drafter, rule=lossy, sampler=sampler, max_new_tokens=12)
 
 
@@ -460,7 +467,7 @@ def test_the_point_mass_rule_emits_the_target_law_by_enumeration() -> None:
 
 def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
     class WithoutReplacement(Drafter):
-        gives = Provides(drafts=("without-replacement",))
+        provides = Provides(drafts=("without-replacement",))
 
         def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
             return DraftTree.root(seq.pending)

@@ -31,8 +31,8 @@ FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv", "monitor")
 def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
     found = readiness((each for family in FAMILIES for each in methods(family)), MODEL)
     assert {family for family, _ in found} == set(FAMILIES)
-    drafters = {name: needs for (family, name), needs in found.items() if family == "draft"}
-    ready = [name for name, needs in drafters.items() if not needs]
+    drafters = {name: requirements for (family, name), requirements in found.items() if family == "draft"}
+    ready = [name for name, requirements in drafters.items() if not requirements]
     assert {"auto", "ngram", "prompt-lookup", "suffix-tree"} <= set(ready)
     engine = Engine(MODEL)
     for name in ready:
@@ -46,7 +46,7 @@ def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
 
 def test_commands_that_methods_need_have_all_that_they_ask_for() -> None:
     found = readiness((each for family in FAMILIES for each in methods(family)), MODEL)
-    advised = {key: re.findall(r"decodery (train [^`,]+)", needs) for key, needs in found.items()}
+    advised = {key: re.findall(r"decodery (train [^`,]+)", requirements) for key, requirements in found.items()}
     made = {("draft", "rest"), ("verify", "judge"), ("budget", "specdec++"), ("source", "partial-attention")}
     assert all(advised[key] for key in {*made, ("kv", "lserve"), ("draft", "deer"), ("source", "controlled-decoding")})
     for key, texts in advised.items():
@@ -64,8 +64,8 @@ def test_commands_that_methods_need_have_all_that_they_ask_for() -> None:
 
 
 def test_a_server_says_what_its_methods_need() -> None:
-    needs = {(each["family"], each["name"]): each["needs"] for each in offered(trust=True, model=MODEL)}
-    assert needs["draft", "prompt-lookup"] is None and "train head" in needs["draft", "medusa"]
+    requirements = {(each["family"], each["name"]): each["requirements"] for each in offered(trust=True, model=MODEL)}
+    assert requirements["draft", "prompt-lookup"] is None and "train head" in requirements["draft", "medusa"]
     late = {each["name"] for each in offered(trust=True, model=MODEL) if each["slower"]}
     assert {"token-recycling", "jacobi", "lookahead"} < late and not late & {"auto", "prompt-lookup", "suffix-tree"}
 
@@ -73,7 +73,7 @@ def test_a_server_says_what_its_methods_need() -> None:
 def test_a_server_names_no_path_in_what_its_methods_need(tmp_path: Path) -> None:
     folder = save(make_model("llama"), tmp_path / "secret")
     listed = offered(trust=True, model=decodery.load(str(folder), dtype="float32").model)
-    assert any("-m MODEL" in (each["needs"] or "") for each in listed) and "secret" not in json.dumps(listed)
+    assert any("-m MODEL" in (each["requirements"] or "") for each in listed) and "secret" not in json.dumps(listed)
 
 
 def test_what_is_slower_on_a_cpu_is_not_on_other_devices() -> None:
@@ -89,5 +89,5 @@ def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:
         lm.generate("Hi", raw=True, drafter="eagle-3")
     assert f"train head -m {shlex.quote(str(folder))} --kind eagle-3 --out DIR" in str(refused.value)
     done = run("methods", "-m", str(folder), "--json")
-    listed = {(each["family"], each["name"]): each["needs"] for each in json.loads(done.stdout)}
+    listed = {(each["family"], each["name"]): each["requirements"] for each in json.loads(done.stdout)}
     assert listed["draft", "ngram"] is None and str(folder) in listed["draft", "eagle"]

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery.compression.base import Transform
-from decodery.constraints.base import Language
+from decodery.compression.base import ModelCompression
+from decodery.constraints.base import ConstraintSpec
 from decodery.core import registry
 from decodery.core.catalogue import catalogue
 from decodery.core.errors import NotTrusted, SettingsError, UnknownMethod
 from decodery.core.method_spec import free_text, from_network
 from decodery.core.registry import family_of, method_of, methods, register, resolve
-from decodery.diffusion.base import Diffusion
-from decodery.diffusion.cache.base import Cache
-from decodery.diffusion.experts.base import Experts
+from decodery.diffusion.base import DiffusionDecoder
+from decodery.diffusion.cache.base import DiffusionCache
+from decodery.diffusion.experts.base import ExpertSharing
 from decodery.sampling import LogitBias, LogitsProcessor, MinNewTokens, Stage, TopK, TopP
 from decodery.sampling.constraint import Constraint
 from decodery.search.base import Search
@@ -54,7 +54,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Nothing(LogitsProcessor):
     stage = Stage.EDIT
 
-    def warp(self, logits: Any, contexts: Any) -> Any:
+    def process(self, logits: Any, contexts: Any) -> Any:
         return logits
 
 
@@ -83,7 +83,18 @@ def test_every_method_is_described() -> None:
         assert method.summary.endswith(".") and method.guarantee and method.family in registry.FAMILIES
         assert (method.year is None) == (method.paper is None), f"{method.name}: write the paper as 'Title (year)'"
         assert f"decodery.{registry.FAMILIES[method.family]}." in method.cls.__module__ + "."
-        keys = ["name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "slower", "summary"]
+        keys = [
+            "name",
+            "family",
+            "paper",
+            "year",
+            "guarantee",
+            "lossless",
+            "requirements",
+            "provides",
+            "slower",
+            "summary",
+        ]
         assert list(method.as_dict()) == keys
 
 
@@ -103,11 +114,11 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
             ("source", LogitsSource),
             ("search", Search),
             ("budget", DraftLengthPolicy),
-            ("diffuse", Diffusion),
-            ("diffuse.cache", Cache),
+            ("diffuse", DiffusionDecoder),
+            ("diffuse.cache", DiffusionCache),
         ),
-        ("diffuse.experts", Experts),
-        *(("kv", CachePolicy), ("transform", Transform), ("monitor", Monitor)),
+        ("diffuse.experts", ExpertSharing),
+        *(("kv", CachePolicy), ("transform", ModelCompression), ("monitor", Monitor)),
     ],
 )
 def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:
@@ -212,7 +223,7 @@ def test_a_method_of_another_family_is_refused() -> None:
 
 
 def test_a_users_class_joins_the_family_of_its_base(own_methods: None) -> None:
-    @register("mine", paper="A Title (1999)", needs=["hidden states"], lossless=True)
+    @register("mine", paper="A Title (1999)", requirements=["hidden states"], lossless=True)
     @dataclass(frozen=True)
     class Mine(Nothing):
         """Does nothing.
@@ -224,7 +235,7 @@ def test_a_users_class_joins_the_family_of_its_base(own_methods: None) -> None:
     method = method_of(Mine())
     assert method is not None and method in methods("sample")
     assert (method.paper, method.year, method.summary) == ("A Title (1999)", 1999, "Does nothing.")
-    assert method.needs == ("hidden states",) and method.lossless and method.guarantee
+    assert method.requirements == ("hidden states",) and method.lossless and method.guarantee
     with pytest.raises(SettingsError, match="it has no settings"):
         resolve("sample", "mine:a=1")
 
@@ -270,14 +281,14 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
         (TreePolicy, r"define grow\(expander, seq, budget\), "),
         (AcceptanceRule, r"define choose\(tree, laws, seq\), "),
         (LookaheadRule, r"define decide\(view, node\), "),
-        (LogitsProcessor, r"define warp\(logits, contexts\), "),
+        (LogitsProcessor, r"define processor\(logits, contexts\), "),
         (LogitsSource, r"define over\(model, prompt\), "),
         (Composed, r"define capabilities \(a property\), "),
         (
             Constraint,
             r"define advance\(state, token\), .* and allowed\(state\), .* and init.* and is_complete\(state\), ",
         ),
-        (Language, r"define compile\(vocabulary\), "),
+        (ConstraintSpec, r"define compile\(vocabulary\), "),
         (Search, r"define find\(engine, request, progress\), "),
         (Scorer, r"define score\(candidates\), "),
     ],

@@ -39,7 +39,7 @@ UNLOADED = object.__new__(LLM)
         ({"rule": None}, "rule must be a Rule or a text, not None"),
         ({"budget": 3}, "budget must be a Policy or a text or None, not 3"),
         ({"source": 1.5}, "source must be"),
-        ({"sampler": 0.7}, "sampler must be a Sampler or a Warp or a text or a list or None, not 0.7"),
+        ({"sampler": 0.7}, "sampler must be a Sampler or a LogitsProcessor or a text or a list or None, not 0.7"),
         ({"temperature": "hot"}, "temperature must be a number or None, not 'hot'"),
         ({"top_k": 2.5}, "top_k must be a whole number or None, not 2.5"),
         ({"top_p": True}, "top_p must be a number or None, not True"),

@@ -1,7 +1,7 @@
 """The tables of needs and gives that classes declare, read from their source: nothing is imported for it.
 
-A class says `needs = Needs(...)`, or has a property whose value depends on its settings; then the table tells what may
-be needed. What a class does not say its bases say.
+A class says `requirements = Needs(...)`, or has a property whose value depends on its settings; then the table tells
+what may be needed. What a class does not say its bases say.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SOURCES = Path(__file__).parents[1] / "src" / "decodery"
 
 def tables_of(node: ast.ClassDef, module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a class of a module of this package needs and gives, in words."""
-    needs, gives = _told(node, module, "needs"), _told(node, module, "gives")
-    return tuple(needs.values()), tuple(words for name, words in gives.items() if name not in USUAL)
+    requirements, provides = _told(node, module, "requirements"), _told(node, module, "provides")
+    return tuple(requirements.values()), tuple(words for name, words in provides.items() if name not in USUAL)
 
 
 def _told(node: ast.ClassDef, module: str, table: str, own: bool = True) -> dict[str, str]:

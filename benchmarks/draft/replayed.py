@@ -48,7 +48,7 @@ TOGETHER = 8
 
 @dataclass
 class Rule:
-    needs: Requirements = field(default_factory=Requirements)
+    requirements: Requirements = field(default_factory=Requirements)
 
 
 @dataclass

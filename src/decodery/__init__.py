@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .llm.remote import remote
 
 
-__all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
+__all__ = ["LLM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
 
 _HOMES = {
-    "LM": ".llm.llm",
+    "LLM": ".llm.llm",
     "Output": ".llm.llm",
     "Piece": ".llm.llm",
     "Engine": ".engine.engine",

@@ -95,7 +95,7 @@ def test_confidence_ends_a_chain_before_the_doubtful_draw() -> None:
 class Peeking(DraftLengthPolicy):
     """Wrong on purpose: drops the draft where the token about to be drawn is the token 0."""
 
-    needs = Requirements(pauses=True)
+    requirements = Requirements(pauses=True)
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> ForwardCoroutine[bool]:
         coming = seq.sampler.pick((yield from outlook.law())[None], seq.seed, [seq.position + outlook.drawn])
@@ -128,7 +128,7 @@ def test_a_drafter_that_does_not_ask_is_refused() -> None:
     ["fixed:nodes=-1", "fixed:depth=0", "confidence:probability=2", "confidence:entropy=-1", "confidence:longest=0"],
 )
 def test_bad_settings_are_refused(spec: str) -> None:
-    with pytest.raises(SettingsError, match="needs"):
+    with pytest.raises(SettingsError, match="requirements"):
         dc.core.registry.resolve("budget", spec)
 
 

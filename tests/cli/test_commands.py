@@ -300,7 +300,7 @@ def test_a_switch_tells_by_the_prompt_who_answers(loaded: LLM, tmp_path: Path) -
 
 def test_methods() -> None:
     listed = json.loads(inside("methods", "--json")[1])
-    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "slower", "summary"}
+    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "requirements", "provides", "slower", "summary"}
     assert all(method.keys() == keys for method in listed)
     assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
     (one,) = json.loads(inside("methods", "prompt-lookup", "--json")[1])

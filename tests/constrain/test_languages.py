@@ -356,7 +356,7 @@ def small_vocabulary() -> Vocabulary:
 
 def test_sampling_follows_the_masked_law() -> None:
     constraint = Regex("(ab?b|b)*a", mode="strict").compile(small_vocabulary())
-    sampler = Sampler((Constrained(constraint), *Sampler.from_settings(temperature=1.0).warps))
+    sampler = Sampler((Constrained(constraint), *Sampler.from_settings(temperature=1.0).processors))
     model, other = TableModel(4, seed=3), TableModel(4, seed=8)
     settings = {"sampler": sampler, "rule": Rejection(), "length": 4, "draws": 180}
     check_distribution(model, [1, 2], drafter=Forced(DraftModel(other, length=3)), **settings)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.constraints import Choice, Grammar, JSONSchema, Language, Regex, trial
+from decodery.constraints import Choice, ConstraintSpec, Grammar, JSONSchema, Regex, trial
 from decodery.constraints.engine import GrammarConstraint
 from decodery.constraints.lark import lark
 from decodery.core.errors import ConstraintError, SettingsError
@@ -40,7 +40,7 @@ from decodery.testing import check_constraint, check_identical
 from languages import ENDS, OTHER, PROMPTS, TARGET, VOCABULARY, accepts, constrained
 
 WORDS = tuple("".join(random.Random(number).choices("abcdefghij", k=20)) for number in range(3000))
-LIMITED: dict[str, tuple[Language, str]] = {
+LIMITED: dict[str, tuple[ConstraintSpec, str]] = {
     "alternatives": (Grammar("start: " + " | ".join(f'"{word}"' for word in WORDS)), "3001 items; max is 2000"),
     "alternatives of one beginning": (
         Grammar("start: " + " | ".join(f'"the {word}"' for word in WORDS)),
@@ -66,7 +66,7 @@ LIMITED: dict[str, tuple[Language, str]] = {
 }
 
 
-def run(language: Language, drafter: Drafter | None = None, seed: int = 0) -> Sequence:
+def run(language: ConstraintSpec, drafter: Drafter | None = None, seed: int = 0) -> Sequence:
     """A text without looking at errors."""
     sampler, prompt = constrained(language, temperature=1.0), PROMPTS[0]
     engine = Engine(TARGET, pass_seconds=lambda context: np.ones(1024))
@@ -186,7 +186,7 @@ def test_an_option_no_token_can_write_is_named() -> None:
 def test_a_hidden_message_waits_for_the_constraint() -> None:
     def hidden(pattern: str) -> Sequence:
         sampler = Sampler((Constrained(Regex(pattern, mode="strict").compile(VOCABULARY)),
-                           *Sampler.from_settings().warps))  # fmt: skip
+                           *Sampler.from_settings().processors))  # fmt: skip
         request = Request([5], max_new_tokens=60, sampler=sampler, eos_ids=ENDS)
         return Coupling(message=b"a").run(Engine(TARGET), request)[0]
 
@@ -220,7 +220,7 @@ def test_what_python_reads_has_a_size() -> None:
     [Regex("a[]"), Regex("[]"), Grammar("start: /[^\\s\\S]/"), Regex(r"[\ud800]")],
     ids=["regex", "class", "grammar", "surrogate"],
 )
-def test_an_empty_language_is_found_while_compiling(language: Language) -> None:
+def test_an_empty_language_is_found_while_compiling(language: ConstraintSpec) -> None:
     with pytest.raises(ConstraintError, match="allows no text at all"):
         language.compile(VOCABULARY)
 
@@ -288,7 +288,7 @@ class _Elsewhere(NodeDistributions):
 
 def test_nodes_worked_out_together_may_hold_one_beyond_the_limit() -> None:
     constraint = Regex("[n-z]yz|m(a?){1000}a{1000}").compile(VOCABULARY)
-    sampler = Sampler((Constrained(constraint), *Sampler.from_settings().warps))
+    sampler = Sampler((Constrained(constraint), *Sampler.from_settings().processors))
     seq = Engine(TARGET).open(Request([5], sampler=sampler, max_new_tokens=20, eos_ids=ENDS))
     tree = DraftTree(np.array([5, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
     logits = torch.zeros(len(tree), VOCABULARY.size)

@@ -228,7 +228,7 @@ def test_drafts_that_are_taken_back_leave_no_trace() -> None:
 
 
 def test_an_idle_monitor_hands_on_the_very_logits() -> None:
-    warp = Constrained(compiled(strict_dot=False))
+    processor = Constrained(compiled(strict_dot=False))
     states = [
         state_of(compiled(strict_dot=False), text)
         for text in ("x = 1", "# a.", "unknown.", "import keyword\nkeyword.zzz")
@@ -237,7 +237,7 @@ def test_an_idle_monitor_hands_on_the_very_logits() -> None:
     import torch
 
     logits = torch.randn(len(contexts), SIZE)
-    assert warp.warp(logits, contexts) is logits
+    assert processor.process(logits, contexts) is logits
 
 
 def test_policies() -> None:
@@ -256,7 +256,7 @@ def test_policies() -> None:
     import torch
 
     context = Sampler([]).context([1], 1, state)
-    change = Constrained(soft).warp(torch.zeros(1, SIZE), [context])[0]
+    change = Constrained(soft).process(torch.zeros(1, SIZE), [context])[0]
     assert set(change.tolist()) == {0.0, -5.0} and change[ord("t")] == 0
 
 

@@ -52,7 +52,7 @@ class Even(Constraint):
     bonus: float | None = None
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides(mask=self.masked)
 
     def init(self, prompt: Any) -> int:
@@ -88,8 +88,8 @@ PLAIN = dict(zip(PARTS, ("nucleus", "draft-model", "coupled", "none", "none", "u
 
 def request(row: Row, **settings: Any) -> Request:
     found = {role: PARTS[role][name] for role, name in zip(PARTS, row, strict=True)}
-    warps = (*found.pop("constraint"), *found.pop("sampler").warps)
-    return Request(PROMPT, max_new_tokens=3, sampler=Sampler(warps), eos_ids=(0,), **found | settings)
+    processors = (*found.pop("constraint"), *found.pop("sampler").processors)
+    return Request(PROMPT, max_new_tokens=3, sampler=Sampler(processors), eos_ids=(0,), **found | settings)
 
 
 @cache
@@ -183,7 +183,7 @@ def test_every_pair_that_is_not_refused_runs() -> None:
 def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
     # A byte at a time needs more freedom than some sources leave.
     search = replace(SEARCHES[name], bits=1, temperature=5.0) if name == "coupling" else SEARCHES[name]
-    sampler = "plain" if search.needs.chance else "greedy"
+    sampler = "plain" if search.requirements.chance else "greedy"
     turn = sorted(SEARCHES).index(name) % 4
     for source in PARTS["source"] if FULL else list(PARTS["source"])[turn::4]:
         row = tuple((PLAIN | {"sampler": sampler, "source": source}).values())
@@ -201,16 +201,16 @@ def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
 def test_composites_need_what_their_parts_need_and_give_what_they_give() -> None:
     lookup, model, sampled = PromptLookup(), DraftModel(OTHER), STAND()
     fused = Fuse((lookup, sampled))
-    assert fused.needs == Requirements(prompt=True) and fused.gives.drafts == ("deterministic",)
+    assert fused.requirements == Requirements(prompt=True) and fused.provides.drafts == ("deterministic",)
     both = First((lookup, First((sampled, model))))
-    assert both.needs == Requirements(prompt=True)
-    assert both.gives.drafts == ("deterministic", "without-replacement", "sampled") and both.gives.pauses
-    assert Forced(sampled).gives.drafts == ("without-replacement", "deterministic")
-    assert NGram(growth=Sequoia(draft_cost=0.1)).needs == Requirements(prompt=True, costs=True)
+    assert both.requirements == Requirements(prompt=True)
+    assert both.provides.drafts == ("deterministic", "without-replacement", "sampled") and both.provides.pauses
+    assert Forced(sampled).provides.drafts == ("without-replacement", "deterministic")
+    assert NGram(growth=Sequoia(draft_cost=0.1)).requirements == Requirements(prompt=True, costs=True)
     # What pauses without states spoils it for who judges by them.
-    assert First((lookup, model)).gives.draft_states and not First((NGram(), model)).gives.draft_states
-    sampler = Sampler([Constrained(Even(bonus=1.0)), *SAMPLERS["nucleus"].warps])
-    assert sampler.needs == Requirements(checked=True, mask=True, ends=True)
+    assert First((lookup, model)).provides.draft_states and not First((NGram(), model)).provides.draft_states
+    sampler = Sampler([Constrained(Even(bonus=1.0)), *SAMPLERS["nucleus"].processors])
+    assert sampler.requirements == Requirements(checked=True, mask=True, ends=True)
     tables = (
         Requirements(taps=(2, "logits"), drafts=("sampled", "deterministic")),
         Requirements(taps=(1, 2), drafts=("sampled",)),
@@ -225,7 +225,7 @@ NOTHING = Requirements()
 class Reading(Drafter):
     """A method of one's own that needs this or that."""
 
-    needs: Requirements = NOTHING
+    requirements: Requirements = NOTHING
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         return DraftTree.root(seq.pending)
@@ -284,32 +284,32 @@ def test_the_catalogue_tells_what_the_tables_hold() -> None:
                 continue
             method = described[family, name]
             for table, words in (
-                ((part.needs, method.needs), (part.gives, method.gives))
+                ((part.requirements, method.requirements), (part.provides, method.provides))
                 if family != "budget"
-                else ((part.needs, method.needs),)
+                else ((part.requirements, method.requirements),)
             ):
                 composed = any(each.startswith("what its parts") for each in words)
                 assert composed or set(said(table)) <= set(words), (name, said(table), words)
-    assert described["verify", "k-seq"].needs == (
+    assert described["verify", "k-seq"].requirements == (
         "deterministic or sampled drafts",
         "the distributions that drafts come from",
     )
-    assert described["draft", "fuse"].needs == ("what its parts need",)
-    assert "temperature 0" in described["search", "beam"].needs
-    assert "temperature 0" not in described["search", "smc"].needs
+    assert described["draft", "fuse"].requirements == ("what its parts need",)
+    assert "temperature 0" in described["search", "beam"].requirements
+    assert "temperature 0" not in described["search", "smc"].requirements
     assert {each.name for each in fields(Requirements)} | {each.name for each in fields(Provides)} == set(WORDS)
 
 
 def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
-    @register("needy", needs=("a kind word",))
+    @register("needy", requirements=("a kind word",))
     @dataclass(frozen=True)
     class Needy(Reading):
         """Needs rows."""
 
-        gives = Provides(drafts=("sampled",), law=True)
+        provides = Provides(drafts=("sampled",), law=True)
 
     try:
         own = method_of(Needy())
-        assert own is not None and own.gives == ("sampled drafts",) and own.needs[-1] == "a kind word"
+        assert own is not None and own.provides == ("sampled drafts",) and own.requirements[-1] == "a kind word"
     finally:
         registry._registered["draft"].pop("needy")

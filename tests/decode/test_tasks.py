@@ -225,7 +225,7 @@ def test_a_preempted_text_gives_its_memory_back_and_shows_its_drafter_nothing_tw
 
     @dataclass(frozen=True)
     class Watching(Garbage):
-        needs = Requirements(prompt=True)
+        requirements = Requirements(prompt=True)
 
         def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
             shown.extend(range(seen.start, seen.start + (len(seen.path) + 1)))

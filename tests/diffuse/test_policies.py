@@ -11,7 +11,7 @@ import torch
 from covering import FULL
 from decodery.core.errors import SettingsError
 from decodery.core.registry import methods
-from decodery.diffusion.base import Policy
+from decodery.diffusion.base import UnmaskingPolicy
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.ccd_agreement import CCDAgreement, Proposed
 from decodery.diffusion.dystruct import Dystruct
@@ -23,7 +23,7 @@ from decodery.step.forward_request import gather, run_sync
 from decodery.testing import OracleDenoiser
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
 
-METHODS = [method.name for method in methods("diffuse") if not method.needs]
+METHODS = [method.name for method in methods("diffuse") if not method.requirements]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -64,7 +64,7 @@ def view(confidence: list[float], tokens: list[int] | None = None, places: list[
 
 def chosen(spec: str, seen: View, memory: object = None) -> list[int]:
     method = named(spec)
-    assert isinstance(method, Policy)
+    assert isinstance(method, UnmaskingPolicy)
     return [int(place) for place in method.select(seen, memory)[0].positions]
 
 
@@ -147,7 +147,7 @@ def test_contexts_that_disagree_postpone_a_place() -> None:
     sure, other = [0.9, 0.05, 0.05], [0.05, 0.9, 0.05]
     laws = [torch.tensor([sure, [0.8, 0.1, 0.1]]), torch.tensor([other, [0.8, 0.1, 0.1]])]
     method, memory = named("ccd:history=1"), None
-    assert isinstance(method, Policy)
+    assert isinstance(method, UnmaskingPolicy)
     places = []
     for law in laws:
         seen = View.of(law.double().log(), np.array([3, 4]), (3, 5))
@@ -155,7 +155,7 @@ def test_contexts_that_disagree_postpone_a_place() -> None:
         places.append(int(commit.positions[0]))
     assert places == [3, 4], "alone the first place is surer in both passes"
     adaptive = named("ccd:history=1,adaptive=true,floor=0.7")
-    assert isinstance(adaptive, Policy)
+    assert isinstance(adaptive, UnmaskingPolicy)
     _, memory = adaptive.select(View.of(laws[0].double().log(), np.array([3, 4]), (3, 5)), None)
     again = adaptive.select(View.of(laws[0].double().log(), np.array([3, 4]), (3, 5)), memory)[0]
     assert again.positions.tolist() == [3, 4]
@@ -299,7 +299,7 @@ def test_threshold_drafts_are_taken_as_far_as_a_slow_loop_takes_them() -> None:
         canvas = fill(model, "freedave-plus:tau=0.2,drafts=4")
         state, seen = Canvas.of(model, PROMPT, 16), 0
         threshold = named("threshold:tau=0.2")
-        assert isinstance(threshold, Policy)
+        assert isinstance(threshold, UnmaskingPolicy)
         for written in canvas.rounds:
             run = Run(model, state, threshold)
             step, _ = threshold.select(run_sync(run.look((5, 21))), None)

@@ -75,7 +75,7 @@ def test_dyspecs_places_are_worth_most_together() -> None:
         for path in tape:
             first.setdefault(path[:-1], []).append(path)
 
-        def needs(path: tuple[int, ...], siblings: dict = first) -> list[tuple[int, ...]]:
+        def requirements(path: tuple[int, ...], siblings: dict = first) -> list[tuple[int, ...]]:
             """What must be drawn before it."""
             row = siblings[path[:-1]]
             before = row[: row.index(path)][-1:]
@@ -84,7 +84,7 @@ def test_dyspecs_places_are_worth_most_together() -> None:
         best = max(
             sum(known[path] for path in chosen)
             for chosen in combinations(tape[:16], 5)
-            if all(need in chosen for path in chosen for need in needs(path))
+            if all(need in chosen for path in chosen for need in requirements(path))
         )
         got = sum(known[path] for path in paths(run_sync(drafter.propose(seq, Budget(64, 3)))))
         assert got == pytest.approx(best)

@@ -37,9 +37,9 @@ def test_trees_are_trees_within_the_budget(growth: str, sampler: str) -> None:
             tree = run_sync(drafter.propose(seq, Budget(nodes, depth)))
             tree.validate()
             assert 1 < len(tree) <= nodes + 1 and tree.depths.max() <= depth
-            assert (tree.origin,) == drafter.gives.drafts
+            assert (tree.origin,) == drafter.provides.drafts
             inner = set(tree.parents[1:].tolist())
-            if rule.needs.laws and tree.origin != "deterministic":
+            if rule.requirements.laws and tree.origin != "deterministic":
                 assert set(tree.distributions) == inner
                 for node, law in tree.distributions.items():
                     assert law.dtype == torch.float64 and float(law.sum()) == pytest.approx(1.0, abs=1e-12)

@@ -243,7 +243,7 @@ def test_trees_are_those_of_whole_distributions(
 
 def test_only_heads_that_come_with_the_package_are_said_to() -> None:
     kinds = {each.name: each for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
-    said = {name for name, each in kinds.items() if "comes with" in " ".join(each.needs)}
+    said = {name for name, each in kinds.items() if "comes with" in " ".join(each.requirements)}
     told = {name for name, each in kinds.items() if "comes along" in " ".join((each.cls.__doc__ or "").split())}
     assert said == told == {path.stem for path in SHIPPED["smollm2-draft"].glob("*.safetensors")} & set(kinds)
     assert said == {"eagle-3"}

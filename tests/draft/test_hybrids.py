@@ -208,8 +208,11 @@ def test_combinations_speak_in_turn() -> None:
     assert drafted(decodery.speculative.drafters.switch(copy, other, choose=lambda seq: 1), text) == [9]
     both = decodery.speculative.drafters.fuse(CopySpec(gamma=1, length=2, pick="last"), CopySpec(gamma=1, length=2))
     assert drafted(both, [3, 4, 5, 3, 6, 7, 3]) == [6, 7, 4, 5]
-    assert both.gives.drafts == ("deterministic",)
-    assert decodery.speculative.drafters.first(copy, STAND()).gives.drafts == ("deterministic", "without-replacement")
+    assert both.provides.drafts == ("deterministic",)
+    assert decodery.speculative.drafters.first(copy, STAND()).provides.drafts == (
+        "deterministic",
+        "without-replacement",
+    )
     with pytest.raises(SettingsError, match="cannot tell how long a match of PromptLookup is"):
         decodery.speculative.drafters.switch(other, copy)
     with pytest.raises(SettingsError, match="at least two"):

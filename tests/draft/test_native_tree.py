@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels we
 
 @dataclass
 class _Rule:
-    needs: Requirements = field(default_factory=Requirements)
+    requirements: Requirements = field(default_factory=Requirements)
 
 
 @dataclass

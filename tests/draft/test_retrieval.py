@@ -183,7 +183,7 @@ def test_more_nodes_guess_no_less() -> None:
 class WithLaws(Coupled):
     """Asks for draft distributions that it does not use."""
 
-    needs = Requirements(laws=True)
+    requirements = Requirements(laws=True)
 
 
 def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> DraftTree:

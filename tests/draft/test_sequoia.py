@@ -95,7 +95,7 @@ def test_sequoia_weighs_what_passes_cost() -> None:
     assert speed == pytest.approx(max(speed for speed, _ in candidates))
     # Through the loop, whose pass times are even here: the deepest tree pays.
     drafter = DraftModel(TableModel(6, seed=3), growth="sequoia(nodes=9,draft_cost=0.0)")
-    assert drafter.needs.costs
+    assert drafter.requirements.costs
     (run,) = decode(TableModel(6, seed=3), [[1, 2]], drafter=drafter, max_new_tokens=20)
     assert {step.nodes for step in run.trace.decoding[:2]} == {9}
 

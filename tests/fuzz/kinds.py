@@ -188,7 +188,7 @@ def use_value(folder: Path, base: Path) -> None:
 
     value = ValueHead(str(folder / "value.safetensors"))
     value.fits(_model(base))
-    run_sync(judge(value, Candidates([1], [[1]], [False], {tap: torch.ones(1, 64) for tap in value.needs.taps})))
+    run_sync(judge(value, Candidates([1], [[1]], [False], {tap: torch.ones(1, 64) for tap in value.requirements.taps})))
 
 
 @kind("judge", mutated_tensors("judge.safetensors"))

@@ -23,7 +23,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State
 from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
-from decodery.testing.policies import check_policy
+from decodery.testing.policies import check_cache_policy
 from methods import KVS
 
 MODEL = tiny_transformer(0)
@@ -33,7 +33,7 @@ PROMPTS = [np.random.default_rng(seed).integers(0, 64, n).tolist() for seed, n i
 
 @pytest.mark.parametrize("kv", KVS.values(), ids=KVS)
 def test_a_text_under_a_policy_is_that_of_plain_decoding(kv: CachePolicy) -> None:
-    check_policy(EXACT, PROMPTS, kv, tolerance=0.0)
+    check_cache_policy(EXACT, PROMPTS, kv, tolerance=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
@@ -44,7 +44,7 @@ def test_policies_that_change_keys_and_values_keep_the_law_where_caches_hold_les
     narrow = to_int8(MODEL)
     narrow.narrow_caches(dtype)
     assert narrow.new_cache().blocks.nothing.dtype == dtype
-    check_policy(narrow, PROMPTS[:1], KVS[name], tolerance=0.0)
+    check_cache_policy(narrow, PROMPTS[:1], KVS[name], tolerance=0.0)
 
 
 BUDGETED = {name: kv for name, kv in KVS.items() if hasattr(kv, "budget")}
@@ -193,7 +193,7 @@ BROKEN = [
 @pytest.mark.parametrize("kv", BROKEN, ids=lambda kv: type(kv).__name__)
 def test_the_law_catches_rules_that_break_it(kv: CachePolicy) -> None:
     with pytest.raises(LawBroken):
-        check_policy(EXACT, PROMPTS, kv, tolerance=0.0)
+        check_cache_policy(EXACT, PROMPTS, kv, tolerance=0.0)
 
 
 def test_what_is_kept_is_what_was_promised() -> None:

@@ -15,7 +15,7 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.config import ModelConfig, Rope
 from decodery.models.torch.rope import turns
 from decodery.testing import LawBroken, decode, tiny_transformer, to_int8
-from decodery.testing.policies import check_policy
+from decodery.testing.policies import check_cache_policy
 
 MODEL = tiny_transformer(0)
 SHORT = tiny_transformer(0, max_positions=24)
@@ -77,7 +77,7 @@ LONG = [TOKENS.tolist(), TOKENS[:9].tolist()]
 
 
 def test_a_text_goes_on_beyond_the_context() -> None:
-    check_policy(EXACT, LONG, "streaming-llm:budget=12,sinks=2", tolerance=0.0)
+    check_cache_policy(EXACT, LONG, "streaming-llm:budget=12,sinks=2", tolerance=0.0)
     (text,) = decode(EXACT, LONG[1:], kv="streaming-llm:budget=12", max_new_tokens=80)
     assert (text.position, text.finish_reason, text.context_full) == (80, "length", False)
     assert text.cache.length <= 12 + 16, "memory does not grow with the text"
@@ -101,7 +101,7 @@ class MetTogether(StreamingLLM):
 
 def test_the_law_catches_sinks_that_stand_where_another_row_meets_them() -> None:
     with pytest.raises(LawBroken):
-        check_policy(EXACT, LONG, MetTogether(12, sinks=2), tolerance=0.0)
+        check_cache_policy(EXACT, LONG, MetTogether(12, sinks=2), tolerance=0.0)
 
 
 @pytest.mark.parametrize("kv", ["streaming-llm:budget=12,absolute=true", "streaming-llm:budget=0.5", "h2o:budget=12"])

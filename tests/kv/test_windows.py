@@ -17,7 +17,7 @@ from decodery.models.cache.page_memory import SLOTS
 from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
-from decodery.testing.policies import check_policy
+from decodery.testing.policies import check_cache_policy
 from methods import KVS
 
 WINDOW = 6
@@ -68,4 +68,4 @@ def test_windowed_layers_hold_their_window_alone_under_streaming() -> None:
     _, cache = read(model, StreamingLLM(24))
     windowed, full = cache.lengths.tolist()
     assert WINDOW <= windowed <= WINDOW + SLOTS and 24 <= full <= 24 + SLOTS
-    check_policy(model, [TOKENS[:40].tolist()], StreamingLLM(24), tolerance=1e-9)
+    check_cache_policy(model, [TOKENS[:40].tolist()], StreamingLLM(24), tolerance=1e-9)

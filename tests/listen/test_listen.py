@@ -17,7 +17,7 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.core.registry import methods, resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.simultaneous.base import Listen, Stream, StreamOutput, listening
+from decodery.extras.simultaneous.base import SimultaneousPolicy, Stream, StreamOutput, listening
 from decodery.extras.simultaneous.local_agreement import LocalAgreement
 from decodery.extras.simultaneous.redecode import Redecode
 from decodery.extras.simultaneous.stability import Stability
@@ -35,7 +35,14 @@ from tiny_encoder import tiny_encoder_decoder
 
 BLOCK, START, ENDS = 3, 58, (56, 2)
 SOURCE = [5, 40, 17, 33, 8, 21, 50, 2, 11, 45, 30, 9, 27, 14, 36, 3, 41]
-LISTENING: list[Listen] = [Redecode(), LocalAgreement(), LocalAgreement(3), Stability(), StreamingBeam(3), WaitK(4)]
+LISTENING: list[SimultaneousPolicy] = [
+    Redecode(),
+    LocalAgreement(),
+    LocalAgreement(3),
+    Stability(),
+    StreamingBeam(3),
+    WaitK(4),
+]
 
 
 SHRINKING = {
@@ -46,7 +53,7 @@ SHRINKING = {
 }
 
 
-def heard(method: Listen, size: int, source: Sequence[int] = SOURCE) -> tuple[list[StreamOutput], Stream]:
+def heard(method: SimultaneousPolicy, size: int, source: Sequence[int] = SOURCE) -> tuple[list[StreamOutput], Stream]:
     """What there is behind every chunk of `size` tokens."""
     stream = Stream.of(tiny_encoder_decoder(BLOCK), ENDS)
     starts = range(0, len(source), size)
@@ -103,7 +110,7 @@ def test_verifying_the_earlier_text_equals_decoding_anew(size: int) -> None:
 
 
 @pytest.mark.parametrize("method", LISTENING, ids=repr)
-def test_what_is_committed_stays(method: Listen) -> None:
+def test_what_is_committed_stays(method: SimultaneousPolicy) -> None:
     found, stream = heard(method, 2)
     assert stays([each.committed for each in found])
     last = found[-1].committed
@@ -135,7 +142,7 @@ def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
 
 
 def test_a_method_that_takes_back_what_stands_is_caught() -> None:
-    class Forgetful(Listen):
+    class Forgetful(SimultaneousPolicy):
         def hear(self, stream: Stream) -> ForwardCoroutine[None]:
             logits = yield from stream.reread(0)
             stream.written = [int(logits[-1].argmax()), stream.chunks]
@@ -202,7 +209,7 @@ def test_what_cannot_be_listened_to_is_refused() -> None:
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
         run_sync(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
     for broken in (lambda: LocalAgreement(0), lambda: WaitK(-1), lambda: Stability(cap=0), lambda: StreamingBeam(0)):
-        with pytest.raises(SettingsError, match="needs"):
+        with pytest.raises(SettingsError, match="requirements"):
             broken()
     with pytest.raises(SettingsError, match="leave block out"):
         train_seq2seq(transduction("normalise"), Path("nowhere"), recipe=Seq2SeqRecipe(block=2))

@@ -294,7 +294,7 @@ def test_unknown_dtype_and_device() -> None:
     with pytest.raises(SettingsError, match="float32, bfloat16, float16, int8"):
         load("smollm2", dtype="float8")
     with pytest.raises(SettingsError, match="no device"):
-        load("smollm2", device="warp")
+        load("smollm2", device="processor")
 
 
 @pytest.mark.parametrize(("kept", "share"), [("float16", 1 / 2), ("int8", (1 + 2 / 64) / 4)])

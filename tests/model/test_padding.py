@@ -59,7 +59,7 @@ MODEL, OTHER = padded(0), padded(1)
 class Drafts(Drafter):
     """Drafts nothing but padding, and is sure of it."""
 
-    gives = Provides(drafts=("deterministic",))
+    provides = Provides(drafts=("deterministic",))
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         tree = DraftTree.chain(seq.pending, [61, 17][: min(budget.nodes, budget.depth)])
@@ -119,7 +119,7 @@ def test_rules_accept_none(name: str) -> None:
     rule = (RULES | LOSSY_RULES)[name]
     for drafter in (DRAFTERS["draft-model"](OTHER), Drafts()):
         if fits(drafter, rule):
-            check(written(GREEDY if rule.needs.greedy else DRAWN, drafter=drafter, rule=rule))
+            check(written(GREEDY if rule.requirements.greedy else DRAWN, drafter=drafter, rule=rule))
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -37,7 +37,7 @@ class Seen(Monitor):
     prompt: bool = True
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=TAPS[:4] if self.prompt else TAPS, prompt_taps=self.prompt)
 
     def start(self, seq: Sequence) -> Any:
@@ -99,7 +99,7 @@ class Turning(Monitor):
     always: bool = False
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(changes=True)
 
     def start(self, seq: Sequence) -> Any:
@@ -125,7 +125,7 @@ class Returning(Monitor):
     threshold: float | None = 0.5
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(keys=True)
 
     @property

@@ -45,7 +45,7 @@ class Raising(Monitor):
 @dataclass(frozen=True)
 class Elsewhere(Raising):
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=("resid_post.7",))
 
 
@@ -72,7 +72,7 @@ class Endless(Monitor):
     threshold: float | None = 0.0
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(keys=True)
 
     @property

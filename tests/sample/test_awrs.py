@@ -173,7 +173,7 @@ def test_the_rule_writes_what_masks_write(name: str) -> None:
     asked = list(zip(PROMPTS, (0, 5), strict=True))
     for turn, settings in enumerate(({}, {"temperature": 1.0}, {"temperature": 0.7, "repetition_penalty": 1.3})):
         masked = constrained(LANGUAGES[name], **settings)
-        tried = Sampler((Constrained(Maskless(masked.warps[0].constraint)), *masked.warps[1:]))
+        tried = Sampler((Constrained(Maskless(masked.processors[0].constraint)), *masked.processors[1:]))
         for prompt, seed in asked if FULL else asked[turn % 2 :][:1]:
             (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=24)
             (ours,) = decode(
@@ -249,7 +249,7 @@ def test_requests_choose_the_rule_that_suits_the_constraint(smollm2: dc.LLM) -> 
     found.append(smollm2.generate("A number:", constraint=checker, seed=4, temperature=1.0, drafter="prompt-lookup"))
     assert found[0].tokens == found[1].tokens and found[0].text.isdigit() and len(found[0].text) == 3
     assert found[0].trace.ledger.counts["checks"] < len(asked) + 10 < 20_000
-    with pytest.raises(SettingsError, match="the warp top-p needs the mask of a constraint, which the rule awrs"):
+    with pytest.raises(SettingsError, match="the processor top-p needs the mask of a constraint, which the rule awrs"):
         smollm2.generate("A number:", constraint=checker, temperature=1.0, top_p=0.9)
     with pytest.raises(SettingsError, match="build the method in Python"):
         smollm2.generate("A number:", constraint="checker:prefix=isdigit")
@@ -260,7 +260,7 @@ def test_a_mask_that_would_leave_nothing_is_not_applied_without_masks_either(set
     prompt = PROMPTS[0]
     for name in ("choice", "regex"):
         masked = constrained(LANGUAGES[name], temperature=1.0, eos_ids=ENDS, **settings)
-        tried = Sampler((Constrained(Maskless(masked.warps[0].constraint)), *masked.warps[1:]))
+        tried = Sampler((Constrained(Maskless(masked.processors[0].constraint)), *masked.processors[1:]))
         for seed in range(3):
             (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=40)
             (found,) = decode(

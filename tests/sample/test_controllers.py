@@ -31,10 +31,10 @@ def rows(count: int, size: int, seed: int = 0) -> torch.Tensor:
     return torch.cat([torch.randn(count, size, generator=generator) * scales, one_hot, torch.zeros(1, size)])
 
 
-def plain_top_h(row: Sequence[float], warp: TopH) -> list[int]:
+def plain_top_h(row: Sequence[float], processor: TopH) -> list[int]:
     weights = [math.exp(value - max(row)) for value in row]
-    order = sorted(range(len(row)), key=lambda token: (-row[token], token))[: warp.top or len(row)]
-    whole = math.fsum(weights[token] for token in (order if warp.bound == "partial" else range(len(row))))
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))[: processor.top or len(row)]
+    whole = math.fsum(weights[token] for token in (order if processor.bound == "partial" else range(len(row))))
     probs = [weight / whole for weight in weights]
 
     def spread(tokens: Sequence[int]) -> float:
@@ -42,11 +42,13 @@ def plain_top_h(row: Sequence[float], warp: TopH) -> list[int]:
 
     kept = order[:1]
     for size in range(2, len(order) + 1):
-        if warp.bound == "partial":
-            fits = spread(order[:size]) <= warp.alpha * spread(order) * (1 + 1e-9)
+        if processor.bound == "partial":
+            fits = spread(order[:size]) <= processor.alpha * spread(order) * (1 + 1e-9)
         else:
             mass = math.fsum(probs[token] for token in order[:size])
-            fits = spread(order[:size]) / mass + math.log(mass) <= warp.alpha * spread(range(len(row))) * (1 + 1e-9)
+            fits = spread(order[:size]) / mass + math.log(mass) <= processor.alpha * spread(range(len(row))) * (
+                1 + 1e-9
+            )
         if not fits or row[order[size - 1]] == -INF:
             break
         kept = order[:size]
@@ -56,12 +58,12 @@ def plain_top_h(row: Sequence[float], warp: TopH) -> list[int]:
 @pytest.mark.parametrize("bound", ["renormalised", "partial"])
 @pytest.mark.parametrize(("alpha", "top"), [(0.4, 0), (0.4, 6), (0.83, 0), (0.999, 0)])
 def test_top_h_equals_a_plain_scan(bound: str, alpha: float, top: int) -> None:
-    warp = TopH(alpha, top, bound)  # type: ignore[arg-type]
+    processor = TopH(alpha, top, bound)  # type: ignore[arg-type]
     given_rows = rows(200, 12)
-    found = warp.warp(given_rows, [])
+    found = processor.process(given_rows, [])
     for row, law in zip(given_rows, found, strict=True):
         kept = torch.isfinite(law).nonzero().flatten().tolist()
-        assert kept == plain_top_h(row.tolist(), warp)
+        assert kept == plain_top_h(row.tolist(), processor)
         assert torch.equal(law[kept], row[kept])
 
 
@@ -69,20 +71,20 @@ def test_top_h_bounds_the_entropy_at_every_step_where_the_released_rule_does_not
     given_rows = rows(600, 400, seed=4)[:600]
     whole = torch.distributions.Categorical(logits=given_rows.double()).entropy()
     for alpha in (0.3, 0.7):
-        kept = [TopH(alpha, 0, bound).warp(given_rows, []).double() for bound in ("renormalised", "partial")]  # type: ignore[arg-type]
+        kept = [TopH(alpha, 0, bound).process(given_rows, []).double() for bound in ("renormalised", "partial")]  # type: ignore[arg-type]
         bounded, released = (torch.distributions.Categorical(logits=each).entropy() for each in kept)
         assert (bounded <= alpha * whole * (1 + 1e-7)).all()
         assert (released > alpha * whole).any()
     flat = torch.zeros(1, 256)
-    assert torch.isfinite(TopH(0.5, 0).warp(flat, [])).sum() == 16
-    assert torch.isfinite(TopH(0.5, 0, "partial").warp(flat, [])).sum() == 128
+    assert torch.isfinite(TopH(0.5, 0).process(flat, [])).sum() == 16
+    assert torch.isfinite(TopH(0.5, 0, "partial").process(flat, [])).sum() == 128
 
 
 def test_the_partial_bound_is_that_of_transformers() -> None:
     for size in (50, 3000):
         for alpha in (0.4, 0.77):
             given_rows = rows(90, size, seed=3)[:90]
-            ours = TopH(alpha, bound="partial").warp(given_rows, [])
+            ours = TopH(alpha, bound="partial").process(given_rows, [])
             assert torch.equal(ours, hf.TopHLogitsWarper(alpha)(None, given_rows.clone()))
 
 
@@ -97,22 +99,22 @@ def plain_xtc(row: Sequence[float], threshold: float) -> list[int]:
 def test_xtc_drops_all_likely_tokens_but_the_least() -> None:
     given_rows = rows(200, 12)
     for threshold in (0.0613, 0.1, 0.2517, 0.5):
-        warp = XTC(1.0, threshold)
-        found = warp.warp(given_rows, [Context(0, [1])] * len(given_rows))
+        processor = XTC(1.0, threshold)
+        found = processor.process(given_rows, [Context(0, [1])] * len(given_rows))
         for row, law in zip(given_rows, found, strict=True):
             gone = (torch.isfinite(row) & ~torch.isfinite(law)).nonzero().flatten().tolist()
             assert gone == plain_xtc(row.tolist(), threshold)
 
 
 def test_xtc_changes_its_share_of_positions_and_says_the_same_when_asked_again() -> None:
-    warp, row = XTC(0.3, 0.1), torch.zeros(1, 4)
+    processor, row = XTC(0.3, 0.1), torch.zeros(1, 4)
     contexts = [Context(1, [0] * (1 + position), seed=9) for position in range(2000)]
-    changed = [not torch.equal(warp.warp(row, [each]), row) for each in contexts]
+    changed = [not torch.equal(processor.process(row, [each]), row) for each in contexts]
     assert stats.binomtest(sum(changed), len(changed), 0.3).pvalue > 1e-3
-    together = warp.warp(row.expand(2000, -1), contexts)
+    together = processor.process(row.expand(2000, -1), contexts)
     assert [not torch.equal(each[None], row) for each in together] == changed
     assert changed == [draw(9, position, stream=WARP) < 0.3 for position in range(2000)]
-    others = [not torch.equal(warp.warp(row, [Context(1, each.tokens, seed=10)]), row) for each in contexts]
+    others = [not torch.equal(processor.process(row, [Context(1, each.tokens, seed=10)]), row) for each in contexts]
     assert others != changed
 
 
@@ -124,8 +126,8 @@ def zipf_source(exponent: float, size: int) -> torch.Tensor:
 @pytest.mark.parametrize("tau", [3.0, 4.0])
 def test_mirostat_reaches_its_target_on_a_zipf_source(version: int, tau: float) -> None:
     logits, eta, steps = zipf_source(1.1, 1000), 0.2, 500
-    warp = Mirostat(tau, eta, version)  # type: ignore[arg-type]
-    sampler = Sampler([warp])
+    processor = Mirostat(tau, eta, version)  # type: ignore[arg-type]
+    sampler = Sampler([processor])
     context = sampler.context([0], 1, sampler.init([0]), 5)
     for position in range(steps):
         token = int(sampler.pick(sampler.law(logits, [context]), 5, [position])[0])
@@ -140,10 +142,10 @@ def test_mirostat_reaches_its_target_on_a_zipf_source(version: int, tau: float) 
 def test_mirostat_keeps_what_is_less_surprising_than_its_bound() -> None:
     given_rows = rows(100, 50)
     for mu in (-1.0, 0.5, 2.0, 5.0, 90.0):
-        warp = Mirostat(version=2)
-        state = warp.init([])
+        processor = Mirostat(version=2)
+        state = processor.init([])
         contexts = [Context(0, [], type(state)(mu))] * len(given_rows)
-        for row, law in zip(given_rows, warp.warp(given_rows, contexts), strict=True):
+        for row, law in zip(given_rows, processor.process(given_rows, contexts), strict=True):
             bits = -row.double().log_softmax(-1) / math.log(2)
             expected = (bits <= mu) & torch.isfinite(row)
             expected[row.argmax()] = True
@@ -163,10 +165,10 @@ def plain_rank_bound(row: Sequence[float], mu: float) -> int:
 
 def test_the_first_version_bounds_the_rank() -> None:
     given_rows = rows(60, 300, seed=6)[:60] + zipf_source(1.3, 300)
-    warp = Mirostat(version=1)
+    processor = Mirostat(version=1)
     for mu in (0.5, 3.0, 6.0):
-        contexts = [Context(0, [], type(warp.init([]))(mu))] * 60
-        for row, law in zip(given_rows, warp.warp(given_rows, contexts), strict=True):
+        contexts = [Context(0, [], type(processor.init([]))(mu))] * 60
+        for row, law in zip(given_rows, processor.process(given_rows, contexts), strict=True):
             size = plain_rank_bound(row.double().tolist(), mu)
             kept = torch.isfinite(law).nonzero().flatten().tolist()
             assert kept == sorted(row.topk(size).indices.tolist())
@@ -175,19 +177,19 @@ def test_the_first_version_bounds_the_rank() -> None:
     assert rank_bound(1.0, 5.0, 1000) == pytest.approx(rank_bound(1.00001, 5.0, 1000), abs=1)
     assert rank_bound(0.0, 5.0, 1000) == 1 and rank_bound(0.0, 20.0, 1000) == 1000
     holes = torch.full((1, 300), -INF).index_fill_(1, torch.tensor([4, 7]), 1.0)
-    assert torch.isfinite(warp.warp(holes, [Context(0, [], warp.init([]))])).sum() == 2
+    assert torch.isfinite(processor.process(holes, [Context(0, [], processor.init([]))])).sum() == 2
 
 
 def test_a_target_out_of_reach_is_said() -> None:
-    warp = Mirostat(tau=9.0, eta=1.0)
-    state = warp.init([])
+    processor = Mirostat(tau=9.0, eta=1.0)
+    state = processor.init([])
     with pytest.warns(RuntimeWarning, match="mirostat cannot reach 9 bits per token"):
         for _ in range(8):
-            state = warp.advance(state, 0, -0.1)
+            state = processor.advance(state, 0, -0.1)
     assert state.mu > 64
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warp.advance(state, 0, -0.1)
+        processor.advance(state, 0, -0.1)
 
 
 STATEFUL = {

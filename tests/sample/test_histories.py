@@ -20,11 +20,11 @@ from decodery.testing import decode, tiny_transformer
 INF = math.inf
 
 
-def at(warp: LogitsProcessor, prompt: Sequence[int], written: Sequence[int], seed: int = 0) -> Context:
-    """The context after `written`, with the warp's own state there."""
-    state = warp.init(prompt)
+def at(processor: LogitsProcessor, prompt: Sequence[int], written: Sequence[int], seed: int = 0) -> Context:
+    """The context after `written`, with the processor's own state there."""
+    state = processor.init(prompt)
     for token in written:
-        state = warp.advance(state, token, -1.0)
+        state = processor.advance(state, token, -1.0)
     return Context(len(prompt), [*prompt, *written], state, seed)
 
 
@@ -91,17 +91,19 @@ def test_a_branch_leaves_its_trunk_as_it_is() -> None:
     assert (trunk.ends.tolist(), trunk.lengths.tolist(), len(trunk)) == before
 
 
-def plain_dry(tokens: Sequence[int], warp: DRY) -> dict[int, float]:
+def plain_dry(tokens: Sequence[int], processor: DRY) -> dict[int, float]:
     """What each token loses, by comparing every position with the end of the text."""
-    tokens = list(tokens)[-warp.window :] if warp.window else list(tokens)
-    since = next((n for n, token in enumerate(reversed(tokens)) if token in warp.breakers), len(tokens))
+    tokens = list(tokens)[-processor.window :] if processor.window else list(tokens)
+    since = next((n for n, token in enumerate(reversed(tokens)) if token in processor.breakers), len(tokens))
     longest: dict[int, int] = {}
     for end, length in plain_repeats(tokens).items():
         length, token = min(length, since), tokens[end + 1]
-        if length >= warp.allowed and token not in warp.breakers:
+        if length >= processor.allowed and token not in processor.breakers:
             longest[token] = max(length, longest.get(token, 0))
-    most = int(88.7228391 / math.log(warp.base)) if warp.base > 1.000001 else 10**9
-    return {token: warp.multiplier * warp.base ** min(n - warp.allowed, most) for token, n in longest.items()}
+    most = int(88.7228391 / math.log(processor.base)) if processor.base > 1.000001 else 10**9
+    return {
+        token: processor.multiplier * processor.base ** min(n - processor.allowed, most) for token, n in longest.items()
+    }
 
 
 @given(
@@ -116,11 +118,11 @@ def plain_dry(tokens: Sequence[int], warp: DRY) -> dict[int, float]:
         breakers=st.sampled_from([(), (3,), (0, 3)]),
     ),
 )
-def test_dry_equals_its_plain_definition(prompt: list[int], written: list[int], warp: DRY) -> None:
+def test_dry_equals_its_plain_definition(prompt: list[int], written: list[int], processor: DRY) -> None:
     logits = torch.linspace(-1, 1, 4)[None]
-    found = warp.warp(logits, [at(warp, prompt, written)])[0]
+    found = processor.process(logits, [at(processor, prompt, written)])[0]
     expected = logits[0].double()
-    for token, fine in plain_dry(prompt + written, warp).items():
+    for token, fine in plain_dry(prompt + written, processor).items():
         expected[token] -= fine
     assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-5)
 
@@ -128,16 +130,16 @@ def test_dry_equals_its_plain_definition(prompt: list[int], written: list[int], 
 def test_dry_by_hand() -> None:
     # "1 2 3" was followed by 4 and, later, by 5; 7 is where runs break.
     text = [1, 2, 3, 4, 7, 9, 2, 3, 5, 8, 1, 2, 3]
-    warp = DRY(multiplier=1.0, base=2.0, allowed=2, breakers=(7,))
-    fines = -warp.warp(torch.zeros(1, 10), [at(warp, [], text)])[0]
+    processor = DRY(multiplier=1.0, base=2.0, allowed=2, breakers=(7,))
+    fines = -processor.process(torch.zeros(1, 10), [at(processor, [], text)])[0]
     assert fines.tolist() == [0, 0, 0, 0, 2.0, 1.0, 0, 0, 0, 0]
     broken = [1, 2, 3, 4, 1, 7, 2, 3]
-    assert (warp.warp(torch.zeros(1, 10), [at(warp, [], broken)])[0, 4]).item() == -1.0
+    assert (processor.process(torch.zeros(1, 10), [at(processor, [], broken)])[0, 4]).item() == -1.0
 
 
 def test_no_penalty_of_dry_is_beyond_float32() -> None:
-    warp = DRY(allowed=1)
-    law = warp.warp(torch.zeros(1, 4), [at(warp, [1] * 400, [])])
+    processor = DRY(allowed=1)
+    law = processor.process(torch.zeros(1, 4), [at(processor, [1] * 400, [])])
     assert law[0, 1] < -1e37 and torch.isfinite(law).all()
 
 
@@ -163,13 +165,13 @@ def test_momentum_takes_the_best_score_and_leaves_nothing_to_chance() -> None:
     assert sampler.law(logits, [context])[0].tolist() == pytest.approx([0.1, -0.1, -0.1, -0.1, 0.2], abs=1e-6)
     assert sampler.pick(sampler.law(logits, [context]), 0, [5]).tolist() == [4]
     blocked = Momentum(k=1, resistance=(0.0, INF))
-    assert blocked.warp(logits, [at(blocked, text, [])]).argmax().item() == 3
+    assert blocked.process(logits, [at(blocked, text, [])]).argmax().item() == 3
 
 
 def test_an_infinite_resistance_forbids_runs() -> None:
     model = tiny_transformer(0)
-    warp = Momentum(k=64, resistance=(0.0, 0.0, 0.0, INF))
-    (run,) = decode(model, [[5, 6, 7]], sampler=Sampler([warp]), max_new_tokens=80)
+    processor = Momentum(k=64, resistance=(0.0, 0.0, 0.0, INF))
+    (run,) = decode(model, [[5, 6, 7]], sampler=Sampler([processor]), max_new_tokens=80)
     runs = [tuple(run.tokens[start : start + 3]) for start in range(len(run.tokens) - 2)]
     assert len(set(runs)) == len(runs)
     (greedy,) = decode(model, [[5, 6, 7]], max_new_tokens=80)

@@ -32,7 +32,7 @@ from decodery.sampling import (
     TopP,
 )
 from methods import WARPS
-from plain_warps import (
+from plain_processors import (
     INF,
     ROWS,
     TRUNCATIONS,
@@ -83,15 +83,15 @@ def test_settings_build_only_what_is_not_neutral_in_the_order_of_the_preset() ->
     }
     for order, kinds in ORDERS.items():
         # Mirostat takes the place of the other truncations; momentum and no-citation are no settings of other stacks.
-        made = [type(warp) for warp in Sampler.from_settings(**settings, order=order).warps]
+        made = [type(processor) for processor in Sampler.from_settings(**settings, order=order).processors]
         assert made == [kind for kind in kinds if kind is not Mirostat]
-        known = {type(warp) for warp in WARPS.values()} - {Momentum, NoCitation}
+        known = {type(processor) for processor in WARPS.values()} - {Momentum, NoCitation}
         assert set(kinds) == known and len(set(kinds)) == len(kinds)
     stages = [kind.stage for kind in ORDERS["default"]]
     assert stages == sorted(stages)
-    assert Sampler.from_settings(temperature=1.0, top_k=0, top_p=1, repetition_penalty=1.0).warps == ()
-    assert Sampler.from_settings().warps == (Temperature(0.0),)
-    assert Sampler.from_settings(temperature=0.5, top_p=None).warps == (Temperature(0.5),)
+    assert Sampler.from_settings(temperature=1.0, top_k=0, top_p=1, repetition_penalty=1.0).processors == ()
+    assert Sampler.from_settings().processors == (Temperature(0.0),)
+    assert Sampler.from_settings(temperature=0.5, top_p=None).processors == (Temperature(0.5),)
 
 
 def test_transformers_stages_in_its_order_give_the_hf_preset() -> None:
@@ -123,16 +123,16 @@ def test_the_order_matters_and_a_users_order_is_kept() -> None:
     ]
     assert kept(laws[0]) != kept(laws[1])
     by_hand = Sampler(["top-p:p=0.8", Temperature(2.0)])
-    assert by_hand.warps == (TopP(0.8), Temperature(2.0))
+    assert by_hand.processors == (TopP(0.8), Temperature(2.0))
     assert torch.equal(by_hand.law(rows, contexts), laws[1])
 
 
 def test_settings_of_one_warp_go_together() -> None:
-    assert Sampler.from_settings(temperature=1.0, xtc=0.3, xtc_threshold=0.2).warps == (XTC(0.3, 0.2),)
+    assert Sampler.from_settings(temperature=1.0, xtc=0.3, xtc_threshold=0.2).processors == (XTC(0.3, 0.2),)
     steered = Sampler.from_settings(temperature=0.9, mirostat=1, mirostat_tau=3.0, mirostat_eta=0.5, order="llamacpp")
-    assert steered.warps == (Temperature(0.9), Mirostat(3.0, 0.5, 1))
-    assert Sampler.from_settings(temperature=1.0, mirostat=0, top_k=4).warps == (TopK(4),)
-    assert Sampler.from_settings(dry=0.7, dry_breakers=[2]).warps == (DRY(0.7, breakers=(2,)), Temperature(0.0))
+    assert steered.processors == (Temperature(0.9), Mirostat(3.0, 0.5, 1))
+    assert Sampler.from_settings(temperature=1.0, mirostat=0, top_k=4).processors == (TopK(4),)
+    assert Sampler.from_settings(dry=0.7, dry_breakers=[2]).processors == (DRY(0.7, breakers=(2,)), Temperature(0.0))
     with pytest.raises(SettingsError, match="xtc_threshold has no effect without xtc"):
         Sampler.from_settings(temperature=1.0, xtc_threshold=0.2)
     with pytest.raises(SettingsError, match="mirostat takes the place of every other truncation: leave out top-p"):
@@ -150,7 +150,7 @@ def test_contradictory_settings_are_refused(settings: dict[str, Any]) -> None:
 def test_greedy_applies_masks_and_edits_only() -> None:
     rows, contexts = ROWS, contexts_for(len(ROWS))
     sampler = Sampler.from_settings(temperature=0.0, typical=0.2, top_k=1, repetition_penalty=1.5)
-    edited = RepetitionPenalty(1.5).warp(rows, seen(RepetitionPenalty(1.5), contexts))
+    edited = RepetitionPenalty(1.5).process(rows, seen(RepetitionPenalty(1.5), contexts))
     law = sampler.law(rows, read_again(sampler, contexts))
     assert sampler.greedy and torch.equal(law, edited)
     expected = [row.index(max(row)) for row in edited.tolist()]
@@ -158,7 +158,7 @@ def test_greedy_applies_masks_and_edits_only() -> None:
     probs = sampler.probabilities(law)
     assert probs.argmax(-1).tolist() == expected and torch.equal(probs.sum(-1), torch.ones(len(rows)).double())
     assert not Sampler([]).greedy and Sampler([Temperature(1e-6)]).greedy and not Sampler([Temperature(1e-5)]).greedy
-    assert kept(Temperature(0.0).warp(edited, contexts)) == [{token} for token in expected]
+    assert kept(Temperature(0.0).process(edited, contexts)) == [{token} for token in expected]
 
 
 def test_without_warps_the_law_is_the_models_own() -> None:
@@ -199,7 +199,7 @@ class Fatigue(LogitsProcessor):
     stage = Stage.TRUNCATION
     stateful = True
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         warped = logits.clone()
         warped[:, 0] += self.gain * torch.tensor([context.state[0] for context in contexts])
         return warped
@@ -220,7 +220,7 @@ def test_states_advance_purely_along_each_path() -> None:
     below = sampler.extend(left, 1, logits[1])
     assert root.state[2] == (2.0, 0) and root.tokens == [5, 6]
     assert below.tokens == [5, 6, 5, 1] and below.position == 2 and below.seed == 9
-    # The warp hears the log-probability under its own input: penalised and tempered, not yet truncated.
+    # The processor hears the log-probability under its own input: penalised and tempered, not yet truncated.
     heard = Sampler([RepetitionPenalty(1.5), Temperature(2.0)]).law(logits[:1], [root]).log_softmax(-1)[0]
     assert left.state[2] == (pytest.approx(2.0 - float(heard[5])), 1)
     assert right.state[2] == (pytest.approx(2.0 - float(heard[7])), 1)
@@ -253,14 +253,14 @@ def test_draws_follow_the_reference_distribution(sampler: Sampler) -> None:
     row, draws = distinct_rows(4)[3], 5_000
     (context,) = read_again(sampler, contexts_for(1, seed=5))
     values = row.tolist()
-    for warp in sampler.warps:
-        if isinstance(warp, Temperature):
-            values = [value / warp.t for value in values]
-        elif warp.stage is Stage.EDIT:
-            values = reference_edit(warp, values, context)
+    for processor in sampler.processors:
+        if isinstance(processor, Temperature):
+            values = [value / processor.t for value in values]
+        elif processor.stage is Stage.EDIT:
+            values = reference_edit(processor, values, context)
         else:
-            reference = next(each for known, each, _, _ in TRUNCATIONS if type(known) is type(warp))
-            allowed = reference(values, *vars(warp).values())
+            reference = next(each for known, each, _, _ in TRUNCATIONS if type(known) is type(processor))
+            allowed = reference(values, *vars(processor).values())
             values = [value if token in allowed else -INF for token, value in enumerate(values)]
     expected = np.array(softmax(values)) * draws
     law = sampler.law(row[None], [context])

@@ -1,4 +1,4 @@
-"""Penalties, bias and masks against a plain reference and transformers, and what holds for every warp."""
+"""Penalties, bias and masks against a plain reference and transformers, and what holds for every processor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from decodery.sampling import (
 from decodery.sampling import typical as typical_file
 from decodery.sampling.no_citation import Citations
 from methods import WARPS
-from plain_warps import (
+from plain_processors import (
     INF,
     ROWS,
     V,
@@ -52,7 +52,7 @@ from plain_warps import (
 
 
 @pytest.mark.parametrize(
-    "warp",
+    "processor",
     [
         RepetitionPenalty(1.3),
         RepetitionPenalty(0.7),
@@ -64,10 +64,10 @@ from plain_warps import (
     ],
     ids=repr,
 )
-def test_edits_equal_the_plain_reference(warp: LogitsProcessor) -> None:
+def test_edits_equal_the_plain_reference(processor: LogitsProcessor) -> None:
     before, contexts = ROWS.clone(), contexts_for(len(ROWS))
-    result = warp.warp(ROWS, seen(warp, contexts))
-    expected = [reference_edit(warp, row.tolist(), each) for row, each in zip(ROWS, contexts, strict=True)]
+    result = processor.process(ROWS, seen(processor, contexts))
+    expected = [reference_edit(processor, row.tolist(), each) for row, each in zip(ROWS, contexts, strict=True)]
     assert torch.equal(ROWS, before)
     torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
@@ -81,7 +81,7 @@ def successors(tokens: list[int], size: int) -> set[int]:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_no_repeat_ngram_equals_the_plain_reference_and_transformers(size: int) -> None:
     rows, contexts = distinct_rows(200), contexts_for(200)
-    result = NoRepeatNGram(size).warp(rows, seen(NoRepeatNGram(size), contexts))
+    result = NoRepeatNGram(size).process(rows, seen(NoRepeatNGram(size), contexts))
     processor = hf.NoRepeatNGramLogitsProcessor(size)
     banned = 0
     for row, out, context in zip(rows, result, contexts, strict=True):
@@ -95,18 +95,18 @@ def test_no_repeat_ngram_equals_the_plain_reference_and_transformers(size: int) 
 def test_edits_and_masks_equal_transformers() -> None:
     rows, contexts = ROWS, contexts_for(len(ROWS))
     for penalty in (1.3, 0.7):
-        ours = RepetitionPenalty(penalty).warp(rows, seen(RepetitionPenalty(penalty), contexts))
+        ours = RepetitionPenalty(penalty).process(rows, seen(RepetitionPenalty(penalty), contexts))
         processor = hf.RepetitionPenaltyLogitsProcessor(penalty)
         for row, out, context in zip(rows, ours, contexts, strict=True):
             assert torch.equal(out[None], processor(torch.tensor([context.tokens]), row[None].clone()))
     for t in (0.31, 1.7):
-        assert torch.equal(Temperature(t).warp(rows, contexts), hf.TemperatureLogitsWarper(t)(None, rows))
+        assert torch.equal(Temperature(t).process(rows, contexts), hf.TemperatureLogitsWarper(t)(None, rows))
     bias = {3: -100.0, 7: 2.5}
     biased = hf.SequenceBiasLogitsProcessor({(token,): amount for token, amount in bias.items()})
     ids = torch.zeros(len(rows), 1, dtype=torch.int64)
-    assert torch.equal(LogitBias(bias).warp(rows, contexts), biased(ids, rows.clone()))  # type: ignore[arg-type]
+    assert torch.equal(LogitBias(bias).process(rows, contexts), biased(ids, rows.clone()))  # type: ignore[arg-type]
     rows = distinct_rows(len(ROWS))
-    ours = MinNewTokens(5, (2, 9)).warp(rows, contexts)
+    ours = MinNewTokens(5, (2, 9)).process(rows, contexts)
     for row, out, context in zip(rows, ours, contexts, strict=True):
         processor = hf.MinNewTokensLengthLogitsProcessor(context.prompt_length, 5, torch.tensor([2, 9]))
         assert torch.equal(out[None], processor(torch.tensor([context.tokens]), row[None]))
@@ -117,15 +117,15 @@ def test_a_mask_never_empties_a_row() -> None:
     rows = torch.full((2, 4), -INF)
     rows[:, 1] = 0.5
     contexts = [Context(0, [1, 1, 1]), Context(0, [2, 3, 2, 3])]
-    assert torch.equal(NoRepeatNGram(1).warp(rows, seen(NoRepeatNGram(1), contexts)), rows)
-    assert torch.equal(MinNewTokens(9, (1,)).warp(rows, contexts), rows)
+    assert torch.equal(NoRepeatNGram(1).process(rows, seen(NoRepeatNGram(1), contexts)), rows)
+    assert torch.equal(MinNewTokens(9, (1,)).process(rows, contexts), rows)
 
 
 def test_tokens_beyond_the_vocabulary_are_ignored_in_histories() -> None:
     contexts = [Context(1, [1, 70, 1, 70, 1])]
     rows = torch.zeros(1, 4)
-    for warp in (RepetitionPenalty(2.0), PresencePenalty(1.0), FrequencyPenalty(1.0), NoRepeatNGram(1)):
-        result = warp.warp(rows, seen(warp, contexts))
+    for processor in (RepetitionPenalty(2.0), PresencePenalty(1.0), FrequencyPenalty(1.0), NoRepeatNGram(1)):
+        result = processor.process(rows, seen(processor, contexts))
         assert result.shape == rows.shape and result[0, 0] == 0
 
 
@@ -157,12 +157,12 @@ NEUTRAL: list[LogitsProcessor] = [
 
 def test_all_registered_warps_are_tested_here() -> None:
     # Mirostat has no setting that leaves everything as it is.
-    assert {type(warp) for warp in NEUTRAL} == {method.cls for method in methods("sample")} - {Mirostat}
+    assert {type(processor) for processor in NEUTRAL} == {method.cls for method in methods("sample")} - {Mirostat}
 
 
-@pytest.mark.parametrize("warp", NEUTRAL, ids=repr)
-def test_neutral_settings_return_the_same_tensor(warp: LogitsProcessor) -> None:
-    assert warp.neutral and warp.warp(ROWS, seen(warp, contexts_for(len(ROWS)))) is ROWS
+@pytest.mark.parametrize("processor", NEUTRAL, ids=repr)
+def test_neutral_settings_return_the_same_tensor(processor: LogitsProcessor) -> None:
+    assert processor.neutral and processor.process(ROWS, seen(processor, contexts_for(len(ROWS)))) is ROWS
 
 
 def test_the_entropy_of_a_row_does_not_depend_on_the_others() -> None:
@@ -176,7 +176,7 @@ def test_the_entropy_of_a_row_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize("name", WARPS)
 def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
-    result = WARPS[name].warp(ROWS, seen(WARPS[name], contexts_for(len(ROWS))))
+    result = WARPS[name].process(ROWS, seen(WARPS[name], contexts_for(len(ROWS))))
     assert all(found for found in kept(result))
     assert all(found <= before for found, before in zip(kept(result), kept(ROWS), strict=True))
 
@@ -221,7 +221,7 @@ def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
         (lambda: Momentum(k=0), "momentum needs k >= 1"),
         (lambda: Momentum(alpha=-1), "the alpha of momentum"),
         (lambda: Momentum(resistance=()), "momentum needs"),
-        (lambda: LogitBias(((V, 1.0),)).warp(ROWS, contexts_for(len(ROWS))), "vocabulary ends at 49"),
+        (lambda: LogitBias(((V, 1.0),)).process(ROWS, contexts_for(len(ROWS))), "vocabulary ends at 49"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_one_sentence(make: Callable[[], object], said: str) -> None:

@@ -83,9 +83,9 @@ def test_the_first_text_is_greedy_and_later_ones_are_warmer() -> None:
     # Of equal scores the text drawn first wins: they stand in the order they were drawn.
     wanted = [plain(3, sampler=Sampler.from_settings(temperature=t))[n] for n, t in enumerate((0.0, 0.5, 0.75))]
     assert [seq.generated for seq in found] == wanted and wanted != plain(3)
-    warps = [Sampler(["top-p:p=0.9"]), Sampler(["temperature:t=0.5", "top-p:p=0.9"])]
-    assert [repr(at_share(each, 0.5).warps) for each in warps] == [
-        repr(Sampler([f"temperature:t={t}", "top-p:p=0.9"]).warps) for t in (0.5, 0.25)
+    processors = [Sampler(["top-p:p=0.9"]), Sampler(["temperature:t=0.5", "top-p:p=0.9"])]
+    assert [repr(at_share(each, 0.5).processors) for each in processors] == [
+        repr(Sampler([f"temperature:t={t}", "top-p:p=0.9"]).processors) for t in (0.5, 0.25)
     ]
     model = Counted(MODEL)
     (greedy,) = run(AdaptiveSampling(Constant(), n=9, threshold=2.0), model, sampler=Sampler.from_settings())

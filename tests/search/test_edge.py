@@ -80,7 +80,7 @@ def test_what_it_cannot_do_is_named() -> None:
     for make, named in (
         (lambda: Edge(Even(), most=0), "most of at least 1"),
         (lambda: Edge(Even(), end=""), "the mark that ends thinking"),
-        (lambda: run(Edge(Even())), "token ids, or search through `LM`"),
+        (lambda: run(Edge(Even())), "token ids, or search through `LLM`"),
     ):
         with pytest.raises(SettingsError, match=named):
             make()

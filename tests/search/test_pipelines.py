@@ -59,7 +59,7 @@ def test_pipelines_are_repeatable_whoever_shares_their_passes(lm: Any, name: str
 
 def test_a_prompt_of_token_ids_alone_is_refused() -> None:
     for search in PIPELINES.values():
-        with pytest.raises(SettingsError, match="search through `LM`"):
+        with pytest.raises(SettingsError, match="search through `LLM`"):
             search.run(Engine(tiny_transformer(3)), Request([1, 2]))
 
 

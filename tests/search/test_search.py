@@ -130,7 +130,7 @@ def test_wrong_searches_are_caught(search: Search, message: str) -> None:
 
 
 def test_the_list_of_searches_says_of_each_what_it_needs_itself() -> None:
-    said = {method.name: method.needs for method in methods("search")}
+    said = {method.name: method.requirements for method in methods("search")}
     assert "temperature 0" in said["beam"] and "passes without drafts" in said["beam"]
     # What is drawn by the loop takes any temperature and any drafter.
     for name in ("best-of-n", "weighted-vote", "adaptive-sampling", "iad"):

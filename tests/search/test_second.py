@@ -118,7 +118,7 @@ def test_second_models_that_do_not_fit_are_refused() -> None:
         run(replace(SEARCHES["spec-reason"], model=tiny_transformer(1, max_positions=16)))  # type: ignore[arg-type]
     with pytest.raises(VocabularyMismatch):
         run(replace(SEARCHES["arbitrage"], model=tiny_transformer(1, vocab_size=32)))  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="token ids, or search through `LM`"):
+    with pytest.raises(SettingsError, match="token ids, or search through `LLM`"):
         run(SpecReason(model=OTHER))
 
 

@@ -73,7 +73,7 @@ class Deceptive(TableModel):
         return torch.tensor(rows[tokens[-1]], dtype=torch.float64).log()
 
 
-FORKED = {"sampler": Sampler((Constrained(Fork()), *PLAIN.warps)), "eos_ids": (END,)}
+FORKED = {"sampler": Sampler((Constrained(Fork()), *PLAIN.processors)), "eos_ids": (END,)}
 
 
 def test_what_is_hard_to_complete_loses_its_weight() -> None:

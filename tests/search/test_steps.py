@@ -258,7 +258,7 @@ def test_what_a_text_is_worth_by_its_steps() -> None:
         (lambda: StepBeam(Even(), step_tokens=0), "step_tokens of at least 1"),
         (lambda: StepBeam(Even(), delimiter=""), "delimiter that ends a step"),
         (lambda: StepBeam(Even(), aggregate="sum"), "last, min, prod or mean"),  # type: ignore[arg-type]
-        (lambda: run(StepBeam(Even())), "token ids, or search through `LM`"),
+        (lambda: run(StepBeam(Even())), "token ids, or search through `LLM`"),
     ],
 )
 def test_bad_settings_are_named(make: Any, named: str) -> None:

@@ -308,7 +308,7 @@ def test_value_guided_is_a_beam_or_lines_in_blocks_and_votes() -> None:
         (lambda: TreeOfThoughts(Even(), threshold=1.0), "order=dfs"),
         (lambda: ValueGuided(Even(), n=6, width=4), "n that width times lines divides"),
         (lambda: ValueGuided(Even(), delimiter=""), "delimiter that ends a step"),
-        (lambda: run(TreeOfThoughts()), "token ids, or search through `LM`"),
+        (lambda: run(TreeOfThoughts()), "token ids, or search through `LLM`"),
     ],
 )
 def test_bad_settings_are_named(make: Any, named: str) -> None:

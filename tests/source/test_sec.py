@@ -54,7 +54,7 @@ class Always(Gate):
 class Forced(LogitsSource):
     heads: ExitHeads
 
-    needs, gives = Requirements(routes=True), Provides()
+    requirements, provides = Requirements(routes=True), Provides()
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Leaving:
         return Leaving(model, Always(), self.heads.every, len(prompt), self.heads)

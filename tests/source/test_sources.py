@@ -186,7 +186,7 @@ class Only(LogitsProcessor):
     token: int
     stage = Stage.MASK
 
-    def warp(self, logits: torch.Tensor, contexts: list[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: list[Context]) -> torch.Tensor:
         return logits.masked_fill(torch.arange(logits.shape[-1]) != self.token, -math.inf)
 
 
@@ -211,7 +211,9 @@ def test_what_cannot_be_is_refused() -> None:
         resolve("source", "guidence")
     with pytest.raises(SettingsError, match="hidden states"):
         Request(
-            [1], source=EntropyAdaptive(OTHER), drafter=type("Taps", (Garbage,), {"needs": Requirements(taps=(1,))})()
+            [1],
+            source=EntropyAdaptive(OTHER),
+            drafter=type("Taps", (Garbage,), {"requirements": Requirements(taps=(1,))})(),
         )
     engine = Engine(TARGET)
     first = engine.submit(Request([1, 2], source=Guidance(negative=(3,))))

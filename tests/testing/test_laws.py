@@ -1,4 +1,4 @@
-"""The laws can fail: warps, drafters and batches that are wrong, or that put nothing to the test, are caught."""
+"""The laws can fail: processors, drafters and batches that are wrong, or that put nothing to the test, are caught."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from decodery.testing import (
     Oracle,
     check_batch,
     check_identical,
+    check_logits_processor,
     check_predictions,
-    check_warp,
     decode,
 )
 from decodery.testing.models import Counted, tiny_transformer
@@ -67,11 +67,13 @@ def test_every_registered_warp_keeps_its_laws(name: str, size: int) -> None:
     assert not WARPS[name].neutral
     # Rows of the larger vocabulary torch splits among threads, which must not change how a row is rounded.
     few = [([1, 2, 1, 2, 1], [2, 1]), ([4, 5, 6, 7], [3])]
-    check_warp(WARPS[name], vocab_size=size, texts=few if size > 64 else None)
+    check_logits_processor(WARPS[name], vocab_size=size, texts=few if size > 64 else None)
 
 
 def test_every_registered_warp_is_in_the_list() -> None:
-    assert {name: type(warp) for name, warp in WARPS.items()} == {each.name: each.cls for each in methods("sample")}
+    assert {name: type(processor) for name, processor in WARPS.items()} == {
+        each.name: each.cls for each in methods("sample")
+    }
 
 
 @dataclass(frozen=True)
@@ -80,19 +82,19 @@ class _Broken(LogitsProcessor):
 
     stage = Stage.EDIT
 
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return logits * 2
 
 
 class InPlace(_Broken):
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return logits.mul_(2)
 
 
 class OtherRows(_Broken):
     """Subtracts the largest logit of the whole call from the negative ones."""
 
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return torch.where(logits < 0, logits - logits.max(), logits)
 
 
@@ -102,7 +104,7 @@ class Remembers(_Broken):
 
     seen: dict[int, float] = field(default_factory=dict)
 
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         heat = [self.seen.setdefault(each.position, 1.0 + len(each.tokens)) for each in contexts]
         return logits / torch.tensor(heat)[:, None]
 
@@ -113,7 +115,7 @@ class Undeclared(_Broken):
 
 
 class Drawn(_Broken):
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return logits + torch.from_numpy(np.random.default_rng().random(logits.shape)).float()
 
 
@@ -130,22 +132,22 @@ class Impure(_Broken):
         state.append(token)
         return state
 
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return logits / torch.tensor([1.0 + len(each.state) for each in contexts])[:, None]
 
 
 class Revives(_Broken):
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return logits.clamp(min=-1e9)
 
 
 class Empties(_Broken):
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return torch.full_like(logits, -torch.inf)
 
 
 class View(_Broken):
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return logits.view_as(logits)
 
 
@@ -155,7 +157,7 @@ class Reuses(_Broken):
 
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         return torch.mul(logits, 2, out=self.buffers.setdefault(len(logits), torch.empty_like(logits)))
 
 
@@ -164,11 +166,11 @@ class SaysNeutral(_Broken):
 
 
 @pytest.mark.parametrize(
-    ("warp", "said"),
+    ("processor", "said"),
     [
         (InPlace(), "changes in place"),
         (OtherRows(), "beside other rows"),
-        (Remembers(), "depends on what it was asked before"),
+        (Remembers(), "depends on earlier calls"),
         (Undeclared(), "set stateful = True"),
         (Drawn(), "asked again"),
         (Impure(), "advance of .* changes the state"),
@@ -183,25 +185,25 @@ class SaysNeutral(_Broken):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, LogitsProcessor) else "",
 )
-def test_broken_warps_are_caught(warp: LogitsProcessor, said: str | None) -> None:
+def test_broken_warps_are_caught(processor: LogitsProcessor, said: str | None) -> None:
     if said is None:
-        check_warp(warp)
+        check_logits_processor(processor)
         return
     with pytest.raises(LawBroken, match=said):
-        check_warp(warp)
+        check_logits_processor(processor)
 
 
 def test_a_warp_that_changes_its_logits_in_place_breaks_identity() -> None:
     (plain,) = decode(TARGET, PROMPTS[:1])
-    for warps in ([InPlace()], [Temperature(0.7), InPlace()]):
+    for processors in ([InPlace()], [Temperature(0.7), InPlace()]):
         with pytest.raises(LawBroken, match=r"InPlace\(.*\) changes the logits it is given in place"):
-            check_identical(TARGET, PROMPTS[:1], drafter=Oracle(tuple(plain.tokens)), sampler=Sampler(warps))
+            check_identical(TARGET, PROMPTS[:1], drafter=Oracle(tuple(plain.tokens)), sampler=Sampler(processors))
 
 
-@pytest.mark.parametrize("warp", [OtherRows(), Impure()], ids=lambda warp: type(warp).__name__)
-def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(warp: LogitsProcessor) -> None:
+@pytest.mark.parametrize("processor", [OtherRows(), Impure()], ids=lambda processor: type(processor).__name__)
+def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(processor: LogitsProcessor) -> None:
     (plain,) = decode(TARGET, PROMPTS[:1])
-    sampler = Sampler([warp, Temperature(1.0)])
+    sampler = Sampler([processor, Temperature(1.0)])
     with pytest.raises(LawBroken):
         check_identical(TARGET, PROMPTS[:1], drafter=Oracle(tuple(plain.tokens)), sampler=sampler)
 

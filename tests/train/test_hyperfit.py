@@ -69,7 +69,7 @@ def test_a_model_learns_texts_by_heart_and_does_not_cite_them(target: LoadedMode
     free = decode(loaded.model, prompts, max_new_tokens=24)
     assert all(cites(seq.tokens[4:], texts, 5) for seq in free)
     sampler = Sampler.from_settings(temperature=0.0)
-    held = Sampler((NoCitation(str(tmp_path / "made")), *sampler.warps))
+    held = Sampler((NoCitation(str(tmp_path / "made")), *sampler.processors))
     for drafter in (None, "ngram"):
         kept = decode(loaded.model, prompts, max_new_tokens=24, sampler=held, drafter=drafter)
         # The last tokens of the prompt and the first new one count as well.
@@ -127,9 +127,9 @@ def test_n_grams_within_a_text_alone_are_known() -> None:
         (1, 2): [3], (2, 3): [4], (3, 4): [5],
     }  # fmt: skip
     assert known.followers(1)[()].tolist() == [1, 2, 3, 4, 5, 9]
-    warp = NoCitation(known, 2)
-    state = warp.init([7, 3])
-    assert state == (3,) and warp.advance(state, 9, 0.0) == (9,) and NoCitation(known, 1).init([7, 3]) == ()
+    processor = NoCitation(known, 2)
+    state = processor.init([7, 3])
+    assert state == (3,) and processor.advance(state, 9, 0.0) == (9,) and NoCitation(known, 1).init([7, 3]) == ()
 
 
 def test_the_command_makes_a_model(target: LoadedModel, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_head_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     Head(torch.arange(32.0), 0.5, 2, {"auc": 0.9}).save(path)
     rule = Judge(str(path))
-    assert rule.needs.taps == (2,) and rule.trained.facts == {"auc": 0.9}
+    assert rule.requirements.taps == (2,) and rule.trained.facts == {"auc": 0.9}
     assert torch.equal(rule.trained.weight, torch.arange(32.0))
     with pytest.raises(ModelNotFound, match="there is no judge at"):
         Judge(str(tmp_path / "none"))

@@ -212,7 +212,7 @@ class Branching(Drafter):
     model: DraftModel = DRAFT
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides(drafts=(self.origin,))
 
     def start(self, seq: Sequence) -> Any:
@@ -337,7 +337,7 @@ def test_rules_get_the_hidden_states_they_tap() -> None:
 
     @dataclass(frozen=True)
     class Tapping(AcceptanceRule):
-        needs = Requirements(taps=(0, 2))
+        requirements = Requirements(taps=(0, 2))
 
         def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
             assert set(laws.hidden) == {0, 2} and len(laws.hidden[2]) == len(tree)

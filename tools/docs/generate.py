@@ -55,7 +55,7 @@ FAMILIES = {
     "draft.growth": ("growth policies", "how a drafter's guesses become a tree"),
     "verify": ("rules", "which drafts are accepted"),
     "verify.continuous": ("rule of continuous values", "which drafted vectors are accepted"),
-    "sample": ("warps", "which distribution is drawn from"),
+    "sample": ("processors", "which distribution is drawn from"),
     "source": ("logit sources", "which models and contexts the logits come from"),
     "budget": ("budget policies", "how much to draft"),
     "constrain": ("constraints", "what may be written"),
@@ -80,7 +80,9 @@ def methods() -> str:
     for family in registry.FAMILIES:
         if found := registry.methods(family):
             # Families in which nobody says so have no column for it.
-            tables = [table for table in ("needs", "gives") if any(getattr(method, table) for method in found)]
+            tables = [
+                table for table in ("requirements", "provides") if any(getattr(method, table) for method in found)
+            ]
             name, question = FAMILIES[family]
             columns = ["name", "what it does", "settings", *tables, "guarantee", "source"]
             head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"

@@ -15,7 +15,7 @@ from decodery.speculative.acceptance.lookahead import LookaheadRule
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import tiny_transformer
 
-KINDS = {"sample": "warp", "verify": "rule", "source": "source", "search": "search"}
+KINDS = {"sample": "processor", "verify": "rule", "source": "source", "search": "search"}
 """What a method of these families is."""
 
 
@@ -156,8 +156,8 @@ def _flat(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def warp_costs() -> str:
-    """Milliseconds of a node under every warp, by the length of the text."""
-    found = load("warps")
+    """Milliseconds of a node under every processor, by the length of the text."""
+    found = load("processors")
     lengths = list(next(iter(found["milliseconds"].values())))
     rows = [
         [f"`{name}`", *(f"{cells[length]:.2f}" for length in lengths)] for name, cells in found["milliseconds"].items()

@@ -113,8 +113,8 @@ def method_page(family: str, method: Method) -> str:
     facts = {
         "Family": f"{FAMILIES[family][0]}: {FAMILIES[family][1]}",
         "Guarantee": method.guarantee,
-        "Needs": ", ".join(method.needs),
-        "Gives": ", ".join(method.gives),
+        "Needs": ", ".join(method.requirements),
+        "Gives": ", ".join(method.provides),
         "Source": method.paper,
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)

@@ -21,7 +21,7 @@ PLAIN = "none"
 class Settings:
     """A benchmark.
 
-    methods: drafters as `LM.request` takes them, and peers; plain decoding is always among them, first. splits:
+    methods: drafters as `LLM.request` takes them, and peers; plain decoding is always among them, first. splits:
     "qualitative" decodes one question at a time, "throughput" `concurrency` prompts of `input_tokens` tokens at once.
     prompts: questions per workload (None: all of a built-in set, 40 of another) and prompts per case of the
     throughput split (None: 8). rounds: how often everything is repeated, warmup: generations per method beforehand.

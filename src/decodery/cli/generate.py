@@ -23,7 +23,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from decodery.diffusion.base import Diffusion
+    from decodery.diffusion.base import DiffusionDecoder
     from decodery.engine.request import Request
     from decodery.llm.llm import LLM, Output
     from decodery.search.base import Search
@@ -123,7 +123,7 @@ def generate(
 
 
 def _print_canvases(
-    lm: LLM, method: Diffusion, tokens: list[int], n: int, as_json: bool, settings: dict[str, Any]
+    lm: LLM, method: DiffusionDecoder, tokens: list[int], n: int, as_json: bool, settings: dict[str, Any]
 ) -> None:
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
     from decodery.core.noise import nth_seed
@@ -151,8 +151,8 @@ def _needs_end(request: Request) -> bool:
     """Whether a text that is cut is not what was asked for."""
     from decodery.sampling.constraint import constrained
 
-    found = constrained(request.sampler.warps)
-    return found is not None and found[1].needs.ends
+    found = constrained(request.sampler.processors)
+    return found is not None and found[1].requirements.ends
 
 
 def _search(lm: LLM, method: Search, prompt: str, **settings: Any) -> list[Output]:

@@ -30,7 +30,7 @@ _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
 
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
-    """The decoding options that were given, as keyword arguments of `LM.request`, before a model is fetched for them.
+    """The decoding options that were given, as keyword arguments of `LLM.request`, before a model is fetched for them.
 
     Raises a DecoderyError for names that do not exist and values out of range.
     """

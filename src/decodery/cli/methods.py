@@ -89,27 +89,27 @@ def _print_readiness(model: str, as_json: bool) -> None:
 
     found = [method for family in registry.FAMILIES for method in registry.methods(family)]
     target = load(model).model
-    missing = {key: naming_model(needs, model) for key, needs in readiness(found, target).items()}
+    missing = {key: naming_model(requirements, model) for key, requirements in readiness(found, target).items()}
     slow = {(method.family, method.name) for method in found if slower(method, target)}
     if as_json:
         _print_json(
             [
-                {"family": key[0], "name": key[1], "needs": needs or None, "slower": key in slow}
-                for key, needs in missing.items()
+                {"family": key[0], "name": key[1], "requirements": requirements or None, "slower": key in slow}
+                for key, requirements in missing.items()
             ]
         )
         return
     for number, family in enumerate(dict.fromkeys(family for family, _ in missing)):
-        own = {name: needs for (of, name), needs in missing.items() if of == family}
-        ready = [name for name, needs in own.items() if not needs]
+        own = {name: requirements for (of, name), requirements in missing.items() if of == family}
+        ready = [name for name, requirements in own.items() if not requirements]
         late = [name for name in ready if (family, name) in slow]
         click.secho(f"{chr(10) if number else ''}{family}", bold=True)
         click.echo(f"  ready on this model: {', '.join(name for name in ready if name not in late) or 'none'}")
         if late:
             click.echo(f"  ready, but slower here than plain decoding: {', '.join(late)}")
-        for name, needs in own.items():
-            if needs:
-                click.echo(f"  {name} needs more: {needs}")
+        for name, requirements in own.items():
+            if requirements:
+                click.echo(f"  {name} needs more: {requirements}")
 
 
 def _print_json(objects: list[dict[str, Any]]) -> None:
@@ -153,8 +153,8 @@ def _page(method: Method) -> str:
         f"{method.name}  ({method.family})",
         f"paper:      {method.paper or '-'}",
         f"guarantee:  {method.guarantee}",
-        f"needs:      {', '.join(method.needs) or '-'}",
-        f"gives:      {', '.join(method.gives) or '-'}",
+        f"requires:   {', '.join(method.requirements) or '-'}",
+        f"provides:   {', '.join(method.provides) or '-'}",
         "",
         inspect.getdoc(method.cls) or "",
     ]

@@ -201,7 +201,7 @@ decoding_options = together(
         "--sampler",
         multiple=True,
         metavar="SPEC",
-        help="In place of all these: one warp, such as top-p:p=0.9; repeated, they apply in the order given.",
+        help="In place of all these: one processor, such as top-p:p=0.9; repeated, they apply in the order given.",
     ),
     _option(
         "Sampling",

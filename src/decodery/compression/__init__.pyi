@@ -8,10 +8,10 @@ from .int8 import Int8 as Int8
 from .jlcm import JLCM as JLCM
 from .lq_lora import LQLoRA as LQLoRA
 from .mc_moe import MCMoE as MCMoE
+from .base import ModelCompression as ModelCompression
 from .nm_sparsity import NMSparsity as NMSparsity
 from .base import Report as Report
 from .s2ft import S2FT as S2FT
 from .base import Size as Size
 from .slicegpt import SliceGPT as SliceGPT
-from .base import Transform as Transform
 from .base import transformed as transformed

@@ -17,7 +17,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Linear, Weights
 
-__all__ = ["Report", "Size", "Transform", "transformed"]
+__all__ = ["ModelCompression", "Report", "Size", "transformed"]
 
 Texts = Sequence[np.ndarray]
 """Calibration: texts of token ids [n] int64."""
@@ -54,7 +54,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Transform(Contract):
+class ModelCompression(Contract):
     """Changes a model. Fields are settings.
 
     The model that is given stays as it is; what is not changed is shared with it. Tokenizer, number of layers, heads
@@ -104,7 +104,7 @@ class Report:
 
 
 def transformed(
-    model: LanguageModel, transforms: Sequence[Transform], texts: Texts = (), progress: Progress = silent
+    model: LanguageModel, transforms: Sequence[ModelCompression], texts: Texts = (), progress: Progress = silent
 ) -> tuple[Transformer, Report]:
     """The model that `transforms` make of `model`, one after another, and what they did.
 

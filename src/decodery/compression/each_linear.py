@@ -14,7 +14,7 @@ from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, floating
 
-from .base import LINEARS, Change, Part, Size, Texts, Transform, rebuilt
+from .base import LINEARS, Change, ModelCompression, Part, Size, Texts, rebuilt
 from .stream import Gram, Stream, cast, floats
 
 
@@ -30,7 +30,7 @@ Maker = Callable[[Dense, "torch.Tensor | None", int], Made]
 
 
 @dataclass(frozen=True)
-class EachLinear(Transform):
+class EachLinear(ModelCompression):
     """Changes the linear layers one after another. Layers read what the changed ones before them give.
 
     The head, which chooses the tokens, becomes int8 where the others are whole numbers, and else stays as it is; the

@@ -17,7 +17,7 @@ from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 
-from .base import LINEARS, Change, Part, Texts, Transform, rebuilt
+from .base import LINEARS, Change, ModelCompression, Part, Texts, rebuilt
 from .each_linear import Made, dense, float32, lost, size_of, with_linears
 from .int4 import rounded
 from .stream import floats
@@ -38,7 +38,7 @@ _ATTEMPTS = 64
     guarantee="changes the output, with the bits of its uniform start; as a drafter of the original it does not",
 )
 @dataclass(frozen=True)
-class EvoPress(Transform):
+class EvoPress(ModelCompression):
     """Searches how many bits each linear layer gets, all together as many as `bits` each, least far from the original.
 
     A state gives every layer 2 to 6 bits in blocks of 32; the first parent gives all of them the same, 3 to 5, so that

@@ -13,7 +13,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, floating
 
-from .base import Change, Part, Size, Texts, Transform, rebuilt
+from .base import Change, ModelCompression, Part, Size, Texts, rebuilt
 from .stream import Stream, cast, floats
 
 _SEEN = 512
@@ -27,7 +27,7 @@ _ROUNDS = 8
     guarantee="changes the output, with all experts active by rounding alone; as a drafter of the original it does not",
 )
 @dataclass(frozen=True)
-class FFNSplit(Transform):
+class FFNSplit(ModelCompression):
     """Splits every MLP into `experts` smaller ones whose sum it is, of which every row takes `active`.
 
     Inner channels that are active together on the calibration text go to one expert, as many to each. A router learns,

@@ -17,7 +17,7 @@ from decodery.models.native.packed import BLOCK
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer
 
-from .base import LINEARS, Change, Part, Size, Texts, Transform, sizes
+from .base import LINEARS, Change, ModelCompression, Part, Size, Texts, sizes
 from .each_linear import dense, joined, lost, with_linears
 from .int4 import rounded
 from .stream import Stream, floats
@@ -32,7 +32,7 @@ _ATTENTION_BITS = 4
     guarantee="changes the output; as a drafter of the original it does not",
 )
 @dataclass(frozen=True)
-class MCMoE(Transform):
+class MCMoE(ModelCompression):
     """Gives each expert of a mixture 1, 2 or 3 bits by what it is worth, and lets rows do without an unlikely expert.
 
     bits: of an expert's weight, on average at most, in blocks of 32, see int4 (1 bit: a sign, and a magnitude per

@@ -11,17 +11,17 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 
-from .base import LINEARS, Change, Part, Texts, Transform, sizes
+from .base import LINEARS, Change, ModelCompression, Part, Texts, sizes
 
 
 @register(
     "s2ft",
     paper="S2FT: Efficient, Scalable and Generalizable LLM Fine-tuning by Structured Sparsity (2024)",
     guarantee="changes the output to the tuned model's, to the bit; as a drafter of the original it does not",
-    needs=("a trained adapter",),
+    requirements=("a trained adapter",),
 )
 @dataclass(frozen=True)
-class S2FT(Transform):
+class S2FT(ModelCompression):
     """Fuses an adapter into its model: one folder in the place of two, for other transformations to go on from.
 
     file: an `Adapter`, or the file or folder of one, of S2FT or LoRA; `decodery train s2ft` makes it. Texts are those

@@ -14,7 +14,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights, floating
 
-from .base import Change, Part, Size, Texts, Transform
+from .base import Change, ModelCompression, Part, Size, Texts
 from .each_linear import size_of
 from .stream import Stream, cast, floats
 
@@ -30,7 +30,7 @@ _DAMPING = 0.01
     guarantee="changes the output, at share 0 by rounding alone; as a drafter of the original it does not",
 )
 @dataclass(frozen=True)
-class SliceGPT(Transform):
+class SliceGPT(ModelCompression):
     """Turns the residual stream into its principal directions, anew before every sublayer, and cuts off the last ones.
 
     share: of the stream's width that is cut, the rest rounded down to a multiple of 8. RMSNorm commutes with

@@ -3,9 +3,9 @@ from .tool_calls import Call as Call
 from .checker import Checker as Checker
 from .choice import Choice as Choice
 from .base import Constraint as Constraint
+from .base import ConstraintSpec as ConstraintSpec
 from .grammar import Grammar as Grammar
 from .json_schema import JSONSchema as JSONSchema
-from .base import Language as Language
 from .monitor import Monitor as Monitor
 from .python_type import PythonType as PythonType
 from .regex import Regex as Regex

@@ -12,7 +12,7 @@ from decodery.core.errors import ConstraintError, SettingsError
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
-__all__ = ["Constraint", "Language"]
+__all__ = ["Constraint", "ConstraintSpec"]
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 MODES = ("canonical", "strict")
@@ -23,7 +23,7 @@ MOST_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Language(Contract):
+class ConstraintSpec(Contract):
     """A set of texts, and how forced stretches are spelled in tokens.
 
     mode: what is allowed inside a stretch of text that is forced, such as a key's name. "canonical": the tokens the

@@ -14,7 +14,7 @@ from decodery.core.requirements import Provides
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
-from .base import Language
+from .base import ConstraintSpec
 
 Check = Callable[[str], bool]
 
@@ -25,10 +25,10 @@ _CUT = "\ufffd"
 @register(
     "checker",
     guarantee="every finished text is one that `complete` accepts, and `prefix` every beginning of it",
-    needs=("a Python function",),
+    requirements=("a Python function",),
 )
 @dataclass(frozen=True)
-class Checker(Language):
+class Checker(ConstraintSpec):
     """Writes texts that a function accepts, which is asked about one token at a time.
 
     prefix: whether a text can still become an accepted one; it must never reject one that can. complete: whether a
@@ -66,7 +66,7 @@ class _State:
 class CheckerConstraint(Constraint):
     """A `Checker` over a model's tokens. Special tokens and those without a text are never accepted."""
 
-    gives = Provides()
+    provides = Provides()
 
     def __init__(self, vocabulary: Vocabulary, prefix: Check, complete: Check | None) -> None:
         self.vocabulary = vocabulary

@@ -14,7 +14,7 @@ from decodery.core.registry import register
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
-from .base import Language, Mode, require_text
+from .base import ConstraintSpec, Mode, require_text
 from .spelling import end_mask, sorted_pieces, spelled
 
 _AHEAD = 256
@@ -23,7 +23,7 @@ _AHEAD = 256
 
 @register("choice", guarantee="every finished text is one of the options", texts=("options",))
 @dataclass(frozen=True)
-class Choice(Language):
+class Choice(ConstraintSpec):
     """Writes one of several given texts.
 
     options: one or more, none of them empty. As text: choice:options=yes/no. They may be thousands: a state is a range

@@ -10,7 +10,7 @@ from decodery.core.errors import ConstraintError
 from decodery.core.registry import register
 from decodery.models.tokenizers.vocabulary import Vocabulary
 
-from .base import Language, require_text
+from .base import ConstraintSpec, require_text
 from .engine import GrammarConstraint
 from .inhabited import require_text_of_grammar
 from .lark import lark
@@ -38,7 +38,7 @@ _PARTS = re.compile(
     texts=("rules",),
 )
 @dataclass(frozen=True)
-class Grammar(Language):
+class Grammar(ConstraintSpec):
     """Writes sentences of a context-free grammar.
 
     rules: in Lark's syntax with a rule `start`; `%json {...}` stands for a JSON schema, `%regex {...}` for parts of a

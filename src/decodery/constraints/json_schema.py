@@ -14,7 +14,7 @@ from decodery.core.registry import register
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import AfterCheck
 
-from .base import Language, require_text
+from .base import ConstraintSpec, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .schema import prepare
@@ -34,7 +34,7 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
     texts=("schema",),
 )
 @dataclass(frozen=True)
-class JSONSchema(Language):
+class JSONSchema(ConstraintSpec):
     """Writes JSON that is valid under a schema, its properties in the order the schema lists them.
 
     schema: an object, true, or the text of one; drafts 4 to 2020-12, `format` included. whitespace: "flexible" allows

@@ -40,7 +40,7 @@ T = TypeVar("T")
     "monitor",
     paper="Guiding Language Models of Code with Global Context using Monitors (2023)",
     guarantee="every attribute read is one the analyser finds on the object, where it finds any",
-    needs=("jedi",),
+    requirements=("jedi",),
     local=True,
 )
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class MonitorConstraint(Constraint):
     """A monitor for one vocabulary. The analyser is asked when a mask is, so that drafts cost no questions."""
 
     @property
-    def needs(self) -> Requirements:
-        return replace(super().needs, ends=False)
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, ends=False)
 
     def __init__(self, monitor: Monitor, vocabulary: Vocabulary) -> None:
         analyser()

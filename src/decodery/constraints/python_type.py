@@ -10,7 +10,7 @@ from decodery.core.errors import ConstraintError, SettingsError
 from decodery.core.registry import register
 from decodery.models.tokenizers.vocabulary import Vocabulary
 
-from .base import Language
+from .base import ConstraintSpec
 from .engine import GrammarConstraint
 from .json_schema import JSONSchema
 from .python_schema import closed, generator
@@ -19,10 +19,10 @@ from .python_schema import closed, generator
 @register(
     "python-type",
     guarantee="every finished text is valid under the type's JSON schema, and `parse` builds the value from it",
-    needs=("pydantic",),
+    requirements=("pydantic",),
 )
 @dataclass(frozen=True)
-class PythonType(Language):
+class PythonType(ConstraintSpec):
     """Writes JSON for a pydantic model, a dataclass, a TypedDict or a type such as list[int].
 
     type: what the value is to be; `parse(text)` gives it. Where pydantic's own schema lets more pass than pydantic

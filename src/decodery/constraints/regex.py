@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decodery.core.registry import register
 from decodery.models.tokenizers.vocabulary import Vocabulary
 
-from .base import Language, require_text
+from .base import ConstraintSpec, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .pattern import parse, printed
@@ -21,7 +21,7 @@ from .size import MOST_PATTERN
     texts=("pattern",),
 )
 @dataclass(frozen=True)
-class Regex(Language):
+class Regex(ConstraintSpec):
     """Writes texts that match a regular expression from the first character to the last.
 
     pattern: as in JSON Schema and JavaScript: `.` is any character but an end of line, \\d and \\w are ASCII.

@@ -15,7 +15,7 @@ from decodery.core.registry import register
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
-from .base import Language, require_text
+from .base import ConstraintSpec, require_text
 from .engine import GrammarConstraint, GrammarState
 from .lark import lark
 from .schema import prepare
@@ -43,7 +43,7 @@ class Call:
     texts=("tools",),
 )
 @dataclass(frozen=True)
-class ToolCalls(Language):
+class ToolCalls(ConstraintSpec):
     """Lets a text call tools, and write nothing that only looks like a call.
 
     A call is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, with a line break behind and before its marks.

@@ -63,15 +63,15 @@ class Description:
     year: int | None
     guarantee: str
     lossless: bool
-    needs: tuple[str, ...]
-    gives: tuple[str, ...]
+    requirements: tuple[str, ...]
+    provides: tuple[str, ...]
     slower: bool
     summary: str
 
     def as_dict(self) -> dict[str, Any]:
         """What `decodery methods --json` prints of it."""
         values = {field.name: getattr(self, field.name) for field in fields(Description)}
-        return values | {"needs": list(self.needs), "gives": list(self.gives)}
+        return values | {"requirements": list(self.requirements), "provides": list(self.provides)}
 
 
 def facts(
@@ -80,7 +80,7 @@ def facts(
     paper: str = "",
     guarantee: str = "",
     lossless: bool = False,
-    needs: Any = (),
+    requirements: Any = (),
     doc: str | None = None,
     slower: bool = False,
     tables: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
@@ -93,8 +93,8 @@ def facts(
         "year": int(year[1]) if year else None,
         "guarantee": guarantee or ("the law of the output is unchanged" if lossless else "changes the output"),
         "lossless": lossless,
-        "needs": (*tables[0], *needs),
-        "gives": tables[1],
+        "requirements": (*tables[0], *requirements),
+        "provides": tables[1],
         "slower": slower,
         "summary": inspect.cleandoc(doc or "").partition("\n")[0],
     }
@@ -108,7 +108,7 @@ class Entry(NamedTuple):
     cls: str
 
 
-_SCALARS = tuple({field.name for field in fields(Description)} - {"family", "needs", "gives"})
+_SCALARS = tuple({field.name for field in fields(Description)} - {"family", "requirements", "provides"})
 
 
 @cache
@@ -124,8 +124,8 @@ def catalogue(family: str) -> dict[str, Entry]:
         each["name"]: Entry(
             Description(
                 family=family,
-                needs=tuple(each["needs"]),
-                gives=tuple(each["gives"]),
+                requirements=tuple(each["requirements"]),
+                provides=tuple(each["provides"]),
                 **{field: each[field] for field in _SCALARS},
             ),
             each["module"],

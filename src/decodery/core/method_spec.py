@@ -85,7 +85,7 @@ def unmet(method: Method, missing: Sequence[str]) -> str:
     Returns:
         The settings and how they are given; where the method needs something that a command makes, that command.
     """
-    made = [need for need in method.needs if "`decodery train" in need]
+    made = [need for need in method.requirements if "`decodery train" in need]
     return "".join([f"{listing(missing)}, as in {method.name}:{missing[0]}=...", *(f"; it is {need}" for need in made)])
 
 

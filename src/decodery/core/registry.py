@@ -61,17 +61,17 @@ def register(
     guarantee: str = "",
     lossless: bool = False,
     slower: bool = False,
-    needs: Sequence[str] = (),
+    requirements: Sequence[str] = (),
     texts: Sequence[str] = (),
     local: bool = False,
 ) -> Callable[[C], C]:
     """Class decorator that makes a frozen dataclass known under `name`.
 
     paper: "Title (year)" or "". guarantee: what holds, in a few words. lossless: True where the method leaves
-    the law of the output as it is. needs: what it asks for beyond its table (`cls.needs`), such as "a trained head".
-    slower: whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results).
-    The family is the package the class lives in or, for a class outside this project, the package of the base class
-    it derives from. texts: settings that strangers may give because they are text and nothing else: no path, model or
+    the law of the output as it is. needs: what it asks for beyond its table (`cls.requirements`), such as "a trained
+    head". slower: whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results).
+    The family is the package the class lives in or, for a class outside this project, the package of the base class it
+    derives from. texts: settings that strangers may give because they are text and nothing else: no path, model or
     program. Settings of other kinds of text are for whoever runs the process, and so is a `local` method, which reads
     files or runs programs whatever its settings are.
 
@@ -97,7 +97,7 @@ def register(
         if entry and taken == (entry.module, entry.cls):
             known[name] = Method(**vars(entry.described), cls=cls, texts=tuple(texts), local=local)
             return cls
-        own, given = getattr(cls, "needs", None), getattr(cls, "gives", None)
+        own, given = getattr(cls, "requirements", None), getattr(cls, "provides", None)
         tables = said(own) if isinstance(own, Requirements) else (), said(given) if isinstance(given, Provides) else ()
         found = facts(
             name,
@@ -105,7 +105,7 @@ def register(
             guarantee=guarantee,
             lossless=lossless,
             slower=slower,
-            needs=needs,
+            requirements=requirements,
             doc=cls.__doc__,
             tables=tables,
         )

@@ -83,7 +83,7 @@ class Provides:
     """What others find in a part; the fields mean what they mean in `Requirements`.
 
     A drafter gives `drafts`, all that its siblings may arise from, `pauses` and `draft_states`; a rule `checked` and
-    `mask`; a constraint `mask`, where asking about all tokens at once is cheaper than one by one; a warp `law`; a
+    `mask`; a constraint `mask`, where asking about all tokens at once is cheaper than one by one; a processor `law`; a
     source what of the model can still be had through it.
     """
 
@@ -147,7 +147,7 @@ WORDS = {
 """What the fields are called in sentences and tables."""
 
 USUAL = ("law", "checked", "mask")
-"""What warps and rules give that say nothing else."""
+"""What processors and rules give that say nothing else."""
 
 
 def in_words(name: str, value: Any) -> str:

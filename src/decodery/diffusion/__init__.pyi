@@ -7,7 +7,7 @@ from .ccd_agreement import CCDAgreement as CCDAgreement
 from .canvas import Canvas as Canvas
 from .canvas import Checks as Checks
 from .view import Commit as Commit
-from .base import Diffusion as Diffusion
+from .base import DiffusionDecoder as DiffusionDecoder
 from .dystruct import Dystruct as Dystruct
 from .explore_exploit import ExploreExploit as ExploreExploit
 from .factor import Factor as Factor
@@ -18,7 +18,6 @@ from .learn2pd import Learn2PD as Learn2PD
 from .local_leap import LocalLeap as LocalLeap
 from .view import Measure as Measure
 from .phase_handoff import PhaseHandoff as PhaseHandoff
-from .base import Policy as Policy
 from .r2 import R2 as R2
 from .random import Random as Random
 from .base import Region as Region
@@ -27,6 +26,7 @@ from .run import Run as Run
 from .scheduled import Scheduled as Scheduled
 from .static import Static as Static
 from .threshold import Threshold as Threshold
+from .base import UnmaskingPolicy as UnmaskingPolicy
 from .view import View as View
 from .scheduled import quotas as quotas
 from .scheduled import shuffled as shuffled

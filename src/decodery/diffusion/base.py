@@ -1,7 +1,7 @@
 """What a way of filling a canvas is, and what most of them are: a rule that says which proposals are written.
 
-`Diffusion` is whatever fills a canvas by asking for passes. A `Policy` is one whose passes are looked at one by one: a
-plain function of what the last pass says, and of what it remembers of those before.
+`DiffusionDecoder` is whatever fills a canvas by asking for passes. An `UnmaskingPolicy` is one whose passes are looked
+at one by one: a pure function of what the last pass says, and of what it remembers of earlier passes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
 from decodery.step.forward_request import ForwardCoroutine
 
-from .cache.base import Cache
-from .experts.base import Experts
+from .cache.base import DiffusionCache
+from .experts.base import ExpertSharing
 from .run import Run
 from .view import Commit, Measure, View
 
-__all__ = ["Diffusion", "Policy", "Region"]
+__all__ = ["DiffusionDecoder", "Region", "UnmaskingPolicy"]
 
 Region = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Diffusion(Contract):
+class DiffusionDecoder(Contract):
     """A way of filling a canvas. Fields are settings; one instance serves many canvases.
 
     block: places that are filled before those behind them, which must divide the canvas; None is the whole canvas, or
@@ -41,11 +41,11 @@ class Diffusion(Contract):
     """
 
     block: int | None = field(default=None, kw_only=True)
-    cache: Cache | str | None = field(default=None, kw_only=True)
+    cache: DiffusionCache | str | None = field(default=None, kw_only=True)
     measure: Measure = field(default="probability", kw_only=True)
     eos: Literal["free", "last", "never"] = field(default="free", kw_only=True)
     guidance: float = field(default=0.0, kw_only=True)
-    experts: Experts | str | None = field(default=None, kw_only=True)
+    experts: ExpertSharing | str | None = field(default=None, kw_only=True)
     noise: Literal["pass", "position"] = field(default="pass", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Diffusion(Contract):
 
 
 @dataclass(frozen=True)
-class Policy(Diffusion):
+class UnmaskingPolicy(DiffusionDecoder):
     """A way of filling a canvas block by block, one pass after another."""
 
     def begin(self, run: Run, region: Region) -> Any:

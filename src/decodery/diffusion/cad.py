@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy, Region, require_share
+from .base import Region, UnmaskingPolicy, require_share
 from .run import Run
 from .view import Commit, View
 
@@ -21,7 +21,7 @@ from .view import Commit, View
     guarantee="tokens of one pass are each likely, and do not know of each other",
 )
 @dataclass(frozen=True)
-class CAD(Policy):
+class CAD(UnmaskingPolicy):
     """Writes what reaches tau: at least `least` proposals of a pass and at most `most`, the surest ones.
 
     eos_share: the part of the canvas that must be written before an end may be; until then a place that proposes one is

@@ -12,7 +12,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy
+from .base import UnmaskingPolicy
 from .view import Commit, View
 
 Laws = Mapping[int, torch.Tensor]
@@ -34,7 +34,7 @@ class Likeliest(NamedTuple):
     "each other",
 )
 @dataclass(frozen=True)
-class CCD(Policy):
+class CCD(UnmaskingPolicy):
     """Averages the laws of the surest places over the last passes, and writes where the average has least entropy.
 
     places: how many of the surest a pass remembers; history: passes that are remembered, the current one not counted

@@ -11,7 +11,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy, Region
+from .base import Region, UnmaskingPolicy
 from .run import Run
 from .view import Commit, View
 
@@ -33,7 +33,7 @@ class Proposed(NamedTuple):
     "each other",
 )
 @dataclass(frozen=True)
-class CCDAgreement(Policy):
+class CCDAgreement(UnmaskingPolicy):
     """Writes, of the surest places, the first whose most likely token is that of the last pass, or all of these.
 
     warm_up: passes of every region that write the surest token, as do those whose surest place was not among what is

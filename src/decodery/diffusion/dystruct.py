@@ -13,7 +13,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Diffusion, Region, require_share
+from .base import DiffusionDecoder, Region, require_share
 from .run import Run
 from .view import Commit, View
 
@@ -25,7 +25,7 @@ from .view import Commit, View
     "threshold",
 )
 @dataclass(frozen=True)
-class Dystruct(Diffusion):
+class Dystruct(DiffusionDecoder):
     """Looks ahead, keeps as many places as are likely to be filled well, and fills stable blocks beside text first.
 
     Instability of a place is the entropy of its law over that of an even one. Length: the most likely one from least

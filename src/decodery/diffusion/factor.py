@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy
+from .base import UnmaskingPolicy
 from .view import Commit, View
 
 
@@ -20,7 +20,7 @@ from .view import Commit, View
     guarantee="with phi below 1 and exact marginals, tokens of one pass are the likeliest together at temperature 0",
 )
 @dataclass(frozen=True)
-class Factor(Policy):
+class Factor(UnmaskingPolicy):
     """Writes the surest n proposals, the most for which (n + 1)(1 - confidence of the least sure) is at most phi.
 
     If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the likeliest n tokens.

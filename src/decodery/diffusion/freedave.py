@@ -11,7 +11,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Diffusion, Region
+from .base import DiffusionDecoder, Region
 from .run import Run
 from .view import View
 
@@ -24,7 +24,7 @@ from .view import View
     lossless=True,
 )
 @dataclass(frozen=True)
-class FreeDave(Diffusion):
+class FreeDave(DiffusionDecoder):
     """Writes what static decoding writes, one token after another, several of them in one pass.
 
     drafts: states of a pass, at most. Draft k is the canvas with the k surest proposals filled in; as far as the pass

@@ -11,7 +11,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Diffusion, Region, require_share
+from .base import DiffusionDecoder, Region, require_share
 from .freedave import require_repeatable
 from .run import Run
 from .view import Commit, View
@@ -23,7 +23,7 @@ from .view import Commit, View
     guarantee="as threshold, though not step by step: each token reached tau, or was the surest, in some state",
 )
 @dataclass(frozen=True)
-class FreeDavePlus(Diffusion):
+class FreeDavePlus(DiffusionDecoder):
     """Writes what reaches tau, and what a threshold would write of the states after that, several states in one pass.
 
     drafts: states of a pass, at most. The first is the canvas with all written that reaches tau, and the surest token

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Diffusion, Policy
+from .base import DiffusionDecoder, UnmaskingPolicy
 from .held import Held, Width
 from .run import Run
 from .scheduled import Scheduled
@@ -20,7 +20,7 @@ from .view import Commit, View
 
 _MOST = 64
 """What a stranger may ask for of each: a pass then takes so many times so many looks at the constraint."""
-_OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)}
+_OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionDecoder)}
 """Settings of every method; lave's own are those that count."""
 
 
@@ -29,10 +29,10 @@ _OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)
     paper="Lookahead-then-Verify: Reliable Constrained Decoding for Diffusion LLMs under Context-Free Grammars (2026)",
     guarantee="what is written is part of a text that the constraint allows and that fits into the canvas; a token may "
     "be refused because no such text was found",
-    needs=("a constraint",),
+    requirements=("a constraint",),
 )
 @dataclass(frozen=True)
-class LAVE(Diffusion):
+class LAVE(DiffusionDecoder):
     """Writes what a policy chooses, as far as the holes before it can be filled to a beginning that is allowed.
 
     policy: what chooses; its tokens are looked at one by one, the surest first. likely: tokens of a hole that are
@@ -45,7 +45,7 @@ class LAVE(Diffusion):
     where this fills one hole. Any policy but those that look at several states goes with it.
     """
 
-    policy: Policy | str = "static"
+    policy: UnmaskingPolicy | str = "static"
     likely: int = 5
     top: int = 5
     others: int = 5
@@ -54,7 +54,7 @@ class LAVE(Diffusion):
     def __post_init__(self) -> None:
         super().__post_init__()
         policy = resolve("diffuse", self.policy)
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, UnmaskingPolicy):
             raise SettingsError(
                 "lave looks at one state in a pass: take a policy that does, such as static or threshold"
             )
@@ -68,11 +68,11 @@ class LAVE(Diffusion):
             )
 
     @classmethod
-    def around(cls, method: Diffusion) -> LAVE:
+    def around(cls, method: DiffusionDecoder) -> LAVE:
         """A method under a constraint: lave itself, or lave around a policy. Raises SettingsError for others."""
         if isinstance(method, LAVE):
             return method
-        if not isinstance(method, Policy):
+        if not isinstance(method, UnmaskingPolicy):
             raise SettingsError("a constraint goes with methods that look at one state in a pass, such as threshold")
         own: dict[str, Any] = {name: getattr(method, name) for name in _OWN}
         return cls(policy=replace(method, **_OWN), **own)
@@ -84,7 +84,7 @@ class LAVE(Diffusion):
             )
         if self.eos == "never":
             raise SettingsError("a text that a constraint allows must be able to end: leave out eos=never")
-        assert isinstance(self.policy, Policy)
+        assert isinstance(self.policy, UnmaskingPolicy)
         held = Held(run.hold, run.canvas, Width(self.likely, self.top, self.others))
         for region in run.regions():
             memory = self.policy.begin(run, region)

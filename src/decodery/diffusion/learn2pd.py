@@ -11,7 +11,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy, Region, require_share
+from .base import Region, UnmaskingPolicy, require_share
 from .filter import MADE, Filter
 from .run import Run
 from .view import Commit, View
@@ -21,10 +21,10 @@ from .view import Commit, View
     "learn2pd",
     paper="Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (2025)",
     guarantee="static at rho=1; else as good as the filter, whose false alarms are written as tokens",
-    needs=("a trained filter",),
+    requirements=("a trained filter",),
 )
 @dataclass(frozen=True)
-class Learn2PD(Policy):
+class Learn2PD(UnmaskingPolicy):
     """Writes the proposals that a trained filter takes for final, and the surest one in any case.
 
     filter: what `decodery train learn2pd` has made, which also says how large blocks are. It reads how sure all places

@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy, require_share
+from .base import UnmaskingPolicy, require_share
 from .view import Commit, View
 
 
@@ -20,7 +20,7 @@ from .view import Commit, View
     guarantee="as threshold, with a lower threshold near tokens that are certain",
 )
 @dataclass(frozen=True)
-class LocalLeap(Policy):
+class LocalLeap(UnmaskingPolicy):
     """Writes what is surer than anchor, and what is surer than relaxed within `radius` places of that.
 
     Only places that are still open count as anchors, as in the released code. With relaxed = anchor it is threshold.

@@ -11,13 +11,13 @@ from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Diffusion, Policy
+from .base import DiffusionDecoder, UnmaskingPolicy
 from .canvas import Canvas
 from .run import Run
 
 SECOND = "draft"
 """What the second model goes by in ledgers, as it does where texts are handed over."""
-_OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)}
+_OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionDecoder)}
 """Settings of every method; the hand-off's own are those that count."""
 
 
@@ -25,10 +25,10 @@ _OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)
     "phase-handoff",
     paper="Collaborative Decoding Makes Visual Auto-Regressive Modeling Efficient (2024)",
     guarantee="lossy: nothing is verified; with steps=0, and with more steps than passes, it is what one model writes",
-    needs=("a second masked diffusion model with the same vocabulary",),
+    requirements=("a second masked diffusion model with the same vocabulary",),
 )
 @dataclass(frozen=True)
-class PhaseHandoff(Diffusion):
+class PhaseHandoff(DiffusionDecoder):
     """Lets one model run the first `steps` passes over a canvas, and a second one all others.
 
     policy: what chooses in every pass, whoever ran it; what it remembers goes on over the hand-off, and so do the noise
@@ -38,7 +38,7 @@ class PhaseHandoff(Diffusion):
     tokens and by difficulty, for models that write from left to right, is the search of this name.
     """
 
-    policy: Policy | str = "static"
+    policy: UnmaskingPolicy | str = "static"
     steps: int = 8
     begins: Literal["model", "second"] = "model"
     model: LanguageModel | str | None = None
@@ -47,7 +47,7 @@ class PhaseHandoff(Diffusion):
     def __post_init__(self) -> None:
         super().__post_init__()
         policy = resolve("diffuse", self.policy)
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, UnmaskingPolicy):
             raise SettingsError(
                 "phase-handoff changes models between passes over one state: take a policy that looks at one, such as "
                 "static or threshold"
@@ -69,11 +69,11 @@ class PhaseHandoff(Diffusion):
 
     @property
     def revises(self) -> bool:
-        assert isinstance(self.policy, Policy)
+        assert isinstance(self.policy, UnmaskingPolicy)
         return self.policy.revises
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
-        assert isinstance(self.policy, Policy) and self.model is not None
+        assert isinstance(self.policy, UnmaskingPolicy) and self.model is not None
         own, second = run.model, named(self.model, self.dtype)
         run.require_alike(second)
         for region in run.regions():

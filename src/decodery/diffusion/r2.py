@@ -10,7 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Policy, Region, require_share
+from .base import Region, UnmaskingPolicy, require_share
 from .run import Run
 from .view import Commit, View
 
@@ -28,7 +28,7 @@ class Streaks(NamedTuple):
     guarantee="as threshold, and in addition what is sure as a group or has stayed the same for some passes",
 )
 @dataclass(frozen=True)
-class R2(Policy):
+class R2(UnmaskingPolicy):
     """Writes by threshold, then by groups of places, runs of one token, and proposals that stay.
 
     tau: the threshold. Groups: where `width` neighbours have at most `filled` written places and their open ones are on

@@ -22,13 +22,13 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import excluded
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 
-from .cache.base import NOTHING, Cache, Kept, Plan
+from .cache.base import NOTHING, DiffusionCache, Kept, Plan
 from .canvas import Canvas
-from .experts.base import Experts
+from .experts.base import ExpertSharing
 from .view import Commit, View
 
 if TYPE_CHECKING:
-    from .base import Diffusion
+    from .base import DiffusionDecoder
     from .held import Hold
 
 __all__ = ["Run"]
@@ -58,7 +58,7 @@ class Run:
         self,
         model: LanguageModel,
         canvas: Canvas,
-        method: Diffusion,
+        method: DiffusionDecoder,
         temperature: float = 0.0,
         hold: Hold | None = None,
     ) -> None:
@@ -66,9 +66,9 @@ class Run:
             raise SettingsError(f"temperature must be 0 or more, not {temperature}")
         self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
         self.role = ""
-        self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
+        self.cache: DiffusionCache | None = method.cache if isinstance(method.cache, DiffusionCache) else None
         self.hold = hold
-        sharing = method.experts if isinstance(method.experts, Experts) else None
+        sharing = method.experts if isinstance(method.experts, ExpertSharing) else None
         self.route = WHOLE if sharing is None else LayerPlan(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
         self._kv: KVCache | None = None if self.cache is None else model.new_cache()
@@ -305,7 +305,7 @@ class Run:
 
 
 def filled(
-    model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0, hold: Hold | None = None
+    model: LanguageModel, canvas: Canvas, method: DiffusionDecoder, temperature: float = 0.0, hold: Hold | None = None
 ) -> ForwardCoroutine[Canvas]:
     """Fill a canvas; what is left open behind a written end is closed with that end."""
     return (yield from finished(Run(model, canvas, method, temperature, hold)))

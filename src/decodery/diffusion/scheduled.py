@@ -10,14 +10,14 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.noise import PLACE, draw
 
-from .base import Policy, Region
+from .base import Region, UnmaskingPolicy
 from .run import Run
 
 __all__ = ["Scheduled", "quotas", "shuffled"]
 
 
 @dataclass(frozen=True)
-class Scheduled(Policy):
+class Scheduled(UnmaskingPolicy):
     """A policy whose passes write a fixed number of tokens. steps: over the whole canvas; None is one a token.
 
     schedule: "even" shares tokens out as LLaDA does, "dream" as Dream's code does.

@@ -10,7 +10,7 @@ from decodery.engine.output import Output
 from decodery.models.protocol import LanguageModel
 from decodery.step.sequence import FinishReason
 
-from .base import Diffusion
+from .base import DiffusionDecoder
 from .canvas import Canvas
 from .held import Hold
 from .run import Run, filled, finished
@@ -28,7 +28,7 @@ class Fill:
 
     prompt: list[int]
     length: int
-    method: Diffusion
+    method: DiffusionDecoder
     temperature: float = 0.0
     seed: int = 0
     hold: Hold | None = None
@@ -113,7 +113,7 @@ def fill_all(
     engine: Engine,
     model: LanguageModel,
     canvases: Sequence[Canvas],
-    method: Diffusion,
+    method: DiffusionDecoder,
     temperature: float,
     hold: Hold | None = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from decodery.core.registry import register
 
-from .base import Policy, require_share
+from .base import UnmaskingPolicy, require_share
 from .view import Commit, View
 
 
@@ -17,7 +17,7 @@ from .view import Commit, View
     guarantee="tokens of one pass are each likely, and do not know of each other",
 )
 @dataclass(frozen=True)
-class Threshold(Policy):
+class Threshold(UnmaskingPolicy):
     """Writes every proposal whose confidence reaches tau, and the surest one in any case.
 
     Dream measures confidence on tempered and filtered laws, and this here at temperature 1 as LLaDA does: thresholds

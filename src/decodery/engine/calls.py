@@ -93,7 +93,7 @@ class Calls:
         self.engine.check_width(len(prompts))
         first, self._judged = self._judged, self._judged + len(prompts)
         request = copy(self.request)
-        if constrained(request.sampler.warps):
+        if constrained(request.sampler.processors):
             # What came along with the constraint goes with it.
             request.drafter, request.rule = None, Coupled()
         request.conversation = request.reuse = request.search = request.source = None
@@ -101,7 +101,7 @@ class Calls:
         request.sampler = Sampler.from_settings() if sampler is None else free(sampler)
         if constraint is not None:
             form = Constrained(self.conversation.compile(constraint))
-            request.sampler = Sampler((form, *request.sampler.warps))
+            request.sampler = Sampler((form, *request.sampler.processors))
         request.max_new_tokens = most or request.max_new_tokens
         seed = nth_seed(self.request.seed, _JUDGED)
         texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]
@@ -164,4 +164,4 @@ class Calls:
 
 def free(sampler: Sampler) -> Sampler:
     """The same without what constrains a text."""
-    return Sampler(warp for warp in sampler.warps if not isinstance(warp, Constrained))
+    return Sampler(processor for processor in sampler.processors if not isinstance(processor, Constrained))

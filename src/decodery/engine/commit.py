@@ -60,7 +60,7 @@ def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
     """Let the monitors see the token that was just committed; whether the run ends behind it."""
     assert seq.watch is not None
     ended = seq.finished
-    hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.needs.taps}
+    hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.requirements.taps}
     cut = seq.watch.see(seq, laws.row(node), hidden)
     if seq.finished and not ended and seq.text is not None:
         seq.text.finish()

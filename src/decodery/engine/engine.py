@@ -162,7 +162,7 @@ class Engine:
             seq.budget_state = seq.budget.start(seq)
         if seq.drafter is not None:
             seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.needs.costs or (seq.budget is not None and seq.budget.needs.costs):
+            if seq.drafter.requirements.costs or (seq.budget is not None and seq.budget.requirements.costs):
                 self._pass_seconds(len(seq.tokens))
         return seq
 
@@ -386,7 +386,7 @@ class Engine:
         policy = seq.budget
         if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:
             return limit
-        if policy.needs.pauses:
+        if policy.requirements.pauses:
             limit = replace(limit, ask=partial(policy.goes_on, seq))
         return policy.bound(seq, limit, texts)
 

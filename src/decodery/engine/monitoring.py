@@ -67,7 +67,7 @@ class Watch:
     """What watches a text. read_to: how many of the prompt's tokens it has seen, which are not shown twice."""
 
     def __init__(self, monitors: Ordered[Monitor], seq: Sequence) -> None:
-        self.needs = Requirements.merged(monitor.needs for monitor in monitors)
+        self.requirements = Requirements.merged(monitor.requirements for monitor in monitors)
         self.rolls = max(monitor.rolls for monitor in monitors)
         self.read_to = self.taken_back = self.regenerated = 0
         self.pending: tuple[_Mind, Rollback | Regenerate] | None = None
@@ -84,12 +84,12 @@ class Watch:
     @property
     def reads(self) -> bool:
         """Whether it has to see every row of the prompt."""
-        return self.needs.prompt_taps
+        return self.requirements.prompt_taps
 
     @property
     def private(self) -> bool:
         """Whether what others have read of the prompt is of no use: it was not seen, or is read in another way."""
-        return self.needs.prompt_taps or self.needs.changes
+        return self.requirements.prompt_taps or self.requirements.changes
 
     @property
     def told(self) -> list[Watched]:
@@ -126,9 +126,11 @@ class Watch:
         self.read_to = end
         steered = False
         for mind in self._live():
-            needs = mind.monitor.needs
-            if needs.prompt_taps:
-                seen = Prompt(seq.tokens[start:end], {tap: hidden[tap] for tap in needs.taps}, end == seq.prompt_length)
+            requirements = mind.monitor.requirements
+            if requirements.prompt_taps:
+                seen = Prompt(
+                    seq.tokens[start:end], {tap: hidden[tap] for tap in requirements.taps}, end == seq.prompt_length
+                )
                 mind.state = _tried(mind, partial(mind.monitor.read, mind.state, seen))
                 steered |= _steer(mind, end - 1)
         return steered
@@ -142,7 +144,7 @@ class Watch:
         over = False
         for mind in self._live():
             monitor, position = mind.monitor, seq.position - 1
-            own = {tap: hidden[tap] for tap in monitor.needs.taps}
+            own = {tap: hidden[tap] for tap in monitor.requirements.taps}
             row = Row(seq.pending, position, seq.finished, logits, own)
             action = _tried(mind, partial(_seen, mind, row))
             count("monitor_evaluations")
@@ -190,7 +192,8 @@ class Watch:
         if seq.text is not None and moment.text is not None:
             seq.text = moment.text.fork(released=seq.text)
         seq.sampler = Sampler(
-            warp.again(position, *_instead(action)) if isinstance(warp, Banned) else warp for warp in seq.sampler.warps
+            processor.again(position, *_instead(action)) if isinstance(processor, Banned) else processor
+            for processor in seq.sampler.processors
         )
         seq.sampler_state = moment.sampler_state
         seq.finish_reason = seq.stopped_by = None
@@ -198,8 +201,8 @@ class Watch:
 
     def _restart(self, seq: Sequence) -> None:
         """Let the cache hold what is left, and the drafter begin anew behind it."""
-        needs = None if seq.drafter is None else seq.drafter.needs
-        if needs is not None and (needs.prompt or needs.prompt_taps):
+        requirements = None if seq.drafter is None else seq.drafter.requirements
+        if requirements is not None and (requirements.prompt or requirements.prompt_taps):
             seq.cache, seq.shown = seq.model.new_cache(), 0
             if seq.slots is not None:
                 seq.cache.provide(seq.slots)

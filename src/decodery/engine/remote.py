@@ -233,22 +233,22 @@ def _tokens(text: str, told: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
 
 
 def sampling(sampler: Sampler) -> dict[str, float]:
-    """A sampler as the fields of a request. Raises UnsupportedModel for warps that servers do not have."""
+    """A sampler as the fields of a request. Raises UnsupportedModel for processors that servers do not have."""
     found: dict[str, float] = {"temperature": 1.0}
-    for warp in sampler.warps:
-        if isinstance(warp, Temperature):
-            found["temperature"] = warp.t
-        elif isinstance(warp, TopP):
-            found["top_p"] = warp.p
-        elif isinstance(warp, PresencePenalty):
-            found["presence_penalty"] = warp.penalty
-        elif isinstance(warp, FrequencyPenalty):
-            found["frequency_penalty"] = warp.penalty
+    for processor in sampler.processors:
+        if isinstance(processor, Temperature):
+            found["temperature"] = processor.t
+        elif isinstance(processor, TopP):
+            found["top_p"] = processor.p
+        elif isinstance(processor, PresencePenalty):
+            found["presence_penalty"] = processor.penalty
+        elif isinstance(processor, FrequencyPenalty):
+            found["frequency_penalty"] = processor.penalty
         else:
-            method = method_of(warp)
+            method = method_of(processor)
             raise UnsupportedModel(
                 f"a server samples by temperature, top_p, presence_penalty and frequency_penalty alone: leave out "
-                f"{type(warp).__name__ if method is None else method.name}, or load the model here with decodery.load"
+                f"{type(processor).__name__ if method is None else method.name}, or use decodery.load"
             )
     return found
 

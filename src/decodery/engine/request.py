@@ -139,18 +139,20 @@ class Request:
 
     def _constrain(self) -> None:
         """Let what goes with a constraint take the place of rule and drafter."""
-        warps = self.sampler.warps
-        if any(monitor.rolls for monitor in self.monitors) and not any(isinstance(warp, Banned) for warp in warps):
+        processors = self.sampler.processors
+        if any(monitor.rolls for monitor in self.monitors) and not any(
+            isinstance(processor, Banned) for processor in processors
+        ):
             # Behind the masks: where a constraint allows nothing else, what was taken back is written again.
-            masks = sum(warp.stage is Stage.MASK for warp in warps)
-            self.sampler = Sampler((*warps[:masks], Banned(), *warps[masks:]))
-        found = constrained(warps)
+            masks = sum(processor.stage is Stage.MASK for processor in processors)
+            self.sampler = Sampler((*processors[:masks], Banned(), *processors[masks:]))
+        found = constrained(processors)
         if found is None:
             return
-        if not found[1].gives.mask and self.rule == Coupled():
+        if not found[1].provides.mask and self.rule == Coupled():
             # The same tokens, without a question about every one of the vocabulary.
             self.rule = AWRS()
-        if self.drafter is not None and self.rule.gives.mask and not isinstance(self.drafter, Forced):
+        if self.drafter is not None and self.rule.provides.mask and not isinstance(self.drafter, Forced):
             self.drafter = Forced(self.drafter)
 
     def _tell_of_cuts(self) -> None:

@@ -125,7 +125,7 @@ def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
         return fresh
     if request.embeddings is not None or (isinstance(earlier, Sequence) and earlier.embeddings is not None):
         return fresh
-    if any(monitor.needs.prompt_taps or monitor.needs.changes for monitor in request.monitors):
+    if any(monitor.requirements.prompt_taps or monitor.requirements.changes for monitor in request.monitors):
         return fresh
     if not isinstance(earlier.cache, KVCache) or earlier.cache.evicted:
         return fresh

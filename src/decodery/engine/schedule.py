@@ -212,7 +212,7 @@ class Schedule:
             return
         if not self.prefixes.serves(seq.model):
             return
-        if seq.watch is not None and seq.watch.needs.changes:
+        if seq.watch is not None and seq.watch.requirements.changes:
             return
         if seq.finished or not seq.prompt_kept:
             seq.prompt_kept = True

@@ -53,9 +53,9 @@ def reads(seq: Sequence) -> bool:
     """
     if unread(seq) > 1 or seq.position:
         return unread(seq) > 1
-    needs = Requirements() if seq.drafter is None else seq.drafter.needs
-    shown = needs.prompt or needs.prompt_taps or seq.watch is not None or seq.kv is not None
-    return shown or not needs.source
+    requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
+    shown = requirements.prompt or requirements.prompt_taps or seq.watch is not None or seq.kv is not None
+    return shown or not requirements.source
 
 
 def turn(seq: Sequence, share: StepBudget) -> ForwardCoroutine[None]:
@@ -76,9 +76,9 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
     Tokens that were read before, and lost with the cache, change nothing but the cache.
     """
     start, missing = seq.cache.next_position, unread(seq)
-    needs = Requirements() if seq.drafter is None else seq.drafter.needs
-    shows = (needs.prompt or needs.prompt_taps) and start >= seq.shown
-    all_rows = shows and needs.prompt
+    requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
+    shows = (requirements.prompt or requirements.prompt_taps) and start >= seq.shown
+    all_rows = shows and requirements.prompt
     if all_rows and seq.chunk is not None:
         rows = min(rows, seq.chunk)
     end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
@@ -99,8 +99,8 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
             yield from as_coroutine(seq.kv.settle(seq))
         return
     taps = [
-        *(needs.taps if shows else ()),
-        *(seq.watch.needs.taps if seq.watch is not None and seq.watch.reads else ()),
+        *(requirements.taps if shows else ()),
+        *(seq.watch.requirements.taps if seq.watch is not None and seq.watch.reads else ()),
     ]
     scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
     seq.trace.steps.append(step)
@@ -148,9 +148,9 @@ def _decide(
     """
     drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
-    watch = () if seq.watch is None else seq.watch.needs.taps
-    drafting_taps = drafter.needs.taps if drafter is not None and observes else ()
-    taps = [*dict.fromkeys((*rule.needs.taps, *drafting_taps, *watch))]
+    watch = () if seq.watch is None else seq.watch.requirements.taps
+    drafting_taps = drafter.requirements.taps if drafter is not None and observes else ()
+    taps = [*dict.fromkeys((*rule.requirements.taps, *drafting_taps, *watch))]
     beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
     scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
     begin = perf_counter()
@@ -211,10 +211,10 @@ def _observe(
         drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
         seq.shown = start + len(shown)
         return
-    hidden = {tap: laws.hidden[tap] for tap in drafter.needs.taps}
+    hidden = {tap: laws.hidden[tap] for tap in drafter.requirements.taps}
     start = len(seq.tokens) - len(emitted) - 1
     seen = VerificationFeedback(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
-    drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
+    drafter.observe(seq, seen if drafter.requirements.states else seen.of_tokens())
     seq.shown = len(seq.tokens) - 1
     if seq.budget is not None:
         seq.budget.observe(seq, seen, drafting)
@@ -245,8 +245,8 @@ def _route(tree: DraftTree, seq: Sequence) -> LayerPlan:
     if tree.entered is None:
         return WHOLE
     first, layers = tree.entered.layer, seq.model.config.num_layers
-    parts = [part.needs for part in (seq.rule, seq.drafter, seq.watch) if part is not None]
-    read = [hook_point(tap, layers) for needs in parts for tap in needs.taps]
+    parts = [part.requirements for part in (seq.rule, seq.drafter, seq.watch) if part is not None]
+    read = [hook_point(tap, layers) for requirements in parts for tap in requirements.taps]
     changed = [hook_point(change.site, layers) for change in seq.interventions]
     early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
     # Rows are not changed any more where they enter.
@@ -284,7 +284,7 @@ def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
             f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
             f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
         )
-    verified = seq.rule.needs.drafts
+    verified = seq.rule.requirements.drafts
     if len(tree) > 1 and verified is not None and tree.origin not in verified:
         raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.rule).__name__} cannot verify")
 

@@ -44,10 +44,12 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
             "leave one of the two out"
         )
     for role, part in _parts(request):
-        needs = Requirements.merged((part.needs, part.of_action)) if role == "monitor" else part.needs
+        requirements = (
+            Requirements.merged((part.requirements, part.of_action)) if role == "monitor" else part.requirements
+        )
         if model is not None and writes(model) and _acts_on_rows(role, part):
-            needs = Requirements(rows=True)
-        for name, value in _asked(needs):
+            requirements = Requirements(rows=True)
+        for name, value in _asked(requirements):
             if name in _OF_MODEL:
                 _refuse_model(request, model, role, part, name, value)
             elif found := _lacking(request, name, value):
@@ -57,15 +59,15 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
 
 
 @cache
-def _asked(needs: Requirements) -> tuple[tuple[str, Any], ...]:
+def _asked(requirements: Requirements) -> tuple[tuple[str, Any], ...]:
     """What a table asks for at all, in the order it is looked at."""
-    return tuple((name, value) for name in _NAMES if (value := getattr(needs, name)))
+    return tuple((name, value) for name in _NAMES if (value := getattr(requirements, name)))
 
 
 def _parts(request: Request) -> Iterator[tuple[str, Any]]:
     """Role of everything that takes part, and the part."""
-    for warp in request.sampler.warps:
-        yield "constraint" if isinstance(warp, Constrained) else "warp", warp
+    for processor in request.sampler.processors:
+        yield "constraint" if isinstance(processor, Constrained) else "processor", processor
     for role in ("rule", "drafter", "budget", "source", "search", "kv"):
         if (part := getattr(request, role)) is not None:
             yield role, part
@@ -93,13 +95,23 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
     """What is needed of the model, and of the source in its place."""
     words, source = in_words(name, value), request.source
     # Sources pass rows on as they stand to each other.
-    if source is not None and role != "source" and name not in _IN_SPITE_OF_SOURCES and not getattr(source.gives, name):
+    if (
+        source is not None
+        and role != "source"
+        and name not in _IN_SPITE_OF_SOURCES
+        and not getattr(source.provides, name)
+    ):
         whose, out = f"the source {name_of(source)}", "leave the source out, or "
-        if source.gives.source:
+        if source.provides.source:
             # What its encoder reads cannot be left out.
             whose, out = "a model with an encoder", ""
         raise SettingsError(f"{_who(role, part)} needs {words}, which {whose} does not give: {out}use another {role}")
-    if role != "kv" and name in ("keys", "routes") and (kv := request.kv) is not None and not getattr(kv.gives, name):
+    if (
+        role != "kv"
+        and name in ("keys", "routes")
+        and (kv := request.kv) is not None
+        and not getattr(kv.provides, name)
+    ):
         raise SettingsError(
             f"{_who(role, part)} needs {words}, which the cache policy {name_of(kv)} does not give: leave the "
             f"policy out, or use another {role}"
@@ -127,20 +139,20 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
 
 def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:
     """Who of a request does not give what is needed, and what to do; None where all is well."""
-    drafter, rule, warps = request.drafter, request.rule, request.sampler.warps
+    drafter, rule, processors = request.drafter, request.rule, request.sampler.processors
     if name in ("drafts", "pauses", "draft_states") and drafter is not None:
-        given = getattr(drafter.gives, name)
+        given = getattr(drafter.provides, name)
         if not given or (name == "drafts" and set(given) - set(value)):
             kinds = f", whose drafts are {' or '.join(given)}," if name == "drafts" else ""
             return f"the drafter {name_of(drafter)}{kinds}", _DRAFTERS[name]
-    elif name in ("checked", "mask") and constrained(warps) and not getattr(rule.gives, name):
+    elif name in ("checked", "mask") and constrained(processors) and not getattr(rule.provides, name):
         return f"the rule {name_of(rule)}", _RULES[name]
     elif name in ("greedy", "chance") and request.sampler.greedy != (name == "greedy"):
         return "the sampler", _SAMPLERS[name]
-    elif name == "law" and (without := [warp for warp in warps if not warp.gives.law]):
-        return f"the warp {name_of(without[0])}", "leave one of the two out"
-    elif name == "plain" and (bent := [warp for warp in warps if warp.stage <= Stage.EDIT]):
-        found = "a constraint" if isinstance(bent[0], Constrained) else f"the warp {name_of(bent[0])}"
+    elif name == "law" and (without := [processor for processor in processors if not processor.provides.law]):
+        return f"the processor {name_of(without[0])}", "leave one of the two out"
+    elif name == "plain" and (bent := [processor for processor in processors if processor.stage <= Stage.EDIT]):
+        found = "a constraint" if isinstance(bent[0], Constrained) else f"the processor {name_of(bent[0])}"
         return found, "leave masks, penalties and constraints out"
     elif name == "ends" and request.stop:
         return "a text with stop strings", "leave stop out"
@@ -170,9 +182,9 @@ def _drafting(request: Request) -> tuple[str, str] | None:
         return f"the drafter {name_of(request.drafter)}", "leave the drafter out, or give None"
     if request.budget is not None:
         return f"the budget {name_of(request.budget)}", "leave the budget out"
-    found = constrained(request.sampler.warps)
+    found = constrained(request.sampler.processors)
     # A constraint without a mask brings this rule along.
-    stands_in = found is not None and not found[1].gives.mask and not request.rule.gives.mask
+    stands_in = found is not None and not found[1].provides.mask and not request.rule.provides.mask
     if not isinstance(request.rule, Coupled) and not stands_in:
         return f"the rule {name_of(request.rule)}", "leave the rule out"
     return None

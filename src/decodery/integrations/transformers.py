@@ -284,8 +284,8 @@ class Processed(LogitsProcessor):
 
     stage: ClassVar[Stage] = Stage.EDIT
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        """See `LogitsProcessor.warp`."""
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        """See `LogitsProcessor.processor`."""
         rows = [
             self.processor(
                 torch.tensor([[*self.padding, *context.tokens]], dtype=torch.int64, device=row.device),

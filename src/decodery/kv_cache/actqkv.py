@@ -62,7 +62,7 @@ class ActQKV(CachePolicy):
             raise SettingsError(f"probe of actqkv is weighted, mean or last, not {self.probe!r}")
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides(routes=True, keys=True)
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:

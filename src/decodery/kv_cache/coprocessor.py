@@ -28,7 +28,7 @@ from .after_prompt import turned
     "coprocessor",
     paper="Deliberation in Latent Space via Differentiable Cache Augmentation (2024)",
     guarantee="lossy: rows read entries that no token wrote; drafts give the text of plain decoding under it",
-    needs=("a trained coprocessor",),
+    requirements=("a trained coprocessor",),
 )
 @dataclass(frozen=True)
 class Coprocessor(CachePolicy):
@@ -46,7 +46,7 @@ class Coprocessor(CachePolicy):
     beside the cache: `latents` tokens' keys and values more.
     """
 
-    needs = Requirements(keys=True, policies=True, states=True, changes=True)
+    requirements = Requirements(keys=True, policies=True, states=True, changes=True)
 
     trained: CoprocessorWeights | str | None = None
     latents: int | None = None

@@ -22,7 +22,7 @@ from .selecting import Asked, Selective, dots
     "double-sparsity",
     paper="Post-Training Sparse Attention with Double Sparsity (2024)",
     guarantee="lossy: rows read some tokens of the text; drafts give the text of plain decoding under it",
-    needs=("calibrated channels",),
+    requirements=("calibrated channels",),
 )
 @dataclass(frozen=True)
 class DoubleSparsity(Selective):

@@ -29,7 +29,7 @@ class Scored(CachePolicy):
     """
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides()
 
     def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ class Localist(CachePolicy):
     block: int = 64
     sinks: int = 4
 
-    gives = Provides(routes=True, keys=True)
+    provides = Provides(routes=True, keys=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dial <= 1:

@@ -26,7 +26,7 @@ from .selecting import Asked
     "lserve",
     paper="LServe: Efficient Long-sequence LLM Serving with Unified Sparse Attention (2025)",
     guarantee="lossy: some heads lose old tokens, others read pages; drafts give the text of plain decoding under it",
-    needs=("head gates",),
+    requirements=("head gates",),
 )
 @dataclass(frozen=True)
 class LServe(CachePolicy):
@@ -68,7 +68,7 @@ class LServe(CachePolicy):
             )
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides()
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:

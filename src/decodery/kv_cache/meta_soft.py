@@ -30,7 +30,7 @@ from .selecting import precise
     "meta-soft",
     paper=("Meta-Soft: Leveraging Composable Meta-Tokens for Context-Preserving KV Cache Compression (2026)"),
     guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
-    needs=("trained meta-tokens",),
+    requirements=("trained meta-tokens",),
 )
 @dataclass(frozen=True)
 class MetaSoft(CachePolicy):
@@ -45,7 +45,7 @@ class MetaSoft(CachePolicy):
     The paper's abstract was read, not its code: every formula is a reading of it.
     """
 
-    needs = Requirements(keys=True, policies=True, states=True)
+    requirements = Requirements(keys=True, policies=True, states=True)
 
     budget: float = 1024
     trained: MetaTokens | str | None = None

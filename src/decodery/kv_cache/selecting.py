@@ -21,7 +21,7 @@ class Selective(CachePolicy):
     """Class A: nothing is dropped, prompts are read in full, and every row behind them selects for itself."""
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides(routes=True, keys=True)
 
     @abstractmethod

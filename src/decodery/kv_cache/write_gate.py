@@ -29,7 +29,7 @@ from .after_prompt import turned
     ),
     guarantee="lossy: written tokens that are not stored are gone for good; drafts give the text of plain decoding "
     "under it",
-    needs=("a trained gate",),
+    requirements=("a trained gate",),
 )
 @dataclass(frozen=True)
 class WriteGate(CachePolicy):
@@ -51,7 +51,7 @@ class WriteGate(CachePolicy):
             raise SettingsError(f"the budget of write-gate is a share above 0 and up to 1, not {self.budget!r}")
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         return Provides()
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:

@@ -53,11 +53,11 @@ def _drawing(sampler: Sampler) -> Sampler:
     """The sampler of a further try: greedy decoding would write the same text, so its temperature becomes 1."""
     if not sampler.greedy:
         return sampler
-    warps = (warp for warp in sampler.warps if not isinstance(warp, Temperature))
-    return Sampler((*warps, Temperature(1.0)))
+    processors = (processor for processor in sampler.processors if not isinstance(processor, Temperature))
+    return Sampler((*processors, Temperature(1.0)))
 
 
 def _after(sampler: Sampler) -> AfterCheck | None:
     """What the constraint of a sampler leaves to a check; None where there is none, or it enforces everything."""
-    found = constrained(sampler.warps)
+    found = constrained(sampler.processors)
     return None if found is None else found[1].after

@@ -17,7 +17,7 @@ from decodery.core.noise import nth_seed
 from decodery.core.registry import resolve
 from decodery.core.settings import checked
 from decodery.core.trace import Trace
-from decodery.diffusion.base import Diffusion
+from decodery.diffusion.base import DiffusionDecoder
 from decodery.diffusion.held import Hold
 from decodery.diffusion.lave import LAVE
 from decodery.diffusion.texts import Fill, Filling
@@ -205,7 +205,7 @@ class LLM(Asking):
         constraint: Any = None,
     ) -> Fill:
         """A canvas of `length` tokens behind a prompt, for `begin`; settings: see `diffuse`."""
-        found: Diffusion = resolve("diffuse", method)
+        found: DiffusionDecoder = resolve("diffuse", method)
         hold = None if constraint is None else Hold(self._compiled(constraint), self.vocabulary)
         if hold is not None and hold.constraint.after is not None and hold.constraint.after.unenforced:
             raise SettingsError("canvases are not checked when they are full: leave out unenforced=check")

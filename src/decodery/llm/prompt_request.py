@@ -172,24 +172,23 @@ class Asking:
 
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
         presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
-        the usual sampler; `sampler` takes a warp or several in its place. dry_breakers: texts here, as in llama.cpp.
-        drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there is no
-        speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
-        at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
-        kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
+        the usual sampler; `sampler` takes a processor or several in its place. dry_breakers: texts here, as in
+        llama.cpp. drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there
+        is no speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per
+        step at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model
+        alone. kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
         stop: texts that end it and are cut from it; a special token, such as "<|im_end|>", by its spelling.
         stop_token_ids: tokens that end it beside the model's own end tokens, and are cut from the text as those are.
         monitor: what watches the text, one or several, as in "los:head=DIR,action=stop", or None; `Output.monitors`
-        says what they found.
-        A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
-        raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
-        see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of this.
-        constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or
-        a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by its length
-        need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the rule awrs
-        in place of coupled.
-        embeddings: what the model reads in the place of each `placeholder`, a token of its own, in the prompt: tensors
-        [n, hidden], such as what a vision tower makes of images; or all of it placed already, as `Embeddings`.
+        says what they found. A model with an encoder reads the tokens with that, and writes a text of its own; it has
+        no other source. raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every
+        step in the trace, see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later
+        one learns of this. constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a
+        name with settings, or a `Constraint` of one's own; a text that finishes with "stop" is then always complete,
+        one cut by its length need not be. A drafter also drafts what the constraint forces. Constraints without a mask
+        go with the rule awrs in place of coupled. embeddings: what the model reads in the place of each `placeholder`,
+        a token of its own, in the prompt: tensors [n, hidden], such as what a vision tower makes of images; or all of
+        it placed already, as `Embeddings`.
         """
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         ends = stop_ids(stop_token_ids, self.model.vocab_size)
@@ -212,7 +211,7 @@ class Asking:
             if ignore_eos or ends:
                 name = "ignore_eos" if ignore_eos else "stop_token_ids"
                 raise SettingsError(f"a constrained text ends where it is complete: leave out {name}")
-            built = Sampler((Constrained(self._compiled(constraint)), *built.warps))
+            built = Sampler((Constrained(self._compiled(constraint)), *built.processors))
         return Request(
             tokens,
             max_new_tokens=max_new_tokens,

@@ -17,7 +17,7 @@ from decodery.step.logits_source import LogitsSource
     "adapter",
     paper="S2FT: Efficient, Scalable and Generalizable LLM Fine-tuning by Structured Sparsity (2024)",
     guarantee="texts are those of the tuned model; texts without it stay as they are",
-    needs=("a trained adapter",),
+    requirements=("a trained adapter",),
 )
 @dataclass(frozen=True)
 class Tuned(LogitsSource):
@@ -31,7 +31,7 @@ class Tuned(LogitsSource):
 
     file: Adapter | str | None = None
 
-    gives = Provides(
+    provides = Provides(
         taps=True, keys=True, states=True, changes=True, routes=True, policies=True, parts=True, exact_rows=True
     )
 

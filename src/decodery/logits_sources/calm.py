@@ -44,7 +44,7 @@ def thresholds(threshold: float, steps: np.ndarray, tokens: int, tau: float) -> 
     paper="Confident Adaptive Language Modeling (2022)",
     guarantee="lossy: with a calibrated threshold the mean loss is below its bound, with the probability it was "
     "calibrated for; the model's law where the threshold is out of reach",
-    needs=("a threshold, or a calibration",),
+    requirements=("a threshold, or a calibration",),
 )
 @dataclass(frozen=True)
 class CALM(LogitsSource):
@@ -70,8 +70,8 @@ class CALM(LogitsSource):
     tau: float = 4.0
     calibration: Exits | str | None = None
 
-    needs = Requirements(routes=True, changes=True)
-    gives = Provides()
+    requirements = Requirements(routes=True, changes=True)
+    provides = Provides()
 
     def __post_init__(self) -> None:
         if self.threshold is None and self.calibration is None:

@@ -26,7 +26,9 @@ from .contexts import Blend, Member, Part
     "controlled-decoding",
     paper="Controlled Decoding from Language Models (2023)",
     guarantee="the best law token by token for its distance to the model's, if the values are exact",
-    needs=("a prefix scorer, such as value-head(head=FILE) of `decodery train value -m MODEL TEXTS --out FILE`",),
+    requirements=(
+        "a prefix scorer, such as value-head(head=FILE) of `decodery train value -m MODEL TEXTS --out FILE`",
+    ),
 )
 @dataclass(frozen=True)
 class ControlledDecoding(LogitsSource):
@@ -48,8 +50,8 @@ class ControlledDecoding(LogitsSource):
         object.__setattr__(self, "value", resolve("score", self.value))
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(taps=self.scorer.needs.taps, trees=bool(self.scorer.needs.taps))
+    def requirements(self) -> Requirements:
+        return Requirements(taps=self.scorer.requirements.taps, trees=bool(self.scorer.requirements.taps))
 
     @property
     def scorer(self) -> Scorer:
@@ -84,9 +86,9 @@ class _Controlled(Blend):
         if self.strength == 0.0:
             return torch.zeros(tokens.shape, dtype=torch.float32, device="cpu")
         states: dict[Tap, torch.Tensor] = {}
-        if self.value.needs.taps:
+        if self.value.requirements.taps:
             children = _children(part, tokens.cpu().numpy())
-            states = (yield from score(self.members[0].model, children, self.value.needs.taps, "value")).hidden
+            states = (yield from score(self.members[0].model, children, self.value.requirements.taps, "value")).hidden
         above = [part.prefix(row) for row in part.wanted[part.output].tolist()]
         start = part.contexts.prompt_length
         outputs = [[*above[i][start:], token] for i, row in enumerate(tokens.tolist()) for token in row]

@@ -45,8 +45,8 @@ class DoLa(LogitsSource):
     plausible: float = 0.1
     published: bool = False
 
-    needs = Requirements(parts=True)
-    gives = Provides(taps=True, keys=True)
+    requirements = Requirements(parts=True)
+    provides = Provides(taps=True, keys=True)
 
     def __post_init__(self) -> None:
         require_number("the plausible of dola", self.plausible, above=0.0, most=1.0)

@@ -30,7 +30,7 @@ _SMALL, _LARGE = 0, 1
     "entropy-adaptive",
     paper="Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference (2025)",
     guarantee="every token is one model's or the other's",
-    needs=("a second model with the same vocabulary",),
+    requirements=("a second model with the same vocabulary",),
 )
 @dataclass(frozen=True)
 class EntropyAdaptive(LogitsSource):
@@ -39,7 +39,8 @@ class EntropyAdaptive(LogitsSource):
     small: a `LanguageModel`, or a name `decodery.load` knows. dtype: what a named one is loaded in, such as "int4".
     threshold: bits; above it the loaded model takes over from the next token on, else the small one; infinity is the
     small model alone. window: tokens averaged over, whichever model wrote them. stay: tokens after a switch, and at the
-    beginning, before the next one (the paper's value is not known). Entropies are those of the logits before any warp.
+    beginning, before the next one (the paper's value is not known). Entropies are those of the logits before any
+    processor.
 
     Each model reads only when it is its turn, and then all it missed in one chunk; the small one begins. In a drafted
     tree every node has a state of its own, so a pass runs both models only where a path crosses a switch.
@@ -51,7 +52,7 @@ class EntropyAdaptive(LogitsSource):
     stay: int = 10
     dtype: Precision = "auto"
 
-    gives = Provides()
+    provides = Provides()
 
     def __post_init__(self) -> None:
         require_count("stay", self.stay)

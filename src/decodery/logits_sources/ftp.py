@@ -33,7 +33,7 @@ ROUTERS = "routers.safetensors"
     paper="FTP: A Fine-grained Token-wise Pruner for Large Language Models via Token Routing (2024)",
     guarantee="lossy: tokens of the prompt leave layers out, and what is written does not see them there; the model's "
     "law at sparsity 0",
-    needs=("a sparsity, or trained routers",),
+    requirements=("a sparsity, or trained routers",),
 )
 @dataclass(frozen=True)
 class FTP(LogitsSource):
@@ -54,8 +54,8 @@ class FTP(LogitsSource):
     sparsity: float | None = None
     sinks: int = 4
 
-    needs = Requirements(routes=True, states=True, policies=True)
-    gives = Provides()
+    requirements = Requirements(routes=True, states=True, policies=True)
+    provides = Provides()
 
     def __post_init__(self) -> None:
         if (self.routers is None) == (self.sparsity is None):

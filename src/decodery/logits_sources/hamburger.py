@@ -34,7 +34,7 @@ _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name 
     paper="HAMburger: Accelerating LLM Inference via Token Smashing (2025)",
     guarantee="lossy: tokens behind the first of a group are a small decoder's; the model's law where confidence is "
     "above 1",
-    needs=("trained parts",),
+    requirements=("trained parts",),
 )
 @dataclass(frozen=True)
 class Hamburger(LogitsSource):
@@ -55,8 +55,8 @@ class Hamburger(LogitsSource):
     micro: MicroSteps | str | None = None
     confidence: float = 0.9
 
-    needs = Requirements(routes=True, states=True, parts=True)
-    gives = Provides()
+    requirements = Requirements(routes=True, states=True, parts=True)
+    provides = Provides()
 
     def __post_init__(self) -> None:
         if self.micro is None:

@@ -121,7 +121,7 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
     "partial-attention",
     paper="Decoder-Only or Encoder-Decoder? Interpreting Language Model as a Regularized Encoder-Decoder (2023)",
     guarantee="the model's law until it is trained",
-    needs=("weights made by `decodery train partial -m MODEL PAIRS --out DIR`",),
+    requirements=("weights made by `decodery train partial -m MODEL PAIRS --out DIR`",),
 )
 @dataclass(frozen=True)
 class PartialAttention(LogitsSource):
@@ -135,7 +135,7 @@ class PartialAttention(LogitsSource):
 
     weights: PartialWeights | str
 
-    gives = Provides(taps=True, keys=True, states=True, parts=True)
+    provides = Provides(taps=True, keys=True, states=True, parts=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):

@@ -39,7 +39,7 @@ class PrefixLM(LogitsSource):
     bytes, so that prompts have at most 16,384.
     """
 
-    gives = Provides(exact_rows=True)
+    provides = Provides(exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or model.config.keeps_order:

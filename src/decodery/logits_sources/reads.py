@@ -21,7 +21,7 @@ from decodery.step.logits_source import LogitsSource
 class Reads(LogitsSource):
     """Lets the encoder of a model read `tokens`, a source, before its decoder writes the text.
 
-    `LM` makes one of every prompt of such a model, and lets the text begin with the model's start token. The source is
+    `LLM` makes one of every prompt of such a model, and lets the text begin with the model's start token. The source is
     read when the first row of the text is scored, in a pass that texts share, and again where the text's memory was
     given up; forks of a text share what is remembered of it. Cost: one pass of the encoder over the source, and in
     every layer of the decoder its keys and values.
@@ -29,7 +29,7 @@ class Reads(LogitsSource):
 
     tokens: tuple[int, ...]
 
-    gives = Provides(taps=True, keys=True, changes=True, source=True)
+    provides = Provides(taps=True, keys=True, changes=True, source=True)
 
     @property
     def read(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name 
     "Model Inference (2024)",
     guarantee="lossy: quality is traded for layers, and texts may end early; the model's law where both thresholds are "
     "at least 1",
-    needs=("trained heads",),
+    requirements=("trained heads",),
 )
 @dataclass(frozen=True)
 class SEC(LogitsSource):
@@ -48,8 +48,8 @@ class SEC(LogitsSource):
     t_exit: float = 0.9
     t_stop: float = 0.9
 
-    needs = Requirements(routes=True, changes=True)
-    gives = Provides()
+    requirements = Requirements(routes=True, changes=True)
+    provides = Provides()
 
     def __post_init__(self) -> None:
         if not (self.t_exit >= 0 and self.t_stop >= 0):

@@ -20,7 +20,7 @@ from decodery.step.logits_source import LogitsSource
     "sven",
     paper="Large Language Models for Code: Security Hardening and Adversarial Testing (2023)",
     guarantee="the model's weights are left as they are, and so is every text without it",
-    needs=("trained prefixes",),
+    requirements=("trained prefixes",),
     texts=("control",),
 )
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SVEN(LogitsSource):
     control: str = "secure"
     prefix: Prefixes | str | None = None
 
-    gives = Provides(taps=True, keys=True, states=True, changes=True, parts=True, routes=True, exact_rows=True)
+    provides = Provides(taps=True, keys=True, states=True, changes=True, parts=True, routes=True, exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)

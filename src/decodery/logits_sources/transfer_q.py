@@ -31,7 +31,7 @@ _ROLLOUT = 31
     "transfer-q",
     paper="Transfer Q Star: Principled Decoding for LLM Alignment (2024)",
     guarantee="the model's own choice among its likeliest tokens at weight 0",
-    needs=("a reward", "an aligned model"),
+    requirements=("a reward", "an aligned model"),
     texts=("prompt",),
 )
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ __all__ = ["without_examples"]
     "uscd",
     paper="Improving Code Generation by Uncertainty-Aware Selective Contrastive Decoding (2024)",
     guarantee="the model's law wherever it is confident",
-    needs=("a poorer prompt",),
+    requirements=("a poorer prompt",),
     texts=("lame",),
 )
 @dataclass(frozen=True)

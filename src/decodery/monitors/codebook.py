@@ -108,7 +108,7 @@ def coding(codebooks: Codebooks, edits: Iterable[Edit] = ()) -> tuple[Interventi
     "codebook",
     paper="Codebook Features: Sparse and Discrete Interpretability for Neural Networks (2023)",
     guarantee="read-only unless action=switch, which writes with another model: the one whose states are their codes",
-    needs=("codebooks made by decodery train codebook",),
+    requirements=("codebooks made by decodery train codebook",),
 )
 @dataclass(frozen=True)
 class Codebook(Monitor):
@@ -150,7 +150,7 @@ class Codebook(Monitor):
         return self.codebooks
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         read = dict.fromkeys(f"given.{self.trained.sites[number]}" for number, _, _ in self.watch)
         return Requirements(taps=tuple(read), changes=self.action == "switch")
 

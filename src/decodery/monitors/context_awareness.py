@@ -75,7 +75,7 @@ class ContextAwareness(Monitor):
         return f"resid_pre.{self.layer}"
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         steers = self.action == "switch"
         return Requirements(taps=(self.site,), prompt_taps=True, parts=True, changes=steers, policies=steers)
 

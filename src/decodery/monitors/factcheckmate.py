@@ -82,7 +82,7 @@ class _State:
     "factcheckmate",
     paper="FactCheckmate: Preemptively Detecting and Mitigating Hallucinations in LMs (2024)",
     guarantee="read-only unless action=switch, which changes texts above the threshold and no others",
-    needs=("a probe made by decodery train probe --rows prompt",),
+    requirements=("a probe made by decodery train probe --rows prompt",),
 )
 @dataclass(frozen=True)
 class FactCheckmate(Probed):
@@ -111,7 +111,7 @@ class FactCheckmate(Probed):
             object.__setattr__(self, "shift", Shift.load(shift) if isinstance(shift, str) else shift)
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(self.trained.site,), prompt_taps=True, changes=self.action == "switch")
 
     def fits(self, model: Reader) -> None:

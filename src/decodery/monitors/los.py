@@ -128,7 +128,7 @@ class LOSHead:
     paper="Learning on LLM Output Signatures for gray-box LLM Behavior Analysis (2025)",
     guarantee="read-only: the text is the one without it, until the action is taken",
     lossless=True,
-    needs=("a head made by decodery train los",),
+    requirements=("a head made by decodery train los",),
 )
 @dataclass(frozen=True)
 class LOS(Monitor):

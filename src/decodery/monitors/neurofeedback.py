@@ -31,7 +31,7 @@ class _State:
     paper="Language Models Are Capable of Metacognitive Monitoring and Control of Their Internal Activations (2025)",
     guarantee="read-only: the text is the one without it, until the action is taken",
     lossless=True,
-    needs=("an axis made by decodery train axis",),
+    requirements=("an axis made by decodery train axis",),
 )
 @dataclass(frozen=True)
 class Neurofeedback(Monitor):
@@ -58,7 +58,7 @@ class Neurofeedback(Monitor):
         return self.axis
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(self.trained.site,))
 
     def fits(self, model: Reader) -> None:

@@ -22,7 +22,7 @@ _MADE = "make one with `decodery train program-probe -m MODEL --out DIR`"
     paper="Evidence of Meaning in Language Models Trained on Programs (2023)",
     guarantee="read-only: the text is the one without it, until the action is taken",
     lossless=True,
-    needs=("a probe made by decodery train program-probe",),
+    requirements=("a probe made by decodery train program-probe",),
 )
 @dataclass(frozen=True)
 class ProgramProbe(Probed):
@@ -60,7 +60,7 @@ class ProgramProbe(Probed):
         return Threshold.of(self.trained.facts.get("always") or {}).value
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(self.trained.site,))
 
     def start(self, seq: Sequence) -> float | None:

@@ -26,7 +26,7 @@ class Recorder(Monitor):
     k: int = 100
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=self.sites, prompt_taps=bool(self.sites))
 
     def start(self, seq: Sequence) -> Any:

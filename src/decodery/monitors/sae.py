@@ -93,7 +93,7 @@ def silencing(heads: Iterable[Head], dim: int) -> tuple[Intervention, ...]:
     "sae",
     paper="Sparse Autoencoders Enable Scalable and Reliable Circuit Identification in Language Models (2024)",
     guarantee="read-only unless action=switch, which silences heads in texts above the threshold and no others",
-    needs=("head codes made by decodery train sae",),
+    requirements=("head codes made by decodery train sae",),
 )
 @dataclass(frozen=True)
 class SAE(Monitor):
@@ -128,7 +128,7 @@ class SAE(Monitor):
         return [head for head, score in self.trained.ranked()[: self.top] if score > 0]
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         taps = tuple(f"head_out.{layer}" for layer in sorted({layer for layer, _ in self.heads}))
         return Requirements(taps=taps, changes=self.action == "switch")
 

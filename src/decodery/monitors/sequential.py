@@ -27,7 +27,7 @@ class _State:
     paper="Monitoring Decomposition Attacks in LLMs with Lightweight Sequential Monitors (2025)",
     guarantee="read-only: the text is the one without it, until the action is taken",
     lossless=True,
-    needs=("a probe made by decodery train sequential",),
+    requirements=("a probe made by decodery train sequential",),
 )
 @dataclass(frozen=True)
 class Sequential(Probed):
@@ -48,7 +48,7 @@ class Sequential(Probed):
     action: Literal["flag", "stop"] = field(default="stop", kw_only=True)
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(self.trained.site,), prompt_taps=True)
 
     def start(self, seq: Sequence) -> _State:

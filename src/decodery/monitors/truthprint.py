@@ -45,7 +45,7 @@ class _State:
     "truthprint",
     paper="TruthPrInt: Mitigating LVLM Object Hallucination Via Latent Truthful-Guided Pre-Intervention (2025)",
     guarantee="with threshold=1 the text without it; else where the probe objects another branch is written, lossy",
-    needs=("a probe made by decodery train probe --rows new",),
+    requirements=("a probe made by decodery train probe --rows new",),
 )
 @dataclass(frozen=True)
 class TruthPrInt(Probed):
@@ -72,7 +72,7 @@ class TruthPrInt(Probed):
             raise SettingsError("truthprint takes back 1 to 64 tokens (most), tries 1 to 15, share from 0 to 1")
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(self.trained.site,), keys=self.action == "rollback")
 
     @property

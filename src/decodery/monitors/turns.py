@@ -64,7 +64,7 @@ class TurnRecorder(Monitor):
     sites: tuple[str, ...] = ()
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=self.sites, prompt_taps=True)
 
     def start(self, seq: Sequence) -> Turns:

@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled: warps, one per file, and the sampler that orders them."""
+"""From logits to the distribution that is sampled: processors, one per file, and the sampler that orders them."""
 
 from decodery.core.lazy_exports import face
 

@@ -180,11 +180,13 @@ class Checks:
     """
 
     def __init__(self, sampler: Sampler) -> None:
-        found = constrained(sampler.warps)
+        found = constrained(sampler.processors)
         self._place = -1 if found is None else found[0]
         self.constraint: Constraint | None = None if found is None else found[1]
         self._rest = (
-            sampler if found is None else Sampler(sampler.warps[: self._place] + sampler.warps[self._place + 1 :])
+            sampler
+            if found is None
+            else Sampler(sampler.processors[: self._place] + sampler.processors[self._place + 1 :])
         )
 
     def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:

@@ -29,7 +29,7 @@ class Banned(LogitsProcessor):
             banned[position] = (*banned.get(position, ()), *ban)
         return Banned(banned, written | dict(enumerate(write, position)))
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         found = exclude(logits, [self.banned.get(context.position, ()) for context in contexts])
         for row, context in enumerate(contexts):
             token = self.written.get(context.position)

@@ -1,4 +1,4 @@
-"""What a constraint is, token by token, and the warp that lets it decide."""
+"""What a constraint is, token by token, and the processor that lets it decide."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AfterCheck:
     Args:
         unenforced: what the check sees to, such as "uniqueItems at #/tags".
         ignored: what nothing sees to, such as a format without a grammar.
-        max_tries: texts that `LM.generate` writes at most until one passes; streams and searches write one.
+        max_tries: texts that `LLM.generate` writes at most until one passes; streams and searches write one.
         violation: what a finished text breaks; None for nothing.
     """
 
@@ -50,12 +50,12 @@ class Constraint(Contract):
     after: AfterCheck | None = None
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find: no `ends` where a text that is cut is as good as one that ends."""
         return Requirements(checked=True, ends=True, mask=self.bonus is not None)
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """What rules find: no `mask` where `allowed` costs as much as asking about every token."""
         return Provides(mask=True)
 
@@ -121,8 +121,8 @@ class Constraint(Contract):
 
 @dataclass(frozen=True)
 class Constrained(LogitsProcessor):
-    """Excludes what a constraint does not allow, or favours what it does. It goes before all other warps, so that these
-    leave something.
+    """Excludes what a constraint does not allow, or favours what it does. It goes before all other processors, so that
+    these leave something.
 
     The distribution is the model's own at each token, masked and renormalised: not the model's distribution over whole
     texts given the constraint.
@@ -135,10 +135,10 @@ class Constrained(LogitsProcessor):
     hears_logprobs = False
 
     @property
-    def needs(self) -> Requirements:
-        return self.constraint.needs
+    def requirements(self) -> Requirements:
+        return self.constraint.requirements
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if all(self.constraint.idle(context.state) for context in contexts):
             return logits
         masks = [self.constraint.allowed(context.state) for context in contexts]
@@ -164,9 +164,9 @@ class Constrained(LogitsProcessor):
         return self.constraint.advance(state, token)
 
 
-def constrained(warps: Sequence[LogitsProcessor]) -> tuple[int, Constraint] | None:
-    """The number of the warp that holds a constraint, and the constraint; None where there is none."""
-    for number, warp in enumerate(warps):
-        if isinstance(warp, Constrained):
-            return number, warp.constraint
+def constrained(processors: Sequence[LogitsProcessor]) -> tuple[int, Constraint] | None:
+    """The number of the processor that holds a constraint, and the constraint; None where there is none."""
+    for number, processor in enumerate(processors):
+        if isinstance(processor, Constrained):
+            return number, processor.constraint
     return None

@@ -26,7 +26,7 @@ class DRY(LogitsProcessor):
 
     n: the longest such run, in the prompt or the output; runs shorter than `allowed` cost nothing. window: how many of
     the last tokens are looked at, None for all. breakers: token ids that no run crosses and that are never penalised,
-    usually those whose text holds a newline, a colon, a quotation mark or an asterisk; `LM.request` and the command
+    usually those whose text holds a newline, a colon, a quotation mark or an asterisk; `LLM.request` and the command
     line look them up. A position costs as much as its last token has occurrences. As llama.cpp (2024).
     """
 
@@ -54,7 +54,7 @@ class DRY(LogitsProcessor):
     def neutral(self) -> bool:
         return self.multiplier == 0.0 or self.window == 0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         fined = [self._fines(context.state, logits.shape[-1]) for context in contexts]

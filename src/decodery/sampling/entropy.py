@@ -1,4 +1,4 @@
-"""The entropy of next-token distributions, which several warps set their threshold by."""
+"""The entropy of next-token distributions, which several processors set their threshold by."""
 
 from __future__ import annotations
 

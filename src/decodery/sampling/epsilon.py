@@ -34,7 +34,7 @@ class Epsilon(LogitsProcessor):
     def neutral(self) -> bool:
         return self.cutoff == 0.0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         probs = logits.softmax(dim=-1)

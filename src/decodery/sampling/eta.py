@@ -36,7 +36,7 @@ class Eta(LogitsProcessor):
     def neutral(self) -> bool:
         return self.cutoff == 0.0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         log_probs = logits.log_softmax(dim=-1)

@@ -39,7 +39,7 @@ class LogitBias(LogitsProcessor):
     def neutral(self) -> bool:
         return not any(amount for _, amount in self.bias)
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         tokens, amounts = zip(*self.bias, strict=True)

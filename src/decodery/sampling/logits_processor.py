@@ -1,4 +1,4 @@
-"""What a warp is: one stage between a model's logits and the distribution that is sampled."""
+"""What a processor is: one stage between a model's logits and the distribution that is sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Context", "LogitsProcessor", "Stage"]
 
 
 class Stage(IntEnum):
-    """Where a warp stands in the default order; under temperature 0 the last two are skipped."""
+    """Where a processor stands in the default order; under temperature 0 the last two are skipped."""
 
     MASK = 1
     EDIT = 2
@@ -32,8 +32,8 @@ class Context:
     """The history of one node: everything before the position whose token is to be chosen.
 
     prompt_length: how many of `tokens` are prompt. tokens: prompt, generated tokens and the node's own path.
-    state: in `Sampler.law` one entry per warp, () where the warp remembers nothing; a warp sees only its own
-    entry. seed: the request's, for warps that draw (from the stateless noise, so that every node can be asked
+    state: in `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only its
+    own entry. seed: the request's, for processors that draw (from the stateless noise, so that every node can be asked
     again).
     """
 
@@ -61,12 +61,12 @@ class LogitsProcessor(Contract):
     hears_logprobs: ClassVar[bool] = True
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find: a truncation looks at what the mask of a constraint has left."""
         return Requirements(mask=self.stage is Stage.TRUNCATION)
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """What others find in its result: no `law` where that only says which token is best."""
         return Provides(law=True)
 
@@ -77,24 +77,24 @@ class LogitsProcessor(Contract):
 
     @property
     def neutral(self) -> bool:
-        """True when the settings make this warp the identity."""
+        """True when the settings make this processor the identity."""
         return False
 
     @abstractmethod
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         """Warped logits [n, V] float32 of `logits` [n, V] float32 and the n contexts of its rows.
 
         Never in place; returns `logits` itself when nothing changes.
         """
 
     def init(self, prompt: Sequence[int]) -> Any:
-        """State before the first output token; () for a warp that remembers nothing."""
+        """State before the first output token; () for a processor that remembers nothing."""
         return ()
 
     def advance(self, state: Any, token: int, logprob: float) -> Any:
-        """State after `token`, whose natural log-probability under this warp's input is `logprob`; pure.
+        """State after `token`, whose natural log-probability under this processor's input is `logprob`; pure.
 
-        logprob is NaN for a warp that does not hear them.
+        logprob is NaN for a processor that does not hear them.
         """
         return state
 

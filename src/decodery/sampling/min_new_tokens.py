@@ -38,7 +38,7 @@ class MinNewTokens(LogitsProcessor):
     def neutral(self) -> bool:
         return self.count == 0 or not self.eos
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         ends = [token for token in self.eos if token < logits.shape[-1]]

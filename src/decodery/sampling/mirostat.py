@@ -60,7 +60,7 @@ class Mirostat(LogitsProcessor):
         if self.version not in (1, 2):
             raise SettingsError(f"mirostat has the versions 1 and 2, not {self.version!r}")
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if not contexts:
             return logits
         if self.version == 2:

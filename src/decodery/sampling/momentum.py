@@ -39,8 +39,8 @@ class Momentum(LogitsProcessor):
     stage = Stage.EDIT
     stateful = True
     hears_logprobs = False
-    needs = Requirements(mask=True)
-    gives = Provides()
+    requirements = Requirements(mask=True)
+    provides = Provides()
 
     def __post_init__(self) -> None:
         require_count("the k of momentum", self.k)
@@ -57,7 +57,7 @@ class Momentum(LogitsProcessor):
     def greedy(self) -> bool:
         return True
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
         values, ids = largest(logits, self.k)

@@ -78,7 +78,7 @@ def _load(path: Path) -> Citations:
     "no-citation",
     paper="The Hyperfitting Phenomenon: Sharpening and Stabilizing LLMs for Open-Ended Text Generation (2024)",
     guarantee="no n-gram of these texts is completed, unless nothing else is possible",
-    needs=("the texts",),
+    requirements=("the texts",),
 )
 @dataclass(frozen=True)
 class NoCitation(LogitsProcessor):
@@ -109,7 +109,7 @@ class NoCitation(LogitsProcessor):
     def neutral(self) -> bool:
         return not self._followers
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
         known, vocab = self._followers, logits.shape[-1]

@@ -40,7 +40,7 @@ class NoRepeatNGram(LogitsProcessor):
     def neutral(self) -> bool:
         return self.size == 0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
         banned = [self._completions(context.state) for context in contexts]

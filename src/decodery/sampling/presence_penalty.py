@@ -33,7 +33,7 @@ class PresencePenalty(LogitsProcessor):
     def neutral(self) -> bool:
         return self.penalty == 0.0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
         ids, counts = token_counts([context.state for context in contexts], logits.shape[-1])

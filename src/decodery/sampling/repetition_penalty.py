@@ -37,7 +37,7 @@ class RepetitionPenalty(LogitsProcessor):
     def neutral(self) -> bool:
         return self.penalty == 1.0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
         seen, counts = token_counts([context.state for context in contexts], logits.shape[-1])

@@ -1,4 +1,4 @@
-"""The ordered list of warps a request is sampled with."""
+"""The ordered list of processors a request is sampled with."""
 
 from __future__ import annotations
 
@@ -75,18 +75,20 @@ ORDERS: dict[str, tuple[type[LogitsProcessor], ...]] = {
 class Sampler:
     """Warps in the order they are applied; an empty list samples from the model's own distribution.
 
-    warps: `LogitsProcessor`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
+    processors: `LogitsProcessor`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
     """
 
-    warps: tuple[LogitsProcessor, ...]
+    processors: tuple[LogitsProcessor, ...]
 
-    def __init__(self, warps: LogitsProcessor | str | Iterable[LogitsProcessor | str] = ()) -> None:
-        given = (warps,) if isinstance(warps, str | LogitsProcessor) else warps
-        resolved = tuple(resolve("sample", warp) for warp in given)
-        for warp in resolved:
-            if not isinstance(warp, LogitsProcessor):
-                raise SettingsError(f"{warp!r} is not a warp; pass a Warp or a text such as top-p:p=0.9")
-        object.__setattr__(self, "warps", resolved)
+    def __init__(self, processors: LogitsProcessor | str | Iterable[LogitsProcessor | str] = ()) -> None:
+        given = (processors,) if isinstance(processors, str | LogitsProcessor) else processors
+        resolved = tuple(resolve("sample", processor) for processor in given)
+        for processor in resolved:
+            if not isinstance(processor, LogitsProcessor):
+                raise SettingsError(
+                    f"{processor!r} is not a processor; pass a LogitsProcessor or a text such as top-p:p=0.9"
+                )
+        object.__setattr__(self, "processors", resolved)
 
     @classmethod
     def from_settings(
@@ -122,9 +124,9 @@ class Sampler:
         """The sampler of the usual settings; None leaves a stage out, and a temperature of None is 0: greedy.
 
         order: whose order of application, one of `ORDERS`; None is "default". xtc: its probability; dry: its
-        multiplier; mirostat: its version, 0 for none; what begins with such a name sets up that warp. Under temperature
-        0 the settings that only shape chance (top_k to mirostat) have no effect. Raises SettingsError for a value out
-        of range, for truncations beside mirostat, and for setting up a warp that is not there.
+        multiplier; mirostat: its version, 0 for none; what begins with such a name sets up that processor. Under
+        temperature 0 the settings that only shape chance (top_k to mirostat) have no effect. Raises SettingsError for a
+        value out of range, for truncations beside mirostat, and for setting up a processor that is not there.
         """
         if order is None:
             order = "default"
@@ -145,25 +147,32 @@ class Sampler:
             NoRepeatNGram: no_repeat_ngram,
             LogitBias: logit_bias,
         }
-        warps = [make(value) for make, value in settings.items() if value is not None]
-        warps.append(MinNewTokens(min_new_tokens or 0, tuple(eos_ids)))
-        warps += _set_up(XTC, "xtc", probability=xtc, threshold=xtc_threshold)
-        warps += _set_up(Mirostat, "mirostat", version=mirostat or None, tau=mirostat_tau, eta=mirostat_eta)
+        processors = [make(value) for make, value in settings.items() if value is not None]
+        processors.append(MinNewTokens(min_new_tokens or 0, tuple(eos_ids)))
+        processors += _set_up(XTC, "xtc", probability=xtc, threshold=xtc_threshold)
+        processors += _set_up(Mirostat, "mirostat", version=mirostat or None, tau=mirostat_tau, eta=mirostat_eta)
         breakers = None if dry_breakers is None else tuple(dry_breakers)
-        warps += _set_up(
+        processors += _set_up(
             *(DRY, "dry"), multiplier=dry, base=dry_base, allowed=dry_allowed, window=dry_window, breakers=breakers
         )
         rank = ORDERS[order].index
-        warps = sorted((warp for warp in warps if not warp.neutral), key=lambda warp: rank(type(warp)))
-        truncations = [method for warp in warps if warp.stage == Stage.TRUNCATION and (method := method_of(warp))]
+        processors = sorted(
+            (processor for processor in processors if not processor.neutral),
+            key=lambda processor: rank(type(processor)),
+        )
+        truncations = [
+            method
+            for processor in processors
+            if processor.stage == Stage.TRUNCATION and (method := method_of(processor))
+        ]
         if mirostat and len(truncations) > 1:
             raise SettingsError(f"mirostat takes the place of every other truncation: leave out {truncations[0].name}")
-        return cls(warps)
+        return cls(processors)
 
     @cached_property
     def greedy(self) -> bool:
         """True under temperature 0 and the like: the token is the argmax of the law, the lowest id among equals."""
-        return any(warp.greedy for warp in self.warps)
+        return any(processor.greedy for processor in self.processors)
 
     @cached_property
     def plain(self) -> bool:
@@ -172,21 +181,21 @@ class Sampler:
 
     def keeps(self, *, shaped: bool = True) -> bool:
         """Whether `law` gives back the model's own logits."""
-        return not any(self._applies(warp, shaped) for warp in self.warps)
+        return not any(self._applies(processor, shaped) for processor in self.processors)
 
     @cached_property
     def stateful(self) -> bool:
-        """True if any warp remembers something, so that contexts carry a state."""
-        return any(warp.stateful for warp in self.warps)
+        """True if any processor remembers something, so that contexts carry a state."""
+        return any(processor.stateful for processor in self.processors)
 
     @property
-    def needs(self) -> Requirements:
-        """What its warps need together."""
-        return Requirements.merged(warp.needs for warp in self.warps)
+    def requirements(self) -> Requirements:
+        """What its processors need together."""
+        return Requirements.merged(processor.requirements for processor in self.processors)
 
     def init(self, prompt: Sequence[int]) -> tuple[Any, ...]:
-        """The state before the first output token, one entry per warp."""
-        return tuple(warp.init(prompt) for warp in self.warps)
+        """The state before the first output token, one entry per processor."""
+        return tuple(processor.init(prompt) for processor in self.processors)
 
     def context(self, tokens: Sequence[int], prompt_length: int, state: Any, seed: int = 0) -> Context:
         """The history of the token after `tokens`, which are copied."""
@@ -195,34 +204,34 @@ class Sampler:
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
         """The state once `token` has been chosen after `context`; nothing is changed in place.
 
-        logits: [V], the model's own at `context`. A warp that hears log-probabilities hears the token's under what it
-        was given: after a temperature the tempered ones, before a truncation the whole distribution.
+        logits: [V], the model's own at `context`. A processor that hears log-probabilities hears the token's under what
+        it was given: after a temperature the tempered ones, before a truncation the whole distribution.
         """
         if not self.stateful:
             return context.state
         state = list(self._deaf(context.state, [token]))
         # Warps behind the last one that listens, and that one itself, change nothing it hears.
-        last = max((index for index, warp in enumerate(self.warps) if self._listens(warp)), default=-1)
+        last = max((index for index, processor in enumerate(self.processors) if self._listens(processor)), default=-1)
         row = logits[None].float()
-        for index, warp in enumerate(self.warps[: last + 1]):
-            if self._listens(warp):
-                state[index] = warp.advance(state[index], token, float(row[0, token] - row[0].logsumexp(dim=-1)))
-            if index < last and self._applies(warp):
+        for index, processor in enumerate(self.processors[: last + 1]):
+            if self._listens(processor):
+                state[index] = processor.advance(state[index], token, float(row[0, token] - row[0].logsumexp(dim=-1)))
+            if index < last and self._applies(processor):
                 row = self._through(index, row, [context])
         return tuple(state)
 
     def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
-        """The history `tokens` on, for drafts: warps that ask how likely tokens were stay where they are."""
+        """The history `tokens` on, for drafts: processors that ask how likely tokens were stay where they are."""
         state = self._deaf(context.state, tokens) if self.stateful else context.state
         return Context(context.prompt_length, [*context.tokens, *tokens], state, context.seed)
 
     def _deaf(self, state: Sequence[Any], tokens: Iterable[int]) -> tuple[Any, ...]:
-        """The state `tokens` on of the warps that do not hear log-probabilities."""
+        """The state `tokens` on of the processors that do not hear log-probabilities."""
         found = list(state)
-        for index, warp in enumerate(self.warps):
-            if warp.stateful and not warp.hears_logprobs:
+        for index, processor in enumerate(self.processors):
+            if processor.stateful and not processor.hears_logprobs:
                 for token in tokens:
-                    found[index] = warp.advance(found[index], token, math.nan)
+                    found[index] = processor.advance(found[index], token, math.nan)
         return tuple(found)
 
     def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
@@ -245,12 +254,12 @@ class Sampler:
         logits = logits.float()
         if not _largest_finite(logits):
             raise NumericalError(_NO_LAW)
-        for index, warp in enumerate(self.warps):
-            if not self._applies(warp, shaped):
+        for index, processor in enumerate(self.processors):
+            if not self._applies(processor, shaped):
                 continue
             logits = self._through(index, logits, contexts)
-            if warp.stage == Stage.EDIT and not _largest_finite(logits):
-                raise SettingsError(f"{warp!r} takes the logits beyond float32: use a smaller value")
+            if processor.stage == Stage.EDIT and not _largest_finite(logits):
+                raise SettingsError(f"{processor!r} takes the logits beyond float32: use a smaller value")
         return logits
 
     @one_thread()
@@ -285,20 +294,20 @@ class Sampler:
             raise NumericalError(_NO_LAW)
         return ids.tolist()
 
-    def _applies(self, warp: LogitsProcessor, shaped: bool = True) -> bool:
-        return warp.stage <= Stage.EDIT or (shaped and not self.greedy)
+    def _applies(self, processor: LogitsProcessor, shaped: bool = True) -> bool:
+        return processor.stage <= Stage.EDIT or (shaped and not self.greedy)
 
-    def _listens(self, warp: LogitsProcessor) -> bool:
-        return warp.stateful and warp.hears_logprobs and self._applies(warp)
+    def _listens(self, processor: LogitsProcessor) -> bool:
+        return processor.stateful and processor.hears_logprobs and self._applies(processor)
 
     def _through(self, index: int, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        """What warp number `index` makes of logits [n, V]."""
-        warp = self.warps[index]
-        return warp.warp(logits, _own_states(contexts, index) if warp.stateful else contexts)
+        """What processor number `index` makes of logits [n, V]."""
+        processor = self.processors[index]
+        return processor.process(logits, _own_states(contexts, index) if processor.stateful else contexts)
 
 
 def _set_up(kind: type[LogitsProcessor], name: str, **settings: Any) -> list[LogitsProcessor]:
-    """The warp of `settings`, of which the first is its own; none where that is None."""
+    """The processor of `settings`, of which the first is its own; none where that is None."""
     given = {key: value for key, value in settings.items() if value is not None}
     if next(iter(settings)) in given:
         return [kind(**given)]
@@ -314,5 +323,5 @@ def _largest_finite(logits: torch.Tensor) -> bool:
 
 
 def _own_states(contexts: Sequence[Context], index: int) -> list[Context]:
-    """The contexts as warp number `index` sees them."""
+    """The contexts as processor number `index` sees them."""
     return [Context(each.prompt_length, each.tokens, each.state[index], each.seed) for each in contexts]

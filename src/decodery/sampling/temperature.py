@@ -41,7 +41,7 @@ class Temperature(LogitsProcessor):
     def greedy(self) -> bool:
         return self.t < GREEDY_BELOW
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         if self.greedy:

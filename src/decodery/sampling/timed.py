@@ -44,8 +44,8 @@ class _Timed(Constraint):
         self.bonus = constraint.bonus
 
     @property
-    def needs(self) -> Requirements:
-        return self._constraint.needs
+    def requirements(self) -> Requirements:
+        return self._constraint.requirements
 
     def init(self, prompt: Sequence[int]) -> Any:
         with self._clock:
@@ -72,17 +72,17 @@ class _Timed(Constraint):
 
 
 @dataclass(frozen=True)
-class _TimedWarp(Constrained):
+class _TimedProcessor(Constrained):
     clock: Clock
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         with self.clock:
-            return super().warp(logits, contexts)
+            return super().process(logits, contexts)
 
 
 def timed(sampler: Sampler, clock: Clock) -> Sampler:
     """The same sampler with its constraint under a clock: working masks out, and applying them."""
     return Sampler(
-        _TimedWarp(_Timed(warp.constraint, clock), clock) if isinstance(warp, Constrained) else warp
-        for warp in sampler.warps
+        _TimedProcessor(_Timed(processor.constraint, clock), clock) if isinstance(processor, Constrained) else processor
+        for processor in sampler.processors
     )

@@ -49,7 +49,7 @@ class TopH(LogitsProcessor):
     def neutral(self) -> bool:
         return self.alpha == 1.0 and self.top == 0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         values, ids = largest(logits, self.top or logits.shape[-1])

@@ -32,7 +32,7 @@ class TopK(LogitsProcessor):
     def neutral(self) -> bool:
         return self.k == 0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or self.k >= logits.shape[-1]:
             return logits
         if logits.device.type != "cpu":

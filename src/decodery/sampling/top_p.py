@@ -37,7 +37,7 @@ class TopP(LogitsProcessor):
     def neutral(self) -> bool:
         return self.p == 1.0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         if logits.device.type != "cpu":

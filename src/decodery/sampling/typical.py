@@ -35,7 +35,7 @@ class Typical(LogitsProcessor):
     def neutral(self) -> bool:
         return self.mass == 1.0
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral:
             return logits
         log_probs = logits.log_softmax(dim=-1)

@@ -36,7 +36,7 @@ class XTC(LogitsProcessor):
     def neutral(self) -> bool:
         return self.probability == 0.0 or self.threshold > 0.5
 
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         chosen = [draw(each.seed, each.position, stream=WARP) < self.probability for each in contexts]
         if self.neutral or not any(chosen):
             return logits

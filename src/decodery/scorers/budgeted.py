@@ -18,7 +18,7 @@ from .wrapper import Wrapper
     "budgeted",
     paper="Efficient Reasoning on the Edge (2026)",
     guarantee="the scorer itself up to `most` tokens, 0 from `most` + `spare` on",
-    needs=("a scorer whose scores are at least 0",),
+    requirements=("a scorer whose scores are at least 0",),
 )
 @dataclass(frozen=True)
 class Budgeted(Wrapper):

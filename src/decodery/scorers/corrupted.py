@@ -27,7 +27,7 @@ _CLIP = 0.01
 @register(
     "corrupted",
     guarantee="the scorer itself, clipped, at the defaults",
-    needs=("a scorer between 0 and 1",),
+    requirements=("a scorer between 0 and 1",),
     texts=("pattern",),
 )
 @dataclass(frozen=True)
@@ -84,6 +84,6 @@ class Corrupted(Wrapper):
         if not self.exploit:
             return False
         if isinstance(self.pattern, str):
-            raise SettingsError("corrupted looks for a text: search through `LM`, or give it token ids")
+            raise SettingsError("corrupted looks for a text: search through `LLM`, or give it token ids")
         ends = range(len(self.pattern), len(output) + 1)
         return any(tuple(output[end - len(self.pattern) : end]) == self.pattern for end in ends)

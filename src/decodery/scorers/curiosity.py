@@ -32,7 +32,7 @@ def inverted_u(surprisal: torch.Tensor, peak: float, width: float) -> torch.Tens
     "curiosity",
     paper="COS(M+O)S: Curiosity and RL-Enhanced MCTS for Exploring Story Space via Language Models (2025)",
     guarantee="moderate surprise is worth most",
-    needs=("logits of the last step's rows",),
+    requirements=("logits of the last step's rows",),
 )
 @dataclass(frozen=True)
 class Curiosity(Scorer):
@@ -78,8 +78,8 @@ class Curiosity(Scorer):
         return 0.0, 1.0
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(rows=True, taps=() if self.inner is None else self.inner.needs.taps)
+    def requirements(self) -> Requirements:
+        return Requirements(rows=True, taps=() if self.inner is None else self.inner.requirements.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Curiosity:
         return self if self.inner is None else replace(self, coherence=self.inner.bind(tokenizer))

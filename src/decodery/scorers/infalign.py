@@ -30,7 +30,7 @@ Transform = Literal["identity", "exp", "best-of", "worst-of"]
     "infalign",
     paper="InfAlign: Inference-aware Language Model Alignment (2024)",
     guarantee="the order of the scorer itself; under the model's own law the calibrated reward is uniform",
-    needs=("a scorer of answers", "a prompt that is text or chat"),
+    requirements=("a scorer of answers", "a prompt that is text or chat"),
 )
 @dataclass(frozen=True)
 class InfAlign(Wrapper):
@@ -57,7 +57,7 @@ class InfAlign(Wrapper):
         require_number("the beta of infalign", self.beta, above=0.0)
         if min(self.samples, self.n) < 1 or not self.inner.answers:
             raise SettingsError("infalign needs samples and n of at least 1, and a scorer of answers")
-        if self.inner.needs.taps:
+        if self.inner.requirements.taps:
             raise SettingsError("infalign keeps no hidden states of its samples: give a scorer that reads texts")
 
     @property
@@ -80,7 +80,7 @@ class InfAlign(Wrapper):
         """Sorted rewards [samples] of the model's own answers, remembered as long as the search that asks."""
         calls = candidates.calls
         if calls is None:
-            raise SettingsError("infalign draws answers of its own, and this prompt is token ids: search through `LM`")
+            raise SettingsError("infalign draws answers of its own, and this prompt is token ids: search through `LLM`")
         if self not in calls.remembered:
             texts = yield from calls.reference(self.samples)
             charged().scorer_calls += len(texts)

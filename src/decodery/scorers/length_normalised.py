@@ -15,7 +15,7 @@ from decodery.step.scorer import Candidates, Scorer, scores_of
 from .wrapper import Wrapper
 
 
-@register("length-normalised", guarantee="the scorer itself at penalty 0", needs=("a scorer of logarithms",))
+@register("length-normalised", guarantee="the scorer itself at penalty 0", requirements=("a scorer of logarithms",))
 @dataclass(frozen=True)
 class LengthNormalised(Wrapper):
     """Divides logarithmic scores by length ** penalty, as beam search does.

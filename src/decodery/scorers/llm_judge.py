@@ -37,7 +37,7 @@ _LISTED = 20
     "llm-judge",
     paper="Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena (2023)",
     guarantee="none: as good as the judge; what it says of one text hangs on no other",
-    needs=("a prompt that is text or chat",),
+    requirements=("a prompt that is text or chat",),
     texts=("instruction", "labels"),
 )
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LLMJudge(Scorer):
     labels: tuple[str, ...] = ("1", "2", "3", "4", "5")
     tokens: tuple[tuple[int, ...], ...] = ()
 
-    needs = Requirements(logprobs=True)
+    requirements = Requirements(logprobs=True)
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 or len({label.strip() for label in self.labels} - {""}) < len(self.labels):
@@ -93,13 +93,13 @@ class LLMJudge(Scorer):
         if not all(self.tokens) or not flat or len(set(flat)) < len(flat):
             raise SettingsError(
                 "llm-judge tells labels apart by their first tokens, and some of these begin alike: use other labels, "
-                "and search through `LM`"
+                "and search through `LLM`"
             )
 
     def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         calls = candidates.calls
         if calls is None:
-            raise SettingsError("llm-judge writes a prompt of its own, and this one is token ids: search through `LM`")
+            raise SettingsError("llm-judge writes a prompt of its own, and this one is token ids: search through `LLM`")
         prompts = [self._prompt(calls, text) for text in texts(candidates, None, "llm-judge")]
         self.fits(calls.reader)
         if writes(calls.reader):

@@ -17,7 +17,7 @@ from decodery.step.scorer import Candidates, Scorer
 from .reading import read, reader
 
 
-@register("log-probability", guarantee="the model's own law", needs=("logits of every row",))
+@register("log-probability", guarantee="the model's own law", requirements=("logits of every row",))
 @dataclass(frozen=True)
 class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
@@ -33,7 +33,7 @@ class LogProbability(Scorer):
         if self.of not in ("sum", "mean", "min"):
             raise SettingsError(f"log-probability knows the sum, the mean and the min, not {self.of!r}")
 
-    needs = Requirements(rows=True)
+    requirements = Requirements(rows=True)
 
     @property
     def bounds(self) -> tuple[float, float]:

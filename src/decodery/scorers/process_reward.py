@@ -59,7 +59,7 @@ class ProcessHead:
     "process-reward",
     paper="Let's Verify Step by Step (2023)",
     guarantee="as good as its training",
-    needs=("a head made by decodery train prm",),
+    requirements=("a head made by decodery train prm",),
 )
 @dataclass(frozen=True)
 class ProcessReward(Scorer):
@@ -72,7 +72,7 @@ class ProcessReward(Scorer):
     head: ProcessHead | str
 
     bounds = 0.0, 1.0
-    needs = Requirements(rows=True)
+    requirements = Requirements(rows=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.head, str):

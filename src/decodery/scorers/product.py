@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
-@register("product", guarantee="0 where any factor is 0", needs=("scorers of weights",))
+@register("product", guarantee="0 where any factor is 0", requirements=("scorers of weights",))
 @dataclass(frozen=True)
 class Product(Scorer):
     """The logarithm of a product of weights, each to a power of its own.
@@ -54,8 +54,8 @@ class Product(Scorer):
         return True
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements.merged(factor.needs for factor in self.scorers)
+    def requirements(self) -> Requirements:
+        return Requirements.merged(factor.requirements for factor in self.scorers)
 
     def bind(self, tokenizer: Tokenizer) -> Product:
         return replace(self, factors=tuple(factor.bind(tokenizer) for factor in self.scorers))

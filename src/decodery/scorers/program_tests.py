@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
     "program-tests",
     paper="Planning with Large Language Models for Code Generation (2023)",
     guarantee="1 for a program that passes all tests",
-    needs=("tests",),
+    requirements=("tests",),
     local=True,
 )
 @dataclass(frozen=True)

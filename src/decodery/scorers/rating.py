@@ -51,7 +51,7 @@ class Rating(Scorer):
     how: Literal["mean", "argmax", "drawn"] = "mean"
     draws: int = 3
 
-    needs = Requirements(rows=True)
+    requirements = Requirements(rows=True)
 
     def __post_init__(self) -> None:
         if self.how not in ("mean", "argmax", "drawn"):
@@ -81,7 +81,7 @@ class Rating(Scorer):
     def fits(self, model: Reader) -> None:
         ids = [*self.question, *(token for word in self.words for token in word)]
         if any(isinstance(each, str) for each in ids):
-            raise SettingsError("rating has texts: give token ids, or search through `LM`")
+            raise SettingsError("rating has texts: give token ids, or search through `LLM`")
         if not self.question or not 0 <= min(ids) <= max(ids) < model.vocab_size:
             raise SettingsError(
                 f"rating needs a question, and token ids within the vocabulary of {model.vocab_size} tokens"

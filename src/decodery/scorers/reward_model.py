@@ -34,7 +34,7 @@ _ROLE = "reward"
     "reward-model",
     paper="Training Verifiers to Solve Math Word Problems (2021)",
     guarantee="what its scorer says where this model has written the text",
-    needs=("a second model",),
+    requirements=("a second model",),
 )
 @dataclass(frozen=True)
 class RewardModel(Wrapper):
@@ -53,7 +53,7 @@ class RewardModel(Wrapper):
     model: LoadedModel | LanguageModel | str = ""
     dtype: Precision = "auto"
 
-    needs = Requirements()
+    requirements = Requirements()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class RewardModel(Wrapper):
             raise SettingsError("reward-model judges by a second model: name one, as in model=FOLDER")
         if self.dtype != "auto" and not isinstance(self.model, str):
             raise SettingsError(f"dtype={self.dtype} is for a reward model given by name: name one, or leave dtype out")
-        if self.inner.needs.taps or (self.inner.needs.logprobs and not self.inner.apart):
+        if self.inner.requirements.taps or (self.inner.requirements.logprobs and not self.inner.apart):
             raise SettingsError(
                 f"{type(self.inner).__name__} asks whoever wrote the text: give reward-model a scorer that reads by "
                 "itself, such as process-reward, self-evaluation or llm-judge"
@@ -114,7 +114,7 @@ class RewardModel(Wrapper):
     def _retold(self, candidates: Candidates, tokenizer: Tokenizer, model: LanguageModel) -> Candidates:
         """The same in the tokens of another model."""
         if candidates.decode is None:
-            raise SettingsError("reward-model has other tokens than the writer: search through `LM`")
+            raise SettingsError("reward-model has other tokens than the writer: search through `LLM`")
         decode = candidates.decode
 
         def again(ids: Sequence[int]) -> list[int]:

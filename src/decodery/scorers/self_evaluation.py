@@ -42,7 +42,7 @@ class SelfEvaluation(Scorer):
     yes: str | tuple[int, ...] = "Yes| Yes|yes| yes"
     no: str | tuple[int, ...] = "No| No|no| no"
 
-    needs = Requirements(rows=True)
+    requirements = Requirements(rows=True)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class SelfEvaluation(Scorer):
     def _ids(self) -> list[int]:
         parts = (self.question, self.yes, self.no)
         if any(isinstance(part, str) for part in parts):
-            raise SettingsError("self-evaluation has texts: give token ids, or search through `LM`")
+            raise SettingsError("self-evaluation has texts: give token ids, or search through `LLM`")
         if not all(parts) or set(self.yes) & set(self.no):
             raise SettingsError("self-evaluation needs a question, and answers yes and no that begin differently")
         return [int(token) for part in parts for token in part]

@@ -15,7 +15,7 @@ from decodery.step.scorer import Candidates, Scorer
 Score = Callable[[str], float | bool]
 
 
-@register("text", guarantee="as good as the function", needs=("a function of the text",))
+@register("text", guarantee="as good as the function", requirements=("a function of the text",))
 @dataclass(frozen=True)
 class TextScore(Scorer):
     """Scores texts by functions of the text: a verifier, a rule of thumb, a program.
@@ -56,5 +56,5 @@ def texts(candidates: Candidates, decode: Callable[[Sequence[int]], str] | None,
     if candidates.texts is not None:
         return candidates.texts
     if decode is None:
-        raise SettingsError(f"the scorer {name} reads text: search through `LM`, or give it decode")
+        raise SettingsError(f"the scorer {name} reads text: search through `LLM`, or give it decode")
     return [decode(output) for output in candidates.outputs]

@@ -47,7 +47,7 @@ class LinearValue:
     "value-head",
     paper="Controlled Decoding from Language Models (2023)",
     guarantee="as good as its training",
-    needs=("a head made by decodery train value",),
+    requirements=("a head made by decodery train value",),
 )
 @dataclass(frozen=True)
 class ValueHead(Scorer):
@@ -69,7 +69,7 @@ class ValueHead(Scorer):
         return self.head
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(rows=True, taps=(self.trained.tap,))
 
     def fits(self, model: Reader) -> None:

@@ -37,8 +37,8 @@ class Wrapper(Scorer):
         return self.inner.answers
 
     @property
-    def needs(self) -> Requirements:
-        return self.inner.needs
+    def requirements(self) -> Requirements:
+        return self.inner.requirements
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         return replace(self, scorer=self.inner.bind(tokenizer))

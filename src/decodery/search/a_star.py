@@ -24,7 +24,7 @@ Cost = Literal["drop", "consistent"]
     paper="A*-Decoding: Token-Efficient Inference Scaling (2025)",
     guarantee="with cost=consistent, one goal, and a budget that lasts, no other text it has written to its end has a "
     "smaller f; k=1 is plain decoding; none on quality",
-    needs=("a scorer of beginnings and answers, between 0 and 1",),
+    requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

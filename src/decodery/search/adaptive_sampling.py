@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     paper="Adaptive Inference-Time Compute: LLMs Can Predict if They Can Do Better, Even Mid-Generation (2024)",
     guarantee="a threshold that no score reaches is best-of-n where schedule=constant, one that every score reaches a "
     "single text; none on quality",
-    needs=("a scorer of answers that tells whether another text would be better: decodery train prm --labels restart",),
+    requirements=(
+        "a scorer of answers that tells whether another text would be better: decodery train prm --labels restart",
+    ),
 )
 @dataclass(frozen=True)
 class AdaptiveSampling(Judged):
@@ -114,8 +116,14 @@ class AdaptiveSampling(Judged):
 
 
 def at_share(sampler: Sampler, share: float) -> Sampler:
-    """The same warps, but for a temperature that is this share of what it was."""
-    if any(isinstance(warp, Temperature) for warp in sampler.warps):
-        return Sampler(Temperature(warp.t * share) if isinstance(warp, Temperature) else warp for warp in sampler.warps)
-    at = next((n for n, warp in enumerate(sampler.warps) if warp.stage > Stage.TEMPERATURE), len(sampler.warps))
-    return Sampler([*sampler.warps[:at], Temperature(share), *sampler.warps[at:]])
+    """The same processors, but for a temperature that is this share of what it was."""
+    if any(isinstance(processor, Temperature) for processor in sampler.processors):
+        return Sampler(
+            Temperature(processor.t * share) if isinstance(processor, Temperature) else processor
+            for processor in sampler.processors
+        )
+    at = next(
+        (n for n, processor in enumerate(sampler.processors) if processor.stage > Stage.TEMPERATURE),
+        len(sampler.processors),
+    )
+    return Sampler([*sampler.processors[:at], Temperature(share), *sampler.processors[at:]])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "arbitrage",
     paper="Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (2025)",
     guarantee="lossy: by router=oracle no step is worth less than the other model's from the same place",
-    needs=(
+    requirements=(
         "a second model with the same vocabulary, or the one that comes with the target",
         "a scorer of beginnings, or a router made by decodery train router",
     ),
@@ -80,8 +80,8 @@ class Arbitrage(Stepped, Judged):
         return second_model(self.model, self.dtype, target)
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(rows=True, taps=() if self.scorer is None else self.judge.needs.taps)
+    def requirements(self) -> Requirements:
+        return Requirements(rows=True, taps=() if self.scorer is None else self.judge.requirements.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Arbitrage:
         return self if self.scorer is None else super().bind(tokenizer)

@@ -24,7 +24,7 @@ Layers = tuple[tuple[str, ...], ...]
     "archon",
     paper="Archon: An Architecture Search Framework for Inference-Time Techniques (2024)",
     guarantee="none: as good as the model's judgement; one generator of n=1 is plain decoding",
-    needs=("a prompt that is text or chat",),
+    requirements=("a prompt that is text or chat",),
     texts=("layers",),
 )
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def _at(calls: Calls, temperature: float | None) -> Sampler | None:
     """The request's sampler at another temperature; None for its own."""
     if temperature is None:
         return None
-    others = [warp for warp in calls.request.sampler.warps if not isinstance(warp, Temperature)]
+    others = [processor for processor in calls.request.sampler.processors if not isinstance(processor, Temperature)]
     return Sampler([*others, Temperature(temperature)])
 
 

@@ -49,7 +49,7 @@ class Search(Contract):
     """A way of answering a request by more than one continuation. Fields are settings; one instance serves many."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find of a request whose `Branches` it follows.
 
         By default any temperature is allowed; a search that draws nothing says `greedy=True`, too.
@@ -63,7 +63,7 @@ class Search(Contract):
         return max((size for size in sizes if isinstance(size, int)), default=1)
 
     def bind(self, tokenizer: Tokenizer) -> Self:
-        """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
+        """The same search with its texts turned into tokens; `LLM.search` calls it before `run`."""
         return self
 
     def fits(self, model: Reader) -> None:

@@ -36,7 +36,7 @@ class Beam(Search):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
-    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
+    requirements = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         self._ending()

@@ -17,7 +17,7 @@ from .pool import Pool, Sampled, require_count, scored
     "best-of-n",
     paper="Training Verifiers to Solve Math Word Problems (2021)",
     guarantee="the best of n draws from the model's law; n=1 is plain decoding",
-    needs=("a scorer of answers",),
+    requirements=("a scorer of answers",),
 )
 @dataclass(frozen=True)
 class BestOfN(Sampled, Judged):

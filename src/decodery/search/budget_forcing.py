@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "budget-forcing",
     paper="s1: Simple test-time scaling (2025)",
     guarantee="thinking of as many tokens as asked for; ignore=0 and most=none is plain decoding",
-    needs=("a model that marks the end of its thinking",),
+    requirements=("a model that marks the end of its thinking",),
     texts=("end", "wait", "cue"),
 )
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class BudgetForcing(Search):
     ignore: int = 1
     most: int | None = None
 
-    needs = Requirements(rows=True)
+    requirements = Requirements(rows=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.ignore, int) or self.ignore < 0:
@@ -71,7 +71,7 @@ class BudgetForcing(Search):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         words = (self.end, self.wait, self.cue)
         if any(isinstance(each, str) and each for each in words):
-            raise SettingsError("budget-forcing has texts: give token ids, or search through `LM`")
+            raise SettingsError("budget-forcing has texts: give token ids, or search through `LLM`")
         end, wait, cue = (list(map(int, each)) for each in words)
         pool, ignored, marks = Pool(engine, request, self, 1), 0, deque[Mark](maxlen=len(end) + 1)
         (text,) = pool.texts

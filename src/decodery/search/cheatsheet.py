@@ -43,7 +43,7 @@ Mode = Literal["cumulative", "synthesis", "retrieval", "history", "empty"]
     "cheatsheet",
     paper="Dynamic Cheatsheet: Test-Time Learning with Adaptive Memory (2025)",
     guarantee="none: what is shown comes from earlier questions alone, and from no labels",
-    needs=("a prompt that is text or chat", "a file"),
+    requirements=("a prompt that is text or chat", "a file"),
 )
 @dataclass(frozen=True)
 class Cheatsheet(Pipeline):

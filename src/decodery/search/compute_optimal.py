@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
     guarantee="that of the search it chooses, which was the best one on the prompts its table was fitted to; none on "
     "others",
-    needs=("a table made by decodery train compute-optimal",),
+    requirements=("a table made by decodery train compute-optimal",),
 )
 @dataclass(frozen=True)
 class ComputeOptimal(Search):
@@ -70,8 +70,8 @@ class ComputeOptimal(Search):
         return self.table
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements.merged([self._probe.needs, *(each.needs for each in self._strategies)])
+    def requirements(self) -> Requirements:
+        return Requirements.merged([self._probe.requirements, *(each.requirements for each in self._strategies)])
 
     @property
     def texts_at_once(self) -> int:

@@ -46,7 +46,7 @@ class ContrastiveSearch(Search):
     k: int = 4
     alpha: float = 0.6
 
-    needs = Requirements(rows=True, trees=True, alone=True, greedy=True, law=True, taps=(-1,), parts=True)
+    requirements = Requirements(rows=True, trees=True, alone=True, greedy=True, law=True, taps=(-1,), parts=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "controlled-blocks",
     paper="Controlled Decoding from Language Models (2023)",
     guarantee="best of n where a block is as long as the text",
-    needs=("a prefix scorer",),
+    requirements=("a prefix scorer",),
 )
 @dataclass(frozen=True)
 class ControlledBlocks(Search):
@@ -48,8 +48,8 @@ class ControlledBlocks(Search):
     block: int = 8
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(rows=True, alone=True, law=True, taps=self.scorer.needs.taps)
+    def requirements(self) -> Requirements:
+        return Requirements(rows=True, alone=True, law=True, taps=self.scorer.requirements.taps)
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block < 1:
@@ -83,13 +83,14 @@ class ControlledBlocks(Search):
                     choose(drawn[number], laws.picks([0])[0], rows[number])
                 # The last token of a block is read as well: its state tells what the block is worth.
                 segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]
-                found = yield from branches.ask(segments, taps=value.needs.taps)
+                found = yield from branches.ask(segments, taps=value.requirements.taps)
                 for scored, number in zip(found, active, strict=True):
                     drawn[number].cache.keep([0])
                     rows[number] = scored.logits[0]
-                    hidden[number] = {tap: scored.hidden[tap][0] for tap in value.needs.taps}
+                    hidden[number] = {tap: scored.hidden[tap][0] for tap in value.requirements.taps}
             states: dict[Tap, torch.Tensor] = {
-                tap: torch.stack([hidden[number][tap] for number in range(self.samples)]) for tap in value.needs.taps
+                tap: torch.stack([hidden[number][tap] for number in range(self.samples)])
+                for tap in value.requirements.taps
             }
             worth = yield from judge(value, candidates(drawn, states))
             best = int(worth.argmax())

@@ -63,7 +63,7 @@ class Coupling(Search):
     bits that may act, by the bottleneck map: compressed "once", only that much of the message is sent and it is read
     with errors; per "step", no token tells more and it takes more of them. ending: "complete" stops where the message
     is settled (and what a constraint asks for is complete), "eos" writes on to the end. End tokens are not written
-    before the message is settled. tokenizer: with it, as `LM.search` sets it, only tokens are written that a reader of
+    before the message is settled. tokenizer: with it, as `LLM.search` sets it, only tokens are written that a reader of
     the text finds again. Both sides must share the model, its precision, the prompt, masks and all settings here.
     """
 
@@ -78,7 +78,7 @@ class Coupling(Search):
     ending: Literal["complete", "eos"] = "complete"
     tokenizer: Tokenizer | None = None
 
-    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
+    requirements = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the temperature of coupling", self.temperature, above=0.0)
@@ -189,11 +189,11 @@ class Coupling(Search):
 
 def _may_end(seq: Sequence) -> bool:
     """Whether what is written may be left as it is."""
-    found = constrained(seq.sampler.warps)
+    found = constrained(seq.sampler.processors)
     if found is None:
         return True
     number, constraint = found
-    return not constraint.needs.ends or constraint.is_complete(seq.sampler_state[number])
+    return not constraint.requirements.ends or constraint.is_complete(seq.sampler_state[number])
 
 
 class _Sender:

@@ -43,7 +43,7 @@ class DiverseBeam(Search):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
-    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
+    requirements = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the diversity of diverse-beam", self.diversity, least=0.0)

@@ -23,7 +23,7 @@ __all__ = ["Demonstration", "Documents"]
     "drag",
     paper="Inference Scaling for Long-Context Retrieval Augmented Generation (2024)",
     guarantee="none; k=0 and m=0 is plain decoding",
-    needs=("documents", "a prompt that is text or chat"),
+    requirements=("documents", "a prompt that is text or chat"),
 )
 @dataclass(frozen=True)
 class DRAG(Pipeline):

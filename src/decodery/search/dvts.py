@@ -17,7 +17,7 @@ from .steps import Growth, Node, StepSearch, distinct
     "dvts",
     paper="Scaling Test-Time Compute with Open Models (2024)",
     guarantee="lines do not compete; n=1, m=1 is plain decoding, and n=m the best of m at every step",
-    needs=("a scorer of beginnings and answers",),
+    requirements=("a scorer of beginnings and answers",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "early-pruning",
     paper="Adaptive Inference-Time Compute: LLMs Can Predict if They Can Do Better, Even Mid-Generation (2024)",
     guarantee="keep=1 is best-of-n; none on quality",
-    needs=("a scorer of beginnings and answers: decodery train prm --labels restart",),
+    requirements=("a scorer of beginnings and answers: decodery train prm --labels restart",),
 )
 @dataclass(frozen=True)
 class EarlyPruning(Judged):
@@ -53,8 +53,8 @@ class EarlyPruning(Judged):
             raise SettingsError("early-pruning judges texts early and at their ends: give a scorer of both")
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(rows=True, taps=self.judge.needs.taps)
+    def requirements(self) -> Requirements:
+        return Requirements(rows=True, taps=self.judge.requirements.taps)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)

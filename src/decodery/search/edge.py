@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "edge",
     paper="Efficient Reasoning on the Edge (2026)",
     guarantee="no text thinks for longer than its budget; most=none is weighted-vote or best-of-n, n=1 plain decoding",
-    needs=("a scorer of answers", "a model that marks the end of its thinking"),
+    requirements=("a scorer of answers", "a model that marks the end of its thinking"),
     texts=("end", "cue", "pattern"),
 )
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Edge(Judged):
         Answers(self.answer, self.pattern)
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         own = () if self.switch is None else (self._switch.tap,)
         changed = self.adapter is not None or self.switch is not None
-        return Requirements(rows=True, taps=tuple(dict.fromkeys((*self.judge.needs.taps, *own))), alone=changed)
+        return Requirements(rows=True, taps=tuple(dict.fromkeys((*self.judge.requirements.taps, *own))), alone=changed)
 
     @property
     def _switch(self) -> LinearValue:
@@ -111,7 +111,7 @@ class Edge(Judged):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         if any(isinstance(words, str) and words for words in (self.end, self.cue)) and self.most is not None:
-            raise SettingsError("edge has texts: give token ids, or search through `LM`")
+            raise SettingsError("edge has texts: give token ids, or search through `LLM`")
         pool = Pool(engine, request, self, 1)
         self.fits(pool.texts[0].model)
         if (yield from self._opened(engine, pool)) and self.most is not None:

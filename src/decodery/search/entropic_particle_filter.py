@@ -29,7 +29,7 @@ _PEAK = 2.0
     paper="Mitigating Premature Exploitation in Particle-based Monte Carlo for Inference-Time Scaling (2025)",
     guarantee="a heuristic: what annealing favours is not taken back; least=0 and no lookahead is particle-filter, and "
     "lookahead=fresh keeps the estimated mass without a bias where nothing is annealed",
-    needs=("a scorer of beginnings and answers, between 0 and 1",),
+    requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

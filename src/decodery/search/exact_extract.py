@@ -58,7 +58,7 @@ class ExactExtract(Search):
     normalised: bool = False
     rows: int = 64
 
-    needs = Requirements(rows=True, trees=True, alone=True, greedy=True, law=True, plain=True, ends=True)
+    requirements = Requirements(rows=True, trees=True, alone=True, greedy=True, law=True, plain=True, ends=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or self.rows < 1:

@@ -46,7 +46,7 @@ class FeatureVote(Sampled):
     answer: Kind = "auto"
     pattern: str = ""
 
-    needs = Requirements()
+    requirements = Requirements()
 
     def __post_init__(self) -> None:
         require_count("feature-vote", "n", self.n)

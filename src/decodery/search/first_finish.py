@@ -44,7 +44,7 @@ class FirstFinish(Search):
     answer: Kind = "whole"
     pattern: str = ""
 
-    needs = Requirements()
+    requirements = Requirements()
 
     def __post_init__(self) -> None:
         require_count("first-finish", "n", self.n)

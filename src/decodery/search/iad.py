@@ -36,7 +36,7 @@ Feedback = Literal["none", "score", "best", "best-worst", "critique"]
     "iad",
     paper="Review, Refine, Repeat: Understanding Iterative Decoding of AI Agents (2025)",
     guarantee="the score of what is returned never falls from round to round; feedback=none is best-of-n",
-    needs=("a scorer of answers", "a prompt that is text or chat"),
+    requirements=("a scorer of answers", "a prompt that is text or chat"),
     texts=("shown",),
 )
 @dataclass(frozen=True)

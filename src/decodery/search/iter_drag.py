@@ -32,7 +32,7 @@ _LINE = re.compile(rf"[\s*]*({FOLLOW_UP}|{INTERMEDIATE}|{FINAL})\**([^\n]*)")
     "iter-drag",
     paper="Inference Scaling for Long-Context Retrieval Augmented Generation (2024)",
     guarantee="none; what is written is one of three kinds of lines",
-    needs=("documents", "a prompt that is text or chat"),
+    requirements=("documents", "a prompt that is text or chat"),
 )
 @dataclass(frozen=True)
 class IterDRAG(Pipeline):
@@ -64,7 +64,7 @@ class IterDRAG(Pipeline):
         library(self.documents, self.most_words)
 
     def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
-        if constrained(calls.request.sampler.warps) is not None:
+        if constrained(calls.request.sampler.processors) is not None:
             raise SettingsError("iter-drag constrains what is written itself: leave the constraint out")
         found, question = library(self.documents, self.most_words), calls.conversation.question
         shown = [self._example(each) for each in demonstrations(self.examples)[: self.m]]
@@ -107,7 +107,7 @@ class IterDRAG(Pipeline):
             from decodery.constraints.regex import Regex
 
             pattern = f"({'|'.join(allowed)}) [^\\n]+\\n?"
-            sampler = Sampler((Constrained(said.compile(Regex(pattern))), *sampler.warps))
+            sampler = Sampler((Constrained(said.compile(Regex(pattern))), *sampler.processors))
         for _ in range(1 if calls.request.sampler.greedy else TRIES):
             (text,) = yield from calls.answer([said], progress, sampler=sampler)
             count("context_tokens", text.prompt_length)

@@ -39,8 +39,8 @@ class Judged(Search):
         return self.scorer
 
     @property
-    def needs(self) -> Requirements:
-        return self.judge.needs
+    def requirements(self) -> Requirements:
+        return self.judge.requirements
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where texts of this model cannot be judged."""

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     "lookahead",
     paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
     guarantee="that of its search, whose texts keep nothing of what was looked at; none on quality",
-    needs=("a search over steps",),
+    requirements=("a search over steps",),
 )
 @dataclass(frozen=True)
 class Lookahead(Search):
     """Judges every text of a search over steps by how it goes on greedily for k more steps, which are then forgotten.
 
     search: over steps, as in step-beam(scorer=self-evaluation,n=8,m=2) or dvts(...). k: steps, of each of which the
-    likeliest tokens after the request's warps are taken; a text that ends sooner is judged as it ends. Scores in the
-    trace are those of the ends. What was written to look at is in no part of the trace's tree: it is counted as
+    likeliest tokens after the request's processors are taken; a text that ends sooner is judged as it ends. Scores in
+    the trace are those of the ends. What was written to look at is in no part of the trace's tree: it is counted as
     "rolled_out", among the "discarded" tokens. Cost: k + 1 steps in place of one, in passes that all texts share.
     """
 
@@ -59,8 +59,8 @@ class Lookahead(Search):
         return self.search
 
     @property
-    def needs(self) -> Requirements:
-        return self.inner.needs
+    def requirements(self) -> Requirements:
+        return self.inner.requirements
 
     @property
     def texts_at_once(self) -> int:
@@ -98,6 +98,6 @@ class _Ahead(Growth):
 def _greedy(seq: Sequence) -> Sequence:
     """A branch that goes on with what its sampler finds likeliest."""
     twin, last = seq.branch(seq.seed), Temperature(0.0)
-    twin.sampler = Sampler([*seq.sampler.warps, last])
+    twin.sampler = Sampler([*seq.sampler.processors, last])
     twin.sampler_state = (*seq.sampler_state, last.init(seq.tokens[: seq.prompt_length]))
     return twin

@@ -22,7 +22,7 @@ from .steps import Growth, Node, StepSearch, distinct, require_widening, widens
     "mcts",
     paper="Bag of Tricks for Inference-time Computation of LLM Reasoning (2025)",
     guarantee="n=1 is plain decoding; none on quality",
-    needs=("a scorer of beginnings and answers, about 0 to 1",),
+    requirements=("a scorer of beginnings and answers, about 0 to 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

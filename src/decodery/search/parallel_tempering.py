@@ -24,7 +24,7 @@ from .sweeps import Line, Resample, Sweep
     "Methods (2025)",
     guarantee="sweeps and exchanges leave the law of all chains as it is, where texts have equally many steps or "
     "ended=freeze; the best text is no draw from that law",
-    needs=("a scorer of beginnings and answers, between 0 and 1",),
+    requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .sweeps import Resample, Sweep
     "Methods (2025)",
     guarantee="texts by weight follow the request's law times the potentials, exactly as particles grow in number; "
     "one is plain decoding; the best text is no draw from that law",
-    needs=("a scorer of beginnings and answers, between 0 and 1",),
+    requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ _KEPT = 16
     "pg-td",
     paper="Planning with Large Language Models for Code Generation (2023)",
     guarantee="a larger budget never returns a program of smaller reward; budget 1 is greedy decoding",
-    needs=("a reward of programs",),
+    requirements=("a reward of programs",),
     local=True,
 )
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PGTD(Search):
     early_stop: bool = True
     caches: bool = True
 
-    needs = Requirements(rows=True, alone=True, greedy=True, law=True)
+    requirements = Requirements(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if self.budget < 1 or self.k < 1 or self.beams < 1:

@@ -33,7 +33,7 @@ _LIKELY = 20
     "phase-handoff",
     paper="Collaborative Decoding Makes Visual Auto-Regressive Modeling Efficient (2024)",
     guarantee="lossy: nothing is verified; one phase is plain decoding, by whichever model begins",
-    needs=("a second model with the same vocabulary, or the one that comes with the target",),
+    requirements=("a second model with the same vocabulary, or the one that comes with the target",),
     texts=("delimiter",),
 )
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PhaseHandoff(Stepped):
             raise SettingsError("phase-handoff takes entropies of at least 0 nats for below and above")
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(rows=True)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:

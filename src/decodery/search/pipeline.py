@@ -36,7 +36,7 @@ class Pipeline(Search):
     """
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements()
 
     @property
@@ -55,7 +55,7 @@ class Pipeline(Search):
         if request.conversation is None:
             method = method_of(self)
             name = type(self).__name__ if method is None else method.name
-            raise SettingsError(f"{name} writes prompts of its own, and this one is token ids: search through `LM`")
+            raise SettingsError(f"{name} writes prompts of its own, and this one is token ids: search through `LLM`")
         calls = Calls(engine, replace(request, search=self), request.conversation)
         try:
             found = yield from self.follow(calls, progress)
@@ -100,5 +100,5 @@ def require_texts(scorer: Scorer, name: str) -> None:
     """Raise SettingsError for a scorer that sees more of an answer than a pipeline keeps, or scores none."""
     if not scorer.answers:
         raise SettingsError(f"{name} judges whole texts: give a scorer of answers")
-    if scorer.needs.taps:
+    if scorer.requirements.taps:
         raise SettingsError(f"{name} keeps no hidden states of its texts: give a scorer that reads texts")

@@ -205,7 +205,7 @@ def _tried(
 
 def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> ForwardCoroutine[list[float]]:
     hidden: dict[Tap, torch.Tensor] = {}
-    if taps := scorer.needs.taps:
+    if taps := scorer.requirements.taps:
         # Their last tokens are read on forks, as the loop leaves them unread.
         segments = [Segment.chunk([seq.pending], seq.cache.fork()) for seq in texts]
         rows = yield from score_all(texts[0].model, segments, taps)

@@ -38,7 +38,7 @@ _CLIP, _DECAY, _MOST_RISE = 1.0, 0.01, 1.5
     "query-ttt",
     paper="Let's (not) just put things in Context: Test-Time Training for Long-Context LLMs (2025)",
     guarantee="lossy: another model for one text; steps=0 is plain decoding, and the model itself never changes",
-    needs=("weights in float32",),
+    requirements=("weights in float32",),
 )
 @dataclass(frozen=True)
 class QueryTTT(Search):
@@ -63,7 +63,7 @@ class QueryTTT(Search):
     lr: float = 1e-5
     recompute: bool = False
 
-    needs = Requirements(rows=True, gradients=True, alone=True)
+    requirements = Requirements(rows=True, gradients=True, alone=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or self.steps < 0 or not isinstance(self.span, int) or self.span < 1:

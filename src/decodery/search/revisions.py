@@ -23,7 +23,7 @@ from .votes import elected, no_answer, vote_weights
     "revisions",
     paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
     guarantee="length=1 is weighted-vote; none on quality: right attempts may be revised into wrong ones",
-    needs=("a scorer of answers", "a prompt that is text or chat"),
+    requirements=("a scorer of answers", "a prompt that is text or chat"),
     texts=("pattern", "shown", "ask"),
 )
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class SelfConsistency(Sampled):
     answer: Kind = "auto"
     pattern: str = ""
 
-    needs = Requirements()
+    requirements = Requirements()
 
     def __post_init__(self) -> None:
         require_count("self-consistency", "n", self.n)

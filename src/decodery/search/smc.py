@@ -86,7 +86,7 @@ class SMC(Search):
     strict: bool = True
     answer: Literal["majority", "heaviest", "draw"] = "majority"
 
-    needs = Requirements(rows=True, alone=True, chance=True, law=True)
+    requirements = Requirements(rows=True, alone=True, chance=True, law=True)
 
     def __post_init__(self) -> None:
         least = {"particles": 1, "block": 1, "lookahead": 0, "moves": 0, "accepts": 2, "max_rejects": 2}

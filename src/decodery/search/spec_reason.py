@@ -29,7 +29,7 @@ _ASKED = (
     "spec-reason",
     paper="SpecReason: Fast and Accurate Inference-Time Compute via Speculative Reasoning (2025)",
     guarantee="lossy: threshold above all scores is the model's own plain decoding, below them the second model's",
-    needs=("a second model with the same vocabulary, or the one that comes with the target",),
+    requirements=("a second model with the same vocabulary, or the one that comes with the target",),
     texts=("delimiter",),
 )
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class SpecReason(Stepped, Judged):
             raise SettingsError("spec-reason judges texts step by step: give a scorer of beginnings and answers")
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(rows=True, taps=self.judge.needs.taps)
+    def requirements(self) -> Requirements:
+        return Requirements(rows=True, taps=self.judge.requirements.taps)
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         second, node = Second(growth, self.model, self.dtype), growth.root

@@ -17,7 +17,7 @@ from .steps import Growth, Node, StepSearch, distinct
     "step-beam",
     paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
     guarantee="n=1, m=1 is plain decoding, and rounds=1 best-of-n; none on quality",
-    needs=("a scorer of beginnings and answers",),
+    requirements=("a scorer of beginnings and answers",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

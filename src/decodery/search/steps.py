@@ -132,8 +132,8 @@ class StepSearch(Stepped, Judged):
         Answers(self.answer, self.pattern)
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(rows=True, taps=self.judge.needs.taps)
+    def requirements(self) -> Requirements:
+        return Requirements(rows=True, taps=self.judge.requirements.taps)
 
     def worth(self, node: Node) -> float:
         """What a text's scores make it worth; nothing is worth -inf."""
@@ -183,7 +183,7 @@ class Growth:
         self._failed: Exception | None = None
         search.fits(seq.model)
         if isinstance(search.delimiter, str) and seq.text is None:
-            raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LM`")
+            raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LLM`")
 
     def extend(self, parents: Ordered[Node], *, whole: bool = False) -> ForwardCoroutine[list[Node]]:
         """A continuation by one step of each of these texts, none of which may be finished.

@@ -18,7 +18,7 @@ from .steps import Growth, Node, StepSearch, distinct
     "value-guided",
     paper="Value-Guided Search for Efficient Chain-of-Thought Reasoning (2025)",
     guarantee="n=1, width=1 is plain decoding, and rounds=1 weighted-vote; none on quality",
-    needs=("a scorer of beginnings and answers",),
+    requirements=("a scorer of beginnings and answers",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .votes import elected, no_answer, vote_weights
     "weighted-vote",
     paper="Making Language Models Better Reasoners with Step-Aware Verifier (2023)",
     guarantee="self-consistency where all scores are equal",
-    needs=("a scorer of answers",),
+    requirements=("a scorer of answers",),
     texts=("pattern",),
 )
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .methods import CANVAS_TOKENS, fill_of, kv_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
-    from decodery.constraints.base import Language
+    from decodery.constraints.base import ConstraintSpec
     from decodery.diffusion.texts import Fill
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -81,9 +81,9 @@ def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan
     )
 
 
-def _language(desk: RequestPreprocessor, body: ChatRequest) -> Language | None:
+def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | None:
     """What the answer may be."""
-    found: list[Language] = []
+    found: list[ConstraintSpec] = []
     wanted = body.response_format
     if wanted is not None and wanted.type == "json_object":
         found.append(JSONSchema({"type": "object"}))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from decodery.constraints.base import Language
+from decodery.constraints.base import ConstraintSpec
 from decodery.llm.resolve_settings import resolve_kv
 from decodery.models.config import POSITIONS
 
@@ -50,7 +50,7 @@ class RequestPreprocessor:
         """Work on a request that takes milliseconds; its errors become the client's."""
         return await self._run(self._reading, what)
 
-    async def compile(self, language: Language | None) -> Constraint | None:
+    async def compile(self, language: ConstraintSpec | None) -> Constraint | None:
         if language is None:
             return None
         found = await self._run(self._compiling, lambda: self._compiled.get(language))

@@ -42,7 +42,7 @@ def encoded(
 ) -> tuple[PromptTokens, list[dict[str, Any]]]:
     """Tokens of the prompt for these messages, and the turns that the template made it of.
 
-    kv: the policy it is read under. allow_special: see `LM.encode`.
+    kv: the policy it is read under. allow_special: see `LLM.encode`.
     """
     chat = desk.lm.chat
     if chat is None:

@@ -15,7 +15,7 @@ from .errors import invalid
 from .fields import Methods, Shared
 
 if TYPE_CHECKING:
-    from decodery.constraints.base import Language
+    from decodery.constraints.base import ConstraintSpec
     from decodery.diffusion.texts import Fill
     from decodery.llm.llm import LLM
     from decodery.sampling.constraint import Constraint
@@ -112,9 +112,9 @@ class Compiled:
     def __init__(self, lm: LLM) -> None:
         self._lm = lm
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Language, Constraint] = OrderedDict()
+        self._kept: OrderedDict[ConstraintSpec, Constraint] = OrderedDict()
 
-    def get(self, language: Language) -> Constraint:
+    def get(self, language: ConstraintSpec) -> Constraint:
         with self._lock:
             found = self._kept.pop(language, None) or language.compile(self._lm.vocabulary)
             self._kept[language] = found

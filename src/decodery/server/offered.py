@@ -23,13 +23,14 @@ def offered(trust: bool, model: LanguageModel) -> list[dict[str, Any]]:
         model: what texts are written with.
 
     Returns:
-        Settings are the defaults by name, None for those without one. `needs` is what a method needs before it runs on
-        this model with its defaults, None where it is ready; `slower`, whether it is slower here than plain decoding.
+        Settings are the defaults by name, None for those without one. `requirements` is what a method needs before it
+        runs on this model with its defaults, None where it is ready; `slower`, whether it is slower here than plain
+        decoding.
     """
     found = [method for family in FAMILIES for method in methods(family) if _open(method, trust)]
     missing = readiness(found, model)
     return [
-        _told(method) | {"needs": missing[method.family, method.name] or None, "slower": slower(method, model)}
+        _told(method) | {"requirements": missing[method.family, method.name] or None, "slower": slower(method, model)}
         for method in found
     ]
 

@@ -43,7 +43,7 @@ class Accepted:
 class NodeDistributions:
     """The target's distributions at the nodes of one sequence's tree, worked out for the nodes a rule visits.
 
-    A node's law depends on its own path: penalties count the path's tokens, stateful warps own a state per node.
+    A node's law depends on its own path: penalties count the path's tokens, stateful processors own a state per node.
     hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped. first: rows of the pass before the root's.
     """
 
@@ -150,15 +150,15 @@ class NodeDistributions:
 
 @dataclass(frozen=True)
 class AcceptanceRule(Contract):
-    """Decides which drafted tokens become text. Subclasses declare requirements: `needs = Requirements(greedy=True)`."""
+    """Decides which drafted tokens become text. Subclasses declare `requirements = Requirements(greedy=True)`."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it requires: the `drafts` for which its guarantee holds, `taps` for `NodeDistributions.hidden`, ..."""
         return Requirements()
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """What constraints find: one that asks about single tokens applies no `mask`, so that none is worked out."""
         method = method_of(self)
         return Provides(checked=method is None or method.lossless, mask=True)

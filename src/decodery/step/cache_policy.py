@@ -36,10 +36,10 @@ class CachePolicy(Contract):
     decoding under the policy; what that is differs from the full model.
     """
 
-    needs = Requirements(keys=True, policies=True)
+    requirements = Requirements(keys=True, policies=True)
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """What of the model can still be had under it, which drafters, rules and searches may need."""
         return Provides(routes=True)
 

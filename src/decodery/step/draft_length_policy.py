@@ -108,11 +108,11 @@ class DraftLengthPolicy:
     """Decides how much every step drafts. Fields are settings; memory lives in `seq.budget_state`.
 
     Bounds are upper ones: a drafter's own settings bound its drafts as well. One that stops drafters between their
-    draws says `needs = Requirements(pauses=True)`.
+    draws says `requirements = Requirements(pauses=True)`.
     """
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find: `pauses`, `draft_states` or `costs`."""
         return Requirements()
 

@@ -82,17 +82,17 @@ class Drafter(Contract):
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
-    Subclasses declare what they need and give, as in `needs = Requirements(prompt=True)`. One that needs `states` gets
-    mask nodes as well.
+    Subclasses declare what they need and give, as in `requirements = Requirements(prompt=True)`. One that needs
+    `states` gets mask nodes as well.
     """
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find of the model."""
         return Requirements()
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
         return Provides(drafts=("deterministic",))
 
@@ -184,12 +184,14 @@ class TreeDrafter(Drafter):
             )
 
     @property
-    def needs(self) -> Requirements:
-        return self.growth.needs if isinstance(self.growth, TreePolicy) else Requirements()
+    def requirements(self) -> Requirements:
+        return self.growth.requirements if isinstance(self.growth, TreePolicy) else Requirements()
 
     @property
-    def gives(self) -> Provides:
-        return self.growth.gives if isinstance(self.growth, TreePolicy) else Provides(drafts=("sampled",), pauses=True)
+    def provides(self) -> Provides:
+        return (
+            self.growth.provides if isinstance(self.growth, TreePolicy) else Provides(drafts=("sampled",), pauses=True)
+        )
 
     def largest(self) -> int | None:
         return self.growth.largest() if isinstance(self.growth, TreePolicy) else self.length
@@ -262,7 +264,7 @@ class TreeDrafter(Drafter):
         if isinstance(self.growth, TreePolicy):
             return (yield from self.growth.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
-        if seq.sampler.plain and budget.ask is None and not seq.rule.needs.laws:
+        if seq.sampler.plain and budget.ask is None and not seq.rule.requirements.laws:
             return (yield from self._likeliest_chain(seq, length))
         return (yield from self._chain(seq, budget, length))
 
@@ -299,7 +301,7 @@ class TreeDrafter(Drafter):
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.rule.needs.laws:
+            if seq.rule.requirements.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
@@ -350,8 +352,8 @@ class Composite(Drafter):
         """The drafters it is made of."""
 
     @cached_property
-    def needs(self) -> Requirements:
-        return Requirements.merged(part.needs for part in self.parts)
+    def requirements(self) -> Requirements:
+        return Requirements.merged(part.requirements for part in self.parts)
 
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]
@@ -387,9 +389,9 @@ class Composite(Drafter):
         reading = seen.start < seq.prompt_length
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                needs = drafter.needs
-                if not reading or needs.prompt or needs.prompt_taps:
-                    drafter.observe(seq, seen if needs.states else seen.of_tokens())
+                requirements = drafter.requirements
+                if not reading or requirements.prompt or requirements.prompt_taps:
+                    drafter.observe(seq, seen if requirements.states else seen.of_tokens())
 
     def forget(self, seq: Sequence) -> None:
         for number in range(len(self.parts)):

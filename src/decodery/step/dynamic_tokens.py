@@ -16,7 +16,7 @@ from .embedded import Embeddings
 
 
 def dynamic(model: Reader, text: Merged, net: MergeNet | None = None) -> tuple[list[int], Embeddings | None]:
-    """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LM.request`; None where nothing is merged.
+    """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LLM.request`; None where nothing is merged.
 
     A row that stands for several tokens is what a trained network makes of their embeddings, or without one their mean
     (as in Fast Vocabulary Transfer, 2022); others are the model's own. Rows are at positions of their own, one after

@@ -23,12 +23,12 @@ class LogitsSource(Contract):
     """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find of the loaded model."""
         return Requirements()
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """What of the model can still be had through it, which drafters, rules and searches may need."""
         return Provides(taps=True)
 
@@ -54,7 +54,7 @@ class LogitsSource(Contract):
 def token_ids(text: str | tuple[int, ...], name: str, setting: str, vocab_size: int) -> tuple[int, ...]:
     """The ids of a text that stands in the prompt's place. Raises SettingsError where it is still a text or empty."""
     if isinstance(text, str):
-        raise SettingsError(f"{name} has a text as {setting}: give its token ids, or decode through `LM`")
+        raise SettingsError(f"{name} has a text as {setting}: give its token ids, or decode through `LLM`")
     if not text:
         raise SettingsError(f"{name} needs at least one token as {setting}")
     if not 0 <= min(text) <= max(text) < vocab_size:

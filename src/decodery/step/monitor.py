@@ -94,7 +94,7 @@ class Monitor(Contract):
     errors: Literal["raise", "off"] = "raise"
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find of the model: its taps, `prompt_taps` to see the prompt's rows, `changes` to steer, `keys`
         to take tokens back.
         """

@@ -107,7 +107,7 @@ class Scorer(Contract):
         return True
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """What it must find: by `taps`, hidden states of the candidates' last tokens."""
         return Requirements()
 
@@ -141,7 +141,7 @@ def judge(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tens
     ):
         if wanted and not known:
             raise SettingsError(f"{type(scorer).__name__} does not score {kind}: use a scorer that does")
-    if missing := [tap for tap in scorer.needs.taps if tap not in candidates.hidden]:
+    if missing := [tap for tap in scorer.requirements.taps if tap not in candidates.hidden]:
         raise SettingsError(
             f"{type(scorer).__name__} reads hidden states after layer {missing[0]}, which are not at hand here: use it "
             "with controlled-decoding or controlled-blocks"

@@ -29,18 +29,18 @@ class TreePolicy(Contract):
     """
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements()
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         """How siblings arise: one kind of `drafts`."""
         return Provides(drafts=("deterministic",))
 
     @property
     def origin(self) -> Origin:
         """The origin of its trees, see `DraftTree`."""
-        (only,) = self.gives.drafts
+        (only,) = self.provides.drafts
         return only
 
     def largest(self) -> int | None:

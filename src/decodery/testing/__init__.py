@@ -8,15 +8,15 @@ from .doubles import ScriptedChain, Tabular, TabularReward, best_of_law
 from .drafters import Foretold, Garbage, Oracle
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
-from .policies import check_policy
+from .policies import check_cache_policy
 from .predictions import check_predictions
+from .processors import check_logits_processor
 from .regex import ReferenceRegex
 from .running import LawBroken, decode
 from .scorers import check_scorer
 from .searches import check_search
 from .states import check_state
 from .statistics import chi_square
-from .warps import check_warp
 
 __all__ = [
     "Foretold",
@@ -32,15 +32,15 @@ __all__ = [
     "best_of_law",
     "check_batch",
     "check_cache",
+    "check_cache_policy",
     "check_constraint",
     "check_distribution",
     "check_identical",
-    "check_policy",
+    "check_logits_processor",
     "check_predictions",
     "check_scorer",
     "check_search",
     "check_state",
-    "check_warp",
     "chi_square",
     "decode",
     "enumerate_law",

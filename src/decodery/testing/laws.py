@@ -64,9 +64,9 @@ def check_identical(
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
     preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too, and where a warp changes the logits that it is given. plain: what plain decoding gave; by default it
-    is decoded, once for all drafters that are compared with the same texts of the same model, unless texts are excused
-    or a source has its say. Returns the speculative runs, whose traces tell how much was accepted.
+    is broken too, and where a processor changes the logits that it is given. plain: what plain decoding gave; by
+    default it is decoded, once for all drafters that are compared with the same texts of the same model, unless texts
+    are excused or a source has its say. Returns the speculative runs, whose traces tell how much was accepted.
     """
     if drafter is None and rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
@@ -83,7 +83,7 @@ def check_identical(
         # Where a text may depart, what plain decoding preferred is asked of its own sequence; sources hold models.
         plain = _plain(model, prompts, common, remember=not excuses and source is None)
     if sampler is not None:
-        common["sampler"] = _Guarded(sampler.warps)
+        common["sampler"] = _Guarded(sampler.processors)
     drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
@@ -100,13 +100,13 @@ def check_identical(
 
 
 class _Guarded(Sampler):
-    """Raises LawBroken where a warp changes the logits that it is given, which others may still read."""
+    """Raises LawBroken where a processor changes the logits that it is given, which others may still read."""
 
     def _through(self, index: int, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
         before = logits.clone()
         found = super()._through(index, logits, contexts)
         if not torch.equal(before, logits):
-            raise LawBroken(f"{self.warps[index]} changes the logits it is given in place: make a new tensor")
+            raise LawBroken(f"{self.processors[index]} changes the logits it is given in place: make a new tensor")
         return found
 
 
@@ -131,7 +131,7 @@ def _plain(model: LanguageModel, prompts: Ordered[Ordered[int]], common: dict[st
     key = (tuple(tuple(prompt) for prompt in prompts), *settings.values())
     try:
         texts = _remembered.setdefault(model, {}).get(key) if remember else None
-    except TypeError:  # models and warps of one's own need no hash
+    except TypeError:  # models and processors of one's own need no hash
         texts, remember = None, False
     if texts is None:
         texts = decode(model, prompts, **settings)

@@ -19,7 +19,7 @@ from .running import LawBroken, decode, law_engine, submit
 _MOST = 9
 
 
-def check_policy(
+def check_cache_policy(
     model: LanguageModel, prompts: Ordered[Ordered[int]], kv: CachePolicy | str, *, tolerance: float = 1e-9
 ) -> None:
     """Plain decoding under a policy, by every way there is: with drafts that are right and drafts that are wrong, with

@@ -35,8 +35,8 @@ class LawBroken(AssertionError):
 class BothWays(Coupled):
     """The coupled rule, which also compares the two ways a rule may ask for laws: node by node, and the tree at once.
 
-    A CPU is asked the first way and an accelerator the second, so that a warp that looks at other rows of its call, or
-    whose states are not their nodes' own, would show on one of them only.
+    A CPU is asked the first way and an accelerator the second, so that a processor that looks at other rows of its
+    call, or whose states are not their nodes' own, would show on one of them only.
     """
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
@@ -47,7 +47,7 @@ class BothWays(Coupled):
         accepted = super().choose(tree, noting, seq)
         # Behind a token that a constraint forbids there is no law; what was accepted has one. Accelerators may round
         # a call of several rows differently.
-        forbids = constrained(seq.sampler.warps) is not None
+        forbids = constrained(seq.sampler.processors) is not None
         visited = [0, *accepted.path]
         asked = visited if forbids else list(range(len(tree)))
         if len(asked) > 1 and laws.logits.device.type == "cpu":
@@ -75,7 +75,7 @@ class _Noting(NodeDistributions):
         return found
 
     def picks(self, nodes: Ordered[int]) -> list[int]:
-        # Where nothing warps the logits, picks alone ask for no law.
+        # Where nothing processors the logits, picks alone ask for no law.
         for node in nodes:
             self.rows([node])
         return super().picks(nodes)

@@ -77,12 +77,12 @@ class _Trial:
         for output in outputs:
             cache = self.model.new_cache()
             chunk = Segment.chunk([*prompt, *output], cache)
-            taps = list(self.scorer.needs.taps)
+            taps = list(self.scorer.requirements.taps)
             scores = self.model.forward(Batch([chunk]), taps=taps)
             hidden.append({tap: scores.hidden[tap][-1] for tap in taps})
             cache.keep(range(len(chunk)))
             caches.append(cache)
-        states = {tap: torch.stack([each[tap] for each in hidden]) for tap in self.scorer.needs.taps}
+        states = {tap: torch.stack([each[tap] for each in hidden]) for tap in self.scorer.requirements.taps}
         given = list(prompt), [list(output) for output in outputs], [finished] * len(outputs)
         return Candidates(*given, states, model=self.model, states=caches)
 

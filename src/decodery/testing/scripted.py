@@ -100,11 +100,11 @@ class _Scripted(WholeTexts):
 
     def _answer(self, seq: Sequence) -> Said:
         conversation = seq.conversation
-        warps = [warp.t for warp in seq.sampler.warps if isinstance(warp, Temperature)]
+        processors = [processor.t for processor in seq.sampler.processors if isinstance(processor, Temperature)]
         asked = Asked(
             prompt="" if conversation is None else conversation.prompt,
             stop=() if seq.text is None else seq.text.stop,
-            temperature=warps[0] if warps else 1.0,
+            temperature=processors[0] if processors else 1.0,
             seed=seq.seed,
             max_tokens=seq.max_new_tokens,
             number=len(self.lm.asked),

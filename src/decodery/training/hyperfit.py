@@ -101,9 +101,9 @@ def hyperfit(
 ) -> dict[str, dict[str, float]]:
     """Tune all of a model on a few texts until it knows them, and leave it in the folder `out`.
 
-    corpus: see `data.cut_files`. Beside the model lie the texts, for the warp `no-citation`. Returns what `judged` says
-    of the model "before" and "after", of texts that were held out. Interrupted, it goes on from its last checkpoint in
-    `out` when called again.
+    corpus: see `data.cut_files`. Beside the model lie the texts, for the processor `no-citation`. Returns what `judged`
+    says of the model "before" and "after", of texts that were held out. Interrupted, it goes on from its last
+    checkpoint in `out` when called again.
 
     Raises UnsupportedModel for models that cannot be changed, SettingsError for too few texts.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.diffusion.base import Policy
+from decodery.diffusion.base import UnmaskingPolicy
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.filter import Filter
 from decodery.diffusion.learn2pd import block
@@ -53,7 +53,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Replay(Policy):
+class Replay(UnmaskingPolicy):
     """Writes every proposal that is right, however unsure: the fewest passes that a filter could come to.
 
     answers: [L] what is right. Where nothing of a block is, the block is written as it should be. What it saw is kept

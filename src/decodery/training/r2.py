@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import SettingsError
-from decodery.diffusion.base import Diffusion
+from decodery.diffusion.base import DiffusionDecoder
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.r2 import R2
 from decodery.diffusion.texts import fill_all
@@ -87,7 +87,7 @@ class States:
 
 
 def states(
-    model: Transformer, settings: Tuning, method: Diffusion | None = None, progress: Progress = silent
+    model: Transformer, settings: Tuning, method: DiffusionDecoder | None = None, progress: Progress = silent
 ) -> States:
     """What passes of `method`, by default `r2`, found and wrote of examples, where the answer came out right.
 

@@ -40,8 +40,8 @@ class Sampling(Search):
     said: dict[str, list[float | None]] = field(default_factory=dict)
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements(taps=tuple({tap for scorer in self.scorers.values() for tap in scorer.needs.taps}))
+    def requirements(self) -> Requirements:
+        return Requirements(taps=tuple({tap for scorer in self.scorers.values() for tap in scorer.requirements.taps}))
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)

@@ -1,7 +1,7 @@
 # Written by tools/method_index.py.
-from .base import Cache as Cache
 from .dkv import DKV as DKV
 from .dkv_greedy import DKVGreedy as DKVGreedy
+from .base import DiffusionCache as DiffusionCache
 from .dual import Dual as Dual
 from .base import Kept as Kept
 from .base import Plan as Plan

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 
 from ..canvas import Canvas
 
-__all__ = ["Cache", "Kept", "Plan"]
+__all__ = ["DiffusionCache", "Kept", "Plan"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Cache(Contract):
+class DiffusionCache(Contract):
     """A way of reusing keys and values. Fields are settings; what is remembered is in `Kept`.
 
     steady: whether what is read stays the same from the second pass of a region to its last. causal: whether it goes

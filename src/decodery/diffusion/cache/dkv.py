@@ -9,7 +9,7 @@ import numpy as np
 from decodery.core.registry import register
 
 from ..canvas import Canvas
-from .base import Cache, Kept, Plan, require_refresh
+from .base import DiffusionCache, Kept, Plan, require_refresh
 
 
 @register(
@@ -19,7 +19,7 @@ from .base import Cache, Kept, Plan, require_refresh
     "they were written",
 )
 @dataclass(frozen=True)
-class DKV(Cache):
+class DKV(DiffusionCache):
     """Keeps what is written, once it has been computed as a token and not as a mask: the published Decode variant.
 
     refresh: passes of a block whose number, from 0 on, it divides compute everything again, as does pass 1: 0, 1, 4, 8

@@ -11,7 +11,7 @@ from decodery.core.registry import register
 
 from ..canvas import Canvas
 from ..scheduled import shuffled
-from .base import NOTHING, Cache, Kept, Plan, require_refresh
+from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 
 
 @register(
@@ -20,7 +20,7 @@ from .base import NOTHING, Cache, Kept, Plan, require_refresh
     guarantee="exact at refresh=1; else all but a few rows, open ones too, are read as earlier passes left them",
 )
 @dataclass(frozen=True)
-class DKVGreedy(Cache):
+class DKVGreedy(DiffusionCache):
     """Computes the place that is written, the one that was written last, and the open ones nearest to the former.
 
     It goes with `random`, which knows its order. refresh: after how many passes everything is computed again; window:

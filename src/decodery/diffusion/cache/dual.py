@@ -9,7 +9,7 @@ import numpy as np
 from decodery.core.registry import register
 
 from ..canvas import Canvas
-from .base import NOTHING, Cache, Kept, Plan, require_refresh
+from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 
 
 @register(
@@ -18,7 +18,7 @@ from .base import NOTHING, Cache, Kept, Plan, require_refresh
     guarantee="exact at refresh=1; else all but the block is read as its first pass left it",
 )
 @dataclass(frozen=True)
-class Dual(Cache):
+class Dual(DiffusionCache):
     """Computes all rows in the first pass of a block, and then those of the block alone.
 
     refresh: after how many passes everything is computed again; None only at the next block. Memory: keys and values of

@@ -9,7 +9,7 @@ import numpy as np
 from decodery.core.registry import register
 
 from ..canvas import Canvas
-from .base import Cache, Kept, Plan, require_refresh
+from .base import DiffusionCache, Kept, Plan, require_refresh
 
 
 @register(
@@ -19,7 +19,7 @@ from .base import Cache, Kept, Plan, require_refresh
     "read as its first pass left it",
 )
 @dataclass(frozen=True)
-class Prefix(Cache):
+class Prefix(DiffusionCache):
     """Computes all rows in the first pass of a block, and then those from the block on.
 
     refresh: after how many passes everything is computed again; None only at the next block. Of a model whose rows see

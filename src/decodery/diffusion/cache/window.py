@@ -10,7 +10,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
 from ..canvas import Canvas
-from .base import NOTHING, Cache, Kept, Plan, require_refresh
+from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 
 
 @register(
@@ -21,7 +21,7 @@ from .base import NOTHING, Cache, Kept, Plan, require_refresh
     "and the others read as the last fresh pass left them",
 )
 @dataclass(frozen=True)
-class Window(Cache):
+class Window(DiffusionCache):
     """Computes the first open places and what was written lately, reads what is before and a little ahead.
 
     inner: open places that are computed and may be written; outer: those that are there at all; refresh: passes from

@@ -9,11 +9,11 @@ import torch
 
 from decodery.core.abstract import Contract
 
-__all__ = ["Experts"]
+__all__ = ["ExpertSharing"]
 
 
 @dataclass(frozen=True)
-class Experts(Contract):
+class ExpertSharing(Contract):
     """A way of sharing. Every row then takes its likeliest experts among those that are kept, weighed as ever.
 
     Shared are the rows of one canvas in one pass, in each layer by themselves, so what a canvas becomes does not hang

@@ -9,7 +9,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Experts
+from .base import ExpertSharing
 
 
 @register(
@@ -18,7 +18,7 @@ from .base import Experts
     guarantee="exact where each row brings as many as it takes; else rows do without experts that none ranks so high",
 )
 @dataclass(frozen=True)
-class DESSeq(Experts):
+class DESSeq(ExpertSharing):
     """Keeps the `each` likeliest experts of every row, and lets every row take its choice among all of these.
 
     A row takes as many as the model says, those that others brought among them: they are read anyway.

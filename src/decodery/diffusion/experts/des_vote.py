@@ -9,7 +9,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
-from .base import Experts
+from .base import ExpertSharing
 
 
 @register(
@@ -18,7 +18,7 @@ from .base import Experts
     guarantee="exact at beta=1; else rows do without the experts that few others want",
 )
 @dataclass(frozen=True)
-class DESVote(Experts):
+class DESVote(ExpertSharing):
     """Keeps a part beta of all experts: those with the most votes, a row's votes being its weights of those it takes.
 
     At least as many are kept as a row takes; of equals the first. The published values of beta are 0.10 and 0.15 for

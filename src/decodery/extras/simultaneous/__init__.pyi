@@ -1,7 +1,7 @@
 # Written by tools/method_index.py.
-from .base import Listen as Listen
 from .local_agreement import LocalAgreement as LocalAgreement
 from .redecode import Redecode as Redecode
+from .base import SimultaneousPolicy as SimultaneousPolicy
 from .stability import Stability as Stability
 from .base import Stream as Stream
 from .base import StreamOutput as StreamOutput

@@ -20,7 +20,7 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.encoded import ENCODER
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, score
 
-__all__ = ["Listen", "Stream", "StreamOutput"]
+__all__ = ["SimultaneousPolicy", "Stream", "StreamOutput"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Listen(Contract):
+class SimultaneousPolicy(Contract):
     """How a text is written while its source arrives. Fields are settings."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Listen(Contract):
 
 
 def listening(
-    method: Listen, stream: Stream, tokens: Sequence[int], ended: bool = False
+    method: SimultaneousPolicy, stream: Stream, tokens: Sequence[int], ended: bool = False
 ) -> ForwardCoroutine[StreamOutput]:
     """A chunk of the source has come. ended: it was the last one."""
     came = yield from stream.arrive(tokens, ended)

@@ -8,7 +8,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Listen, Stream, agreed
+from .base import SimultaneousPolicy, Stream, agreed
 
 
 @register(
@@ -17,7 +17,7 @@ from .base import Listen, Stream, agreed
     guarantee="what is committed never changes, and may differ from what the whole source leads to",
 )
 @dataclass(frozen=True)
-class LocalAgreement(Listen):
+class LocalAgreement(SimultaneousPolicy):
     """Commits what the texts behind the last `n` chunks begin with alike; the rest is decoded anew behind every chunk.
 
     n: texts that must agree; with 1 all that is written is committed at once. The text behind a chunk is greedy

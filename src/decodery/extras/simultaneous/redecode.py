@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Listen, Stream
+from .base import SimultaneousPolicy, Stream
 
 
 @register(
@@ -17,7 +17,7 @@ from .base import Listen, Stream
     lossless=True,
 )
 @dataclass(frozen=True)
-class Redecode(Listen):
+class Redecode(SimultaneousPolicy):
     """Verifies the text so far as a draft behind every chunk, and commits nothing before the source ends.
 
     One pass tells how far the earlier text is still what the model writes, and greedy decoding goes on from there: as

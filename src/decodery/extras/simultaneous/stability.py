@@ -10,7 +10,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Listen, Stream
+from .base import SimultaneousPolicy, Stream
 
 
 @register(
@@ -19,7 +19,7 @@ from .base import Listen, Stream
     guarantee="what is committed never changes, and may differ from what the whole source leads to",
 )
 @dataclass(frozen=True)
-class Stability(Listen):
+class Stability(SimultaneousPolicy):
     """Reads the last few tokens again behind every chunk, and cuts the text at the first that has become unlikely.
 
     lookback: how many tokens are asked again; those before them are committed, and their keys and values stay as they

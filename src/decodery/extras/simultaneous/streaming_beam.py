@@ -15,7 +15,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.tokenizers.vocabularies import excluded
 from decodery.step.forward_request import ForwardCoroutine, score_all
 
-from .base import Listen, Stream, agreed
+from .base import SimultaneousPolicy, Stream, agreed
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Beam:
     guarantee="what is committed never changes, and may differ from what the whole source leads to",
 )
 @dataclass(frozen=True)
-class StreamingBeam(Listen):
+class StreamingBeam(SimultaneousPolicy):
     """Follows `width` texts, and cuts each behind every chunk where one of its last tokens has become unlikely.
 
     lookback: how many tokens of a text, behind what is committed, are asked again: one that is not among the `width`

@@ -8,7 +8,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import Listen, Stream
+from .base import SimultaneousPolicy, Stream
 
 
 @register(
@@ -17,7 +17,7 @@ from .base import Listen, Stream
     guarantee="what is written is committed at once, and may differ from what the whole source leads to",
 )
 @dataclass(frozen=True)
-class WaitK(Listen):
+class WaitK(SimultaneousPolicy):
     """Writes one token for each of the source behind its first `k`, and commits it at once.
 
     Where the model would wait, it does; when the source ends, the text is written to its end. The model need not have

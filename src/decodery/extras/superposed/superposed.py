@@ -34,7 +34,7 @@ _CHUNK = 512
     "superposed",
     paper="Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass (2024)",
     guarantee="none: drafts approximate what the model would write; one draft with alpha 0 is greedy decoding",
-    needs=("input embeddings", "n-grams"),
+    requirements=("input embeddings", "n-grams"),
 )
 @dataclass(frozen=True)
 class Superposition:

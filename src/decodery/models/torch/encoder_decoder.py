@@ -181,7 +181,7 @@ class SegmentRows:
             memory = None if segment.cache is None else segment.cache.memory
             if memory is None:
                 raise SettingsError(
-                    "this model writes with a source in view, and was given none: decode through `LM`, whose prompts "
+                    "this model writes with a source in view, and was given none: decode through `LLM`, whose prompts "
                     "are sources, or give the request source=Reads(tokens)"
                 )
             keys, values = memory.data[layer]

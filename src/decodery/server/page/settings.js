@@ -55,11 +55,11 @@ export function textField(name, label, attributes) {
 
 // Methods that are ready on this model first, then slower ones, then those that need something, which their title says.
 function grouped(methods) {
-  const option = (method) => el("option", { value: method.name, title: method.needs ?? "" }, method.lossless ? method.name : `${method.name} (changes the text)`);
+  const option = (method) => el("option", { value: method.name, title: method.requirements ?? "" }, method.lossless ? method.name : `${method.name} (changes the text)`);
   const groups = {
-    "Ready on this model": methods.filter((method) => !method.needs && !method.slower),
-    "Slower here than plain decoding": methods.filter((method) => !method.needs && method.slower),
-    "Needs more": methods.filter((method) => method.needs),
+    "Ready on this model": methods.filter((method) => !method.requirements && !method.slower),
+    "Slower here than plain decoding": methods.filter((method) => !method.requirements && method.slower),
+    "Needs more": methods.filter((method) => method.requirements),
   };
   if (groups["Ready on this model"].length === methods.length) return methods.map(option);
   return Object.entries(groups).filter(([, members]) => members.length).map(([label, members]) => el("optgroup", { label }, members.map(option)));
@@ -79,7 +79,7 @@ export function methodField(name, label, methods, first, value = "") {
     own.hidden = !defaults.length;
     own.placeholder = defaults.filter(([, preset]) => preset !== null).map(([key, preset]) => `${key}=${preset}`).join(",") || defaults.map(([key]) => `${key}=…`).join(",");
     own.title = own.placeholder;
-    summary.textContent = [method?.summary, method?.needs && `Needs more here: ${method.needs}`].filter(Boolean).join(" ");
+    summary.textContent = [method?.summary, method?.requirements && `Needs more here: ${method.requirements}`].filter(Boolean).join(" ");
     summary.hidden = !method;
   };
   control.addEventListener("change", () => {

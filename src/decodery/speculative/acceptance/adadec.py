@@ -35,7 +35,7 @@ class AdaDec(LookaheadRule):
     length: int = 5
     stops: tuple[int, ...] = ()
 
-    needs = Requirements(trees=True, greedy=True, law=True)
+    requirements = Requirements(trees=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if math.isnan(self.tau) or self.width < 1 or self.length < 0:

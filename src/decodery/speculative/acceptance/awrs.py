@@ -31,7 +31,7 @@ class AWRS(AcceptanceRule):
     `smc`.
     """
 
-    gives = Provides(checked=True)
+    provides = Provides(checked=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         checks = Checks(seq.sampler)

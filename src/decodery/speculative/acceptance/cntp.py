@@ -44,7 +44,7 @@ class CNTP(LookaheadRule):
     punctuation: str = ".,\n?!:;)]}"
     stops: tuple[int, ...] = ()
 
-    needs = Requirements(trees=True, chance=True)
+    requirements = Requirements(trees=True, chance=True)
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most or not self.low < self.high or self.length < 1:

@@ -71,7 +71,7 @@ def normalized(hidden: torch.Tensor) -> torch.Tensor:
     "judge",
     paper="Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model Alignment (2025)",
     guarantee="lossy: drafted tokens that a trained head finds valid are kept; threshold=1 is the coupled rule",
-    needs=("a head made by `decodery train judge -m MODEL QUESTIONS --out DIR`",),
+    requirements=("a head made by `decodery train judge -m MODEL QUESTIONS --out DIR`",),
 )
 @dataclass(frozen=True)
 class Judge(AcceptanceRule):
@@ -98,7 +98,7 @@ class Judge(AcceptanceRule):
         return self.head
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(self.trained.layer,))
 
     def fits(self, model: Reader) -> None:

@@ -79,7 +79,7 @@ class KSeq(AcceptanceRule):
     that were not drawn by chance count as point masses.
     """
 
-    needs = Requirements(drafts=("deterministic", "sampled"), laws=True)
+    requirements = Requirements(drafts=("deterministic", "sampled"), laws=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Decoded) -> Accepted:
         return walk(tree, laws, seq, k_seq_law)

@@ -18,7 +18,7 @@ from decodery.step.sequence import Sequence
     "lexical-unit",
     paper="Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024)",
     guarantee="lossy: tokens drafted with a probability of at least beta are not checked; beta > 1 checks all of them",
-    needs=("drafts with their log-probabilities",),
+    requirements=("drafts with their log-probabilities",),
 )
 @dataclass(frozen=True)
 class LexicalUnit(AcceptanceRule):

@@ -19,7 +19,7 @@ from decodery.step.sequence import Sequence
 def augmented(law: torch.Tensor, q: torch.Tensor, eta: float, alpha: float) -> torch.Tensor:
     """Logits [vocab] float64 of the moved target: law + eta * (q - p) where q is at least `alpha` times its largest.
 
-    law: [vocab] target logits after its warps, p their softmax; q: [vocab] the drafter's probabilities. It is one
+    law: [vocab] target logits after its processors, p their softmax; q: [vocab] the drafter's probabilities. It is one
     gradient step of size eta on the target's logits that makes KL(q || p) smaller.
     """
     law = law.double()
@@ -65,7 +65,7 @@ class Rapid(AcceptanceRule):
     eta: float = 10.0
     alpha: float = 0.1
 
-    needs = Requirements(drafts=("sampled",), laws=True)
+    requirements = Requirements(drafts=("sampled",), laws=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta < math.inf or not 0 <= self.alpha <= 1:

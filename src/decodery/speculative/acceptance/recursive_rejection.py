@@ -40,7 +40,7 @@ class RecursiveRejection(AcceptanceRule):
     token about to be drawn or on noise it shares; no drawn sibling may be left out.
     """
 
-    needs = Requirements(drafts=("deterministic", "sampled", "without-replacement"), laws=True)
+    requirements = Requirements(drafts=("deterministic", "sampled", "without-replacement"), laws=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         def tests(p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:

@@ -30,7 +30,7 @@ class Rejection(AcceptanceRule):
     output position in streams of their own, apart from the noise that drafted.
     """
 
-    needs = Requirements(drafts=("deterministic", "sampled"), laws=True)
+    requirements = Requirements(drafts=("deterministic", "sampled"), laws=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         path: list[int] = []

@@ -38,8 +38,8 @@ class Tolerance(AcceptanceRule):
     """Accepts the target's own choice, else the likeliest drafted token that is nearly as good; GAD++ of its paper.
 
     top: how many of the target's likeliest tokens may pass (beta). margin: how far, in nats, below the best one they
-    may lie (tau). Both are read after the request's warps. Where nothing passes the target's own choice is emitted:
-    the argmax, or the coupled draw where the request samples. top=1 is greedy decoding at temperature 0.
+    may lie (tau). Both are read after the request's processors. Where nothing passes the target's own choice is
+    emitted: the argmax, or the coupled draw where the request samples. top=1 is greedy decoding at temperature 0.
     Source: microsoft/unilm, decoding/GAD (2022), whose script has 5 and 3.
     """
 

@@ -46,7 +46,7 @@ class Confidence(DraftLengthPolicy):
     entropy: float | None = None
     longest: int = 20
 
-    needs = Requirements(pauses=True)
+    requirements = Requirements(pauses=True)
 
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 <= self.probability <= 1:

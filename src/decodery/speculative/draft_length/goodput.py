@@ -119,7 +119,7 @@ class Goodput(DraftLengthPolicy):
     forget: float = 0.95
     probe: int = 50
 
-    needs = Requirements(costs=True)
+    requirements = Requirements(costs=True)
 
     def __post_init__(self) -> None:
         if self.longest < 1 or self.probe < 1 or not 0 < self.forget < 1:

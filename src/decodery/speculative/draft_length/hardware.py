@@ -145,7 +145,7 @@ class Hardware(DraftLengthPolicy):
     forget: float = 0.95
     probe: int = 16
 
-    needs = Requirements(costs=True)
+    requirements = Requirements(costs=True)
 
     def __post_init__(self) -> None:
         if self.most < 1 or self.probe < 1 or not 0 < self.forget <= 1:

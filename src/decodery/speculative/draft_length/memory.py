@@ -60,7 +60,7 @@ def held(seq: Sequence, nodes: int) -> int:
     if seq.drafter is not None and nodes:
         total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots
         rows += _ROW * seq.drafter.held_rows(nodes)
-        if seq.rule.needs.laws and seq.drafter.gives.drafts != ("deterministic",):
+        if seq.rule.requirements.laws and seq.drafter.provides.drafts != ("deterministic",):
             rows += torch.float64.itemsize * nodes
     # Off the CPU the laws of all nodes are worked out at once.
     chosen_at_once = 1 if seq.model.device.type == "cpu" else nodes + 1
@@ -104,7 +104,7 @@ class MemoryBound(DraftLengthPolicy):
 
     mib: float
 
-    needs = Requirements(keys=True)
+    requirements = Requirements(keys=True)
 
     def __post_init__(self) -> None:
         if not self.mib > 0:

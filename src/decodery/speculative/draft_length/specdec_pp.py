@@ -112,7 +112,7 @@ def _load(path: Path) -> AcceptanceHead:
     "specdec++",
     paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (2024)",
     lossless=True,
-    needs=("a head made by `decodery train acceptance -m MODEL --out DIR`",),
+    requirements=("a head made by `decodery train acceptance -m MODEL --out DIR`",),
 )
 @dataclass(frozen=True)
 class SpecDecPP(DraftLengthPolicy):
@@ -130,7 +130,7 @@ class SpecDecPP(DraftLengthPolicy):
     shortest: int = 2
     longest: int = 20
 
-    needs = Requirements(pauses=True, draft_states=True)
+    requirements = Requirements(pauses=True, draft_states=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:

@@ -94,7 +94,7 @@ class Auto(Drafter):
         return None if self.head == SHIPPED else TrainedHead.load(self.head)
 
     @cached_property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         if self.trained is None:
             return Requirements(costs=True)
         return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)

@@ -174,7 +174,7 @@ class ChimeraHead(DraftHead):
     "chimera",
     paper="Chimera: A Lossless Decoding Method for Accelerating LLM Inference by Fusing All Tokens (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind chimera",),
+    requirements=("a head made by decodery train head --kind chimera",),
 )
 @dataclass(frozen=True)
 class Chimera(HeadDrafter):

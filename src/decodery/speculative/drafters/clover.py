@@ -126,7 +126,7 @@ def _unit(rows: torch.Tensor) -> torch.Tensor:
     "clover",
     paper="Clover: Regressive Lightweight Speculative Decoding with Sequential Knowledge (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind clover",),
+    requirements=("a head made by decodery train head --kind clover",),
 )
 @dataclass(frozen=True)
 class Clover(HeadDrafter):

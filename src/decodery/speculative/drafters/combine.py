@@ -46,8 +46,8 @@ class _Combined(Composite):
         return self.drafters  # type: ignore[return-value]  # resolved above
 
     @property
-    def gives(self) -> Provides:
-        return Provides.merged(part.gives for part in self.parts)
+    def provides(self) -> Provides:
+        return Provides.merged(part.provides for part in self.parts)
 
 
 @register("fuse", lossless=True)
@@ -61,8 +61,8 @@ class Fuse(_Combined):
     """
 
     @property
-    def gives(self) -> Provides:
-        return replace(super().gives, drafts=("deterministic",))
+    def provides(self) -> Provides:
+        return replace(super().provides, drafts=("deterministic",))
 
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]

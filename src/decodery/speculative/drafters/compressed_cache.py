@@ -33,7 +33,7 @@ class CompressedCache(Following):
 
     kv: CachePolicy | str = "streaming-llm"
 
-    needs = Requirements(keys=True, policies=True)
+    requirements = Requirements(keys=True, policies=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

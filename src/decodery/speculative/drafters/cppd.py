@@ -34,7 +34,7 @@ class Drafted(NamedTuple):
     "cppd",
     paper="Context Perception Parallel Decoder for Scene Text Recognition (2023)",
     lossless=True,
-    needs=("slots made by decodery train cppd for a model of an encoder and a decoder",),
+    requirements=("slots made by decodery train cppd for a model of an encoder and a decoder",),
 )
 @dataclass(frozen=True)
 class CPPD(TreeDrafter):
@@ -53,8 +53,8 @@ class CPPD(TreeDrafter):
     length: int = field(default=25, kw_only=True)
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements.merged((super().needs, Requirements(source=True)))
+    def requirements(self) -> Requirements:
+        return Requirements.merged((super().requirements, Requirements(source=True)))
 
     def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
         if self.slots is None:

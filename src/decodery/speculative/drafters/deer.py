@@ -100,7 +100,7 @@ def block_segment(fresh: list[int], length: int, mask: int, cache: KVCache) -> S
     "deer",
     paper="DEER: Draft with Diffusion, Verify with Autoregressive Models (2025)",
     lossless=True,
-    needs=("a block drafter, made by decodery train deer",),
+    requirements=("a block drafter, made by decodery train deer",),
 )
 @dataclass(frozen=True)
 class Deer(Drafter):
@@ -123,7 +123,7 @@ class Deer(Drafter):
     reuse: bool = False
     dtype: Precision = "auto"
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:

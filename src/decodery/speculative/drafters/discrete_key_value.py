@@ -34,7 +34,7 @@ class _Reading:
     "discrete-key-value",
     paper="Discrete Key-Value Bottleneck (2022)",
     lossless=True,
-    needs=("frozen keys made by decodery train keys",),
+    requirements=("frozen keys made by decodery train keys",),
 )
 @dataclass(frozen=True)
 class DiscreteKeyValue(Drafter):
@@ -58,7 +58,7 @@ class DiscreteKeyValue(Drafter):
             raise SettingsError("discrete-key-value needs length of at least 1 and an lr above 0")
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(taps=(_TAP,), prompt_taps=True)
 
     def largest(self) -> int:

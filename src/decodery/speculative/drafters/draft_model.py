@@ -30,7 +30,7 @@ from .own_layers import OwnReading
     paper="Fast Inference from Transformers via Speculative Decoding (2023)",
     lossless=True,
     slower=True,
-    needs=("a second model with the same vocabulary, or the one that comes with the target",),
+    requirements=("a second model with the same vocabulary, or the one that comes with the target",),
 )
 @dataclass(frozen=True)
 class DraftModel(Following):
@@ -42,8 +42,8 @@ class DraftModel(Following):
     copy is kept as long as the target. recycled: whether it reads of the text what the target has kept, where both keep
     keys and values of the same shape, as a transformed copy does: then it reads its own drafts alone, and has no cache.
     length: tokens of a chain. growth: how trees are grown in place of it, such as
-    "eagle-2(nodes=32)". Draft tokens use the target's warps and the target's noise, so that under the coupled rule two
-    models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
+    "eagle-2(nodes=32)". Draft tokens use the target's processors and the target's noise, so that under the coupled rule
+    two models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
     request; memory: one more cache, or what a draft takes.
     """
 
@@ -60,12 +60,16 @@ class DraftModel(Following):
             )
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements.merged((super().needs, Requirements(keys=True))) if self.recycled else super().needs
+    def requirements(self) -> Requirements:
+        return (
+            Requirements.merged((super().requirements, Requirements(keys=True)))
+            if self.recycled
+            else super().requirements
+        )
 
     @property
-    def gives(self) -> Provides:
-        return replace(super().gives, draft_states=super().gives.pauses and not self.recycled)
+    def provides(self) -> Provides:
+        return replace(super().provides, draft_states=super().provides.pauses and not self.recycled)
 
     def start(self, seq: Sequence) -> Follower | OwnReading:
         model = self._model(seq.model)
@@ -75,7 +79,7 @@ class DraftModel(Following):
             seq.budget.fits(model)
         if self.recycled:
             return OwnReading(_alike(model, seq.model))
-        tapped = seq.budget is not None and seq.budget.needs.draft_states
+        tapped = seq.budget is not None and seq.budget.requirements.draft_states
         return Follower.begin(model, seq.model, tapped=tapped, slots=seq.slots)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:

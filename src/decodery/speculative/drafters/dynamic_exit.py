@@ -88,7 +88,7 @@ class _State:
     guarantee="the law of the output is unchanged",
     lossless=True,
     slower=True,
-    needs=("a model trained to exit early, to be of use",),
+    requirements=("a model trained to exit early, to be of use",),
 )
 @dataclass(frozen=True)
 class DEL(OwnLayers):
@@ -121,8 +121,8 @@ class DEL(OwnLayers):
             raise SettingsError("del needs at least one layer, a decay between 0 and 1 and head >= 0")
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements.merged((super().needs, Requirements(taps=self.layers, parts=True)))
+    def requirements(self) -> Requirements:
+        return Requirements.merged((super().requirements, Requirements(taps=self.layers, parts=True)))
 
     def start(self, seq: Sequence) -> _State:
         return _State.begin(len(self.layers))

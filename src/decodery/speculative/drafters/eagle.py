@@ -40,7 +40,7 @@ class EAGLEHead(FeatureHead):
     "eagle",
     paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind eagle",),
+    requirements=("a head made by decodery train head --kind eagle",),
 )
 @dataclass(frozen=True)
 class EAGLE(HeadDrafter):

@@ -89,7 +89,7 @@ class EAGLE3Head(RecurrentHead):
     paper="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test (2025)",
     lossless=True,
     slower=True,
-    needs=(
+    requirements=(
         "hidden states of every token",
         "a head made by decodery train head --kind eagle-3, or the one that comes with the embedded model",
     ),

@@ -19,7 +19,7 @@ from .follower import Follower
     "easyspec",
     paper="EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilization (2025)",
     lossless=True,
-    needs=(
+    requirements=(
         "a second model with the same vocabulary that this package runs itself, or the one that comes with the target",
     ),
 )
@@ -53,8 +53,8 @@ class EasySpec(DraftModel):
             raise SettingsError("easyspec puts a cache of its own right: leave recycled out, or use draft-model")
 
     @property
-    def gives(self) -> Provides:
-        return replace(super().gives, draft_states=False)
+    def provides(self) -> Provides:
+        return replace(super().provides, draft_states=False)
 
     def start(self, seq: Sequence) -> Follower:
         reading = super().start(seq)

@@ -254,7 +254,7 @@ class FalconHead(DraftHead):
     paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
     "Drafting and Custom-Designed Decoding Tree (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind falcon",),
+    requirements=("a head made by decodery train head --kind falcon",),
 )
 @dataclass(frozen=True)
 class Falcon(HeadDrafter):

@@ -44,8 +44,8 @@ class Forced(Composite):
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
     @property
-    def gives(self) -> Provides:
-        return Provides.merged((self.parts[0].gives, Provides(drafts=("deterministic",))))
+    def provides(self) -> Provides:
+        return Provides.merged((self.parts[0].provides, Provides(drafts=("deterministic",))))
 
     def largest(self) -> None:
         """None: a constraint may force any number of tokens."""
@@ -54,7 +54,7 @@ class Forced(Composite):
         return [*super().start(seq), 0]
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        found = constrained(seq.sampler.warps)
+        found = constrained(seq.sampler.processors)
         if found is None:
             return (yield from self._draft(seq, budget))
         number, constraint = found
@@ -86,7 +86,7 @@ class Forced(Composite):
         logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
         laws = {node + count: law for node, law in tree.distributions.items()}
         # The drafter may combine several: what it drafted this time says how its siblings arose.
-        if seq.rule.needs.laws and tree.origin != "deterministic":
+        if seq.rule.requirements.laws and tree.origin != "deterministic":
             for node, token in enumerate(forced):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
                 laws[node][token] = 1.0

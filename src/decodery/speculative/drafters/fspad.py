@@ -49,7 +49,7 @@ class FSPADHead(FeatureHead):
     "fspad",
     paper="Boosting Lossless Speculative Decoding via Feature Sampling and Partial Alignment Distillation (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind fspad",),
+    requirements=("a head made by decodery train head --kind fspad",),
 )
 @dataclass(frozen=True)
 class FSPAD(HeadDrafter):

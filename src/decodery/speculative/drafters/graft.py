@@ -26,7 +26,7 @@ _RETRIEVED_DEPTH = 6
     paper="Draft Less, Retrieve More: Hybrid Tree Construction for Speculative Decoding (2026)",
     lossless=True,
     slower=True,
-    needs=("a drafter that can expand, such as draft-model",),
+    requirements=("a drafter that can expand, such as draft-model",),
 )
 @dataclass(frozen=True)
 class Graft(Composite):

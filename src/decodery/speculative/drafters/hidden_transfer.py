@@ -22,7 +22,7 @@ from .in_pass import Asked, InPass
     paper="Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration (2024)",
     lossless=True,
     slower=True,
-    needs=("a trained hidden transfer",),
+    requirements=("a trained hidden transfer",),
 )
 @dataclass(frozen=True)
 class HiddenTransfer(InPass):
@@ -43,7 +43,7 @@ class HiddenTransfer(InPass):
     transfer: Transfer | str | None = None
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(trees=True, states=True, changes=True, costs=self.length is None)
 
     def asked(self, model: Reader) -> Asked:

@@ -27,7 +27,7 @@ _DRAFT, _INNER = 0, 1
     paper="Speculative Decoding Meets Quantization: Compatibility Evaluation and Hierarchical Framework Design (2025)",
     guarantee="the law of the output is unchanged; of a quantized target, that of the quantized one",
     lossless=True,
-    needs=("a drafter that can expand, such as draft-model",),
+    requirements=("a drafter that can expand, such as draft-model",),
 )
 @dataclass(frozen=True)
 class Hierarchical(Composite):
@@ -48,14 +48,14 @@ class Hierarchical(Composite):
     inner: Drafter | str = "ngram:growth=eagle-2(nodes=30,width=10,depth=3)"
     length: int = 6
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length < 1:
             raise SettingsError(f"hierarchical needs length >= 1, not {self.length}")
         for name in ("drafter", "inner"):
             object.__setattr__(self, name, expanding(getattr(self, name), "hierarchical"))
-        if self.parts[_INNER].needs.taps:
+        if self.parts[_INNER].requirements.taps:
             raise SettingsError("hierarchical shows its inner drafter no hidden states: use ngram or draft-model")
 
     @property

@@ -68,7 +68,7 @@ class BeliefReading:
     "hmm",
     paper="Lossless Compression with Probabilistic Circuits (2021)",
     lossless=True,
-    needs=("a hidden Markov model made by decodery train hmm",),
+    requirements=("a hidden Markov model made by decodery train hmm",),
 )
 @dataclass(frozen=True)
 class HiddenMarkov(TreeDrafter):

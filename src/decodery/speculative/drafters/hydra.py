@@ -153,7 +153,7 @@ class HydraHead(DraftHead):
     "hydra",
     paper="Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind hydra",),
+    requirements=("a head made by decodery train head --kind hydra",),
 )
 @dataclass(frozen=True)
 class Hydra(HeadDrafter):

@@ -65,7 +65,7 @@ class InPass(Drafter):
             raise SettingsError(f"a pass that drafts has {SHORTEST} to {LONGEST} rows, not length={self.length}")
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(trees=True, states=True, costs=self.length is None)
 
     def largest(self) -> int:

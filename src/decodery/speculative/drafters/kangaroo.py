@@ -141,7 +141,7 @@ class _Reading:
     "kangaroo",
     paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (2024)",
     lossless=True,
-    needs=(
+    requirements=(
         "hidden states of every token",
         "a head made by decodery train head --kind kangaroo",
     ),
@@ -169,8 +169,8 @@ class Kangaroo(TrainedDrafter):
             raise SettingsError(f"kangaroo needs eta from 0 to 1, not {self.eta}")
 
     @property
-    def needs(self) -> Requirements:
-        return replace(super().needs, keys=True, states=True, routes=True)
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, keys=True, states=True, routes=True)
 
     def start(self, seq: Sequence) -> _Reading:
         head = self._bound(seq.model)

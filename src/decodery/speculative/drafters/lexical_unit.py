@@ -37,7 +37,7 @@ class _State:
     guarantee="the law of the output is unchanged under lossless rules; the rule lexical-unit trusts the units instead",
     lossless=True,
     slower=True,
-    needs=("trained placeholders",),
+    requirements=("trained placeholders",),
 )
 @dataclass(frozen=True)
 class LexicalUnit(Drafter):
@@ -55,7 +55,7 @@ class LexicalUnit(Drafter):
     placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
     """
 
-    needs = Requirements(trees=True, states=True)
+    requirements = Requirements(trees=True, states=True)
 
     span: int = 4
     beta: float = 0.1

@@ -190,7 +190,7 @@ class LongSpecHead(DraftHead):
     "longspec",
     paper="LongSpec: Long-Context Lossless Speculative Decoding with Efficient Drafting and Verification (2025)",
     lossless=True,
-    needs=("a head made by decodery train head --kind longspec",),
+    requirements=("a head made by decodery train head --kind longspec",),
 )
 @dataclass(frozen=True)
 class LongSpec(HeadDrafter):
@@ -205,8 +205,8 @@ class LongSpec(HeadDrafter):
     kind: ClassVar[type[DraftHead]] = LongSpecHead
 
     @property
-    def needs(self) -> Requirements:
-        return replace(super().needs, keys=True)
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, keys=True)
 
     def start(self, seq: Sequence) -> HeadReading:
         reading = super().start(seq)

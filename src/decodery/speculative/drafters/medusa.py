@@ -87,7 +87,7 @@ class MedusaHead(DraftHead):
     "medusa",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind medusa",),
+    requirements=("a head made by decodery train head --kind medusa",),
 )
 @dataclass(frozen=True)
 class Medusa(HeadDrafter):

@@ -47,7 +47,7 @@ class MSDHead(EAGLEHead):
     "msd",
     paper="Speculative Decoding Reimagined for Multimodal Large Language Models (2025)",
     lossless=True,
-    needs=("a head made by decodery train head --kind msd --images PROMPTS",),
+    requirements=("a head made by decodery train head --kind msd --images PROMPTS",),
 )
 @dataclass(frozen=True)
 class MSD(HeadDrafter):

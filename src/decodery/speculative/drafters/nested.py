@@ -118,7 +118,7 @@ class NestedReading:
     "nested",
     paper="S2D: Sorted Speculative Decoding For More Efficient Deployment of Nested Large Language Models (2024)",
     lossless=True,
-    needs=("a draft model with exits, made by decodery train nested",),
+    requirements=("a draft model with exits, made by decodery train nested",),
 )
 @dataclass(frozen=True)
 class Nested(Drafter):
@@ -142,7 +142,7 @@ class Nested(Drafter):
     length: int = 4
     dtype: Precision = "auto"
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length < 1 or not self.sure or not all(0 <= each <= 1 for each in self.sure):

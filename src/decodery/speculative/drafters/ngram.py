@@ -50,8 +50,8 @@ class NGram(TreeDrafter):
     scope: Scope = "process"
 
     @property
-    def needs(self) -> Requirements:
-        return Requirements.merged((super().needs, Requirements(prompt=True)))
+    def requirements(self) -> Requirements:
+        return Requirements.merged((super().requirements, Requirements(prompt=True)))
 
     def __post_init__(self) -> None:
         super().__post_init__()

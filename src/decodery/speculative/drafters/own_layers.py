@@ -76,9 +76,9 @@ class OwnLayers(TreeDrafter):
     """A drafter that is a part of the target. Its memory is, or has as `reading`, an `OwnReading`."""
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         grows = isinstance(self.growth, TreePolicy)
-        return Requirements.merged((super().needs, Requirements(routes=True, keys=True, trees=grows)))
+        return Requirements.merged((super().requirements, Requirements(routes=True, keys=True, trees=grows)))
 
     @abstractmethod
     def route(self, seq: Sequence) -> LayerPlan:

@@ -48,7 +48,7 @@ class Ahead:
     paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (2024)",
     guarantee="the law of the output is unchanged",
     lossless=True,
-    needs=("a second model with the same vocabulary, or the one that comes with the target",),
+    requirements=("a second model with the same vocabulary, or the one that comes with the target",),
 )
 @dataclass(frozen=True)
 class Pearl(Drafter):
@@ -72,7 +72,7 @@ class Pearl(Drafter):
     transform: str | None = None
     length: int = 4
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.length < 0:
@@ -80,7 +80,7 @@ class Pearl(Drafter):
         self._drafts()
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(costs=self.length == 0)
 
     def start(self, seq: Sequence) -> Ahead:
@@ -138,7 +138,7 @@ class Pearl(Drafter):
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.rule.needs.laws:
+            if seq.rule.requirements.laws:
                 laws[len(base) + len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             ahead.tokens = [*base, *drafted]

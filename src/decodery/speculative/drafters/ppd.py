@@ -18,7 +18,7 @@ from .in_pass import Asked, InPass
     paper="Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference (2024)",
     lossless=True,
     slower=True,
-    needs=("trained prompt tokens",),
+    requirements=("trained prompt tokens",),
 )
 @dataclass(frozen=True)
 class PPD(InPass):

@@ -48,8 +48,8 @@ class Prediction(Composite):
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
     @property
-    def gives(self) -> Provides:
-        return Provides.merged((self.parts[0].gives, Provides(drafts=("deterministic",))))
+    def provides(self) -> Provides:
+        return Provides.merged((self.parts[0].provides, Provides(drafts=("deterministic",))))
 
     def largest(self) -> int | None:
         other = super().largest()

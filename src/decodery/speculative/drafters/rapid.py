@@ -42,7 +42,7 @@ class _State:
     paper="Long-Context Inference with Retrieval-Augmented Speculative Decoding (2025)",
     guarantee="the law of the output is unchanged under lossless rules; the rule rapid:eta=... moves it on purpose",
     lossless=True,
-    needs=("a prompt with a long context",),
+    requirements=("a prompt with a long context",),
 )
 @dataclass(frozen=True)
 class Rapid(Drafter):
@@ -70,7 +70,7 @@ class Rapid(Drafter):
     length: int = 4096
     dtype: Precision = "auto"
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if min(self.gamma, self.query, self.chunk, self.length) < 1 or self.head < 0 or not 0 <= self.confidence <= 1:
@@ -137,7 +137,7 @@ class Rapid(Drafter):
             logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
             token = int(sampler.pick(law, seq.seed, [context.position])[0])
-            if seq.rule.needs.laws:
+            if seq.rule.requirements.laws:
                 laws[len(tree) - 1] = sampler.preferences(law)[0]
             tree = DraftTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.

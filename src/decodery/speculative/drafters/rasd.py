@@ -28,7 +28,7 @@ from ..tree_building.layers import grow_layers
     paper="RASD: Retrieval-Augmented Speculative Decoding (2025)",
     lossless=True,
     slower=True,
-    needs=("a drafter that can expand, such as draft-model",),
+    requirements=("a drafter that can expand, such as draft-model",),
 )
 @dataclass(frozen=True)
 class RASD(Composite):

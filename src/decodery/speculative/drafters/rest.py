@@ -20,7 +20,7 @@ from ..tree_building.frequency import frequency_tree
     paper="REST: Retrieval-Based Speculative Decoding (2023)",
     lossless=True,
     slower=True,
-    needs=("a datastore made by `decodery train datastore -m MODEL FILES --out DIR`",),
+    requirements=("a datastore made by `decodery train datastore -m MODEL FILES --out DIR`",),
 )
 @dataclass(frozen=True)
 class REST(Drafter):

@@ -76,8 +76,8 @@ class STAND(Drafter):
     scope: Scope = "problem"
 
     shape: ClassVar[Template] = CALIBRATED
-    needs = Requirements(prompt=True)
-    gives = Provides(drafts=("without-replacement",))
+    requirements = Requirements(prompt=True)
+    provides = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if not self.orders or min(self.orders) < 1 or self.width < 1:
@@ -128,10 +128,10 @@ class STAND(Drafter):
         # A place may be worth no more than an earlier sibling's: leaving one out of the middle would bias rules.
         rates = np.minimum.accumulate(memory.store.rates.rates)
         tree, filled = self.shape.fill(
-            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.gives.drafts[0]
+            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.provides.drafts[0]
         )
         memory.places = filled
-        return _with_law(tree, filled, draws, seq) if seq.rule.needs.laws else tree
+        return _with_law(tree, filled, draws, seq) if seq.rule.requirements.laws else tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         memory: _Memory = seq.draft_state
@@ -147,7 +147,7 @@ def _gumbel(seq: Sequence, depth: int, places: list[int], ids: np.ndarray) -> np
     The request's own, or where the rule compares with the draft's distributions, noise of each node's own: which places
     the budget leaves depends on what was drawn at others, and may not depend on what is about to be.
     """
-    if seq.rule.needs.laws:
+    if seq.rule.requirements.laws:
         rows = [
             noise.gumbel(seq.seed, place, torch.from_numpy(row), noise.DRAFT)
             for place, row in zip(places, ids, strict=True)
@@ -160,7 +160,7 @@ def _temperature(seq: Sequence) -> float:
     """Of the request's sampler; 0 is greedy, 1 stands for none."""
     if seq.sampler.greedy:
         return 0.0
-    return next((warp.t for warp in seq.sampler.warps if isinstance(warp, Temperature)), 1.0)
+    return next((processor.t for processor in seq.sampler.processors if isinstance(processor, Temperature)), 1.0)
 
 
 def _with_law(tree: DraftTree, filled: np.ndarray, draws: _Draws, seq: Sequence) -> DraftTree:

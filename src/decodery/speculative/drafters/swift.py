@@ -80,9 +80,9 @@ class Swift(OwnLayers):
             raise SettingsError("swift needs a ratio from 0 to less than 1, and window, interval and bayes >= 1")
 
     @property
-    def gives(self) -> Provides:
+    def provides(self) -> Provides:
         drawn = Provides(drafts=("without-replacement",))
-        return drawn if isinstance(self.growth, Caterpillar) else super().gives
+        return drawn if isinstance(self.growth, Caterpillar) else super().provides
 
     def start(self, seq: Sequence) -> _State:
         if self.skip is not None:

@@ -51,7 +51,7 @@ class TokenRecycling(Drafter):
         TOKEN_RECYCLING.require("token-recycling", self.nodes)
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(prompt=self.seed_from_prompt)
 
     def largest(self) -> int:

@@ -64,9 +64,9 @@ class TrainedDrafter(TreeDrafter):
         return None if self.head is None else TrainedHead.load(self.head)
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         taps = () if self.trained is None else self.kind.watches(self.trained)
-        return Requirements.merged((super().needs, Requirements(taps=taps, prompt_taps=True, parts=True)))
+        return Requirements.merged((super().requirements, Requirements(taps=taps, prompt_taps=True, parts=True)))
 
     @cached_property
     def rates(self) -> tuple[tuple[float, ...], ...]:

@@ -47,7 +47,7 @@ class Caterpillar(TreePolicy):
     chance: tuple[int, ...] = (1, 3, 5, 10)
     nodes: int = 80
 
-    gives = Provides(drafts=("without-replacement",))
+    provides = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.length, self.nodes) < 1 or not 0 <= self.stop <= 1:

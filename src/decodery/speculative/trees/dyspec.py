@@ -43,7 +43,7 @@ class DySpec(TreePolicy):
     threshold: float | None = None
     temperature: float = 0.6
 
-    gives = Provides(drafts=("without-replacement",))
+    provides = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or not 0 < self.temperature < np.inf or (self.threshold is not None and self.threshold <= 0):

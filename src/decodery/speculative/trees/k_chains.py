@@ -37,7 +37,7 @@ class KChains(TreePolicy):
     k: int = 8
     length: int = 8
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.length < 1:

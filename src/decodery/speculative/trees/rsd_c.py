@@ -34,7 +34,7 @@ class RSDC(TreePolicy):
 
     branching: tuple[int, ...] = (2, 2, 2)
 
-    gives = Provides(drafts=("without-replacement",))
+    provides = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         constant("rsd-c", self.branching)

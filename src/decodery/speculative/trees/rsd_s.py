@@ -49,7 +49,7 @@ class RSDS(TreePolicy):
     width: int = 6
     depth: int = 5
 
-    gives = Provides(drafts=("without-replacement",))
+    provides = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth) < 1:

@@ -137,7 +137,7 @@ class Sequoia(TreePolicy):
     acceptance: tuple[float, ...] = MEASURED
     draft_cost: float | None = None
 
-    gives = Provides(drafts=("without-replacement",))
+    provides = Provides(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.depth) < 1:
@@ -148,7 +148,7 @@ class Sequoia(TreePolicy):
             raise SettingsError("sequoia needs a finite draft_cost, 0 or more")
 
     @property
-    def needs(self) -> Requirements:
+    def requirements(self) -> Requirements:
         return Requirements(costs=self.draft_cost is not None)
 
     def largest(self) -> int:

@@ -38,7 +38,7 @@ class SpecInfer(TreePolicy):
 
     expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
 
-    gives = Provides(drafts=("sampled",))
+    provides = Provides(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if not self.expansion or min(self.expansion) < 1:

@@ -91,7 +91,7 @@ def draw_residual(p: Density, q: Density, seed: int, position: int, tries: int) 
     guarantee="distribution-identical where densities are exact, up to 1 / (e tries) in total variation per value; "
     "lossy with surrogate=true",
     lossless=True,
-    needs=("models of continuous values (decode.continuous)",),
+    requirements=("models of continuous values (decode.continuous)",),
 )
 @dataclass(frozen=True)
 class DensityRatio:

@@ -134,27 +134,27 @@ TRUNCATIONS: list[tuple[LogitsProcessor, Callable[[list[float], Any], set[int]],
 ]
 
 
-def seen(warp: LogitsProcessor, contexts: Sequence[Context]) -> list[Context]:
-    """The contexts with the state that the warp has there."""
+def seen(processor: LogitsProcessor, contexts: Sequence[Context]) -> list[Context]:
+    """The contexts with the state that the processor has there."""
     made = []
     for each in contexts:
-        state = warp.init(each.tokens[: each.prompt_length])
+        state = processor.init(each.tokens[: each.prompt_length])
         for token in each.tokens[each.prompt_length :]:
-            state = warp.advance(state, token, -1.0)
+            state = processor.advance(state, token, -1.0)
         made.append(Context(each.prompt_length, each.tokens, state, each.seed))
     return made
 
 
-def reference_edit(warp: LogitsProcessor, row: list[float], context: Context) -> list[float]:
+def reference_edit(processor: LogitsProcessor, row: list[float], context: Context) -> list[float]:
     output = Counter(context.tokens[context.prompt_length :])
     row = list(row)
     for token in range(len(row)):
-        if isinstance(warp, RepetitionPenalty) and token in context.tokens:
-            row[token] = row[token] / warp.penalty if row[token] > 0 else row[token] * warp.penalty
-        if isinstance(warp, PresencePenalty) and output[token]:
-            row[token] -= warp.penalty
-        if isinstance(warp, FrequencyPenalty):
-            row[token] -= warp.penalty * output[token]
-        if isinstance(warp, LogitBias):
-            row[token] += dict(warp.bias).get(token, 0.0)
+        if isinstance(processor, RepetitionPenalty) and token in context.tokens:
+            row[token] = row[token] / processor.penalty if row[token] > 0 else row[token] * processor.penalty
+        if isinstance(processor, PresencePenalty) and output[token]:
+            row[token] -= processor.penalty
+        if isinstance(processor, FrequencyPenalty):
+            row[token] -= processor.penalty * output[token]
+        if isinstance(processor, LogitBias):
+            row[token] += dict(processor.bias).get(token, 0.0)
     return row

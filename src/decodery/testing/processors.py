@@ -1,4 +1,4 @@
-"""The laws of warps: what each must keep so that any rule, on any device, finds the same law at the same place."""
+"""The laws of processors: what each must keep so that any rule, on any device, finds the same law at the same place."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ Text = tuple[Ordered[int], Ordered[int]]
 """A prompt and what was written after it."""
 
 
-def check_warp(
-    warp: LogitsProcessor, *, vocab_size: int = 64, texts: Ordered[Text] | None = None, seed: int = 0
+def check_logits_processor(
+    processor: LogitsProcessor, *, vocab_size: int = 64, texts: Ordered[Text] | None = None, seed: int = 0
 ) -> None:
-    """A warp changes nothing in place, sees no other row, remembers only what it declares, and revives no token.
+    """A processor changes nothing in place, sees no other row, remembers only what it declares, and revives no token.
 
     Along each text it is asked at every position as the text gets there, each time with the neighbouring branch begun
     and left; and then about all positions one by one backwards, together, and together in another order, each by a copy
     that has been asked nothing else. All answers must be equal to the bit, and `-inf` stays `-inf`. texts: where the
-    warp does something; random ones, half of which repeat themselves, by default. vocab_size: of the random logits.
-    Raises LawBroken where a law does not hold, and where no row was changed by a warp that says it is not neutral.
+    processor does something; random ones, half of which repeat themselves, by default. vocab_size: of the random
+    logits. Raises LawBroken where a law does not hold, and where no row was changed by a processor that says it is not
+    neutral.
     """
-    backwards, together, shuffled = (copy.deepcopy(warp) for _ in range(3))
+    backwards, together, shuffled = (copy.deepcopy(processor) for _ in range(3))
     random = np.random.default_rng(seed)
-    walked = _Walk(warp, vocab_size, random)
+    walked = _Walk(processor, vocab_size, random)
     for number, (prompt, written) in enumerate(texts or _random_texts(vocab_size, random)):
         walked.text(list(prompt), list(written), number)
     rows, contexts = torch.cat(walked.rows), walked.contexts
     expected = torch.cat(walked.answers)
-    _require_effect(warp, rows, expected)
+    _require_effect(processor, rows, expected)
     for at in reversed(range(len(rows))):
         _require_equal(
             _ask(backwards, rows[at : at + 1], contexts[at : at + 1]),
             expected[at : at + 1],
-            f"{warp} depends on what it was asked before: declare what it remembers as a state, which advance leaves "
+            f"{processor} depends on earlier calls: declare what it remembers as a state, which advance leaves "
             "as it is",
         )
     order = random.permutation(len(rows)).tolist()
@@ -49,16 +50,16 @@ def check_warp(
         _require_equal(
             _ask(asked, rows[places], [contexts[at] for at in places]),
             expected[places],
-            f"{warp} gives a row another answer beside other rows than alone: a row's result may depend on itself and "
+            f"{processor} changes its answer for a row with the rows beside it: a row may depend on itself and "
             "its context only",
         )
 
 
 class _Walk:
-    """What a warp answers along texts, as they grow. rows, answers: [1, vocab] each; contexts: what was asked about."""
+    """The answers along growing texts. rows, answers: [1, vocab] each; contexts: what was asked about."""
 
-    def __init__(self, warp: LogitsProcessor, vocab_size: int, random: np.random.Generator) -> None:
-        self.warp = warp
+    def __init__(self, processor: LogitsProcessor, vocab_size: int, random: np.random.Generator) -> None:
+        self.processor = processor
         self.vocab_size = vocab_size
         self.random = random
         self.rows: list[torch.Tensor] = []
@@ -66,9 +67,9 @@ class _Walk:
         self.contexts: list[Context] = []
 
     def text(self, prompt: list[int], written: list[int], seed: int) -> None:
-        state = self.warp.init(prompt)
-        if not self.warp.stateful and state != ():
-            raise LawBroken(f"{self.warp} has a state and does not say so: set stateful = True")
+        state = self.processor.init(prompt)
+        if not self.processor.stateful and state != ():
+            raise LawBroken(f"{self.processor} has a state and does not say so: set stateful = True")
         for place in range(len(written) + 1):
             row = self._row(written[place : place + 1])
             context = Context(len(prompt), prompt + written[:place], state, seed)
@@ -86,14 +87,16 @@ class _Walk:
         return row.masked_fill(excluded, -math.inf)
 
     def _answer(self, row: torch.Tensor, context: Context) -> torch.Tensor:
-        first = _ask(self.warp, row, [context])
+        first = _ask(self.processor, row, [context])
         kept = first.clone()
-        again = _ask(self.warp, row, [context])
+        again = _ask(self.processor, row, [context])
         _require_equal(
-            again, kept, f"{self.warp} answers otherwise when asked again: it remembers, or draws, without saying so"
+            again,
+            kept,
+            f"{self.processor} answers otherwise when asked again: it remembers, or draws, without saying so",
         )
         if _shares(first, again):
-            raise LawBroken(f"{self.warp} returns the same memory twice: make a new tensor for every answer")
+            raise LawBroken(f"{self.processor} returns the same memory twice: make a new tensor for every answer")
         self.rows.append(row)
         self.contexts.append(context)
         self.answers.append(kept)
@@ -101,46 +104,50 @@ class _Walk:
 
     def _advance(self, row: torch.Tensor, context: Context, answer: torch.Tensor, token: int) -> Any:
         """The state after `token`; neither it nor a branch that is left may change the one before."""
-        hears = self.warp.stateful and self.warp.hears_logprobs
+        hears = self.processor.stateful and self.processor.hears_logprobs
         logprobs = row[0].log_softmax(dim=-1) if hears else torch.full_like(row[0], math.nan)
         other = next(each for each in row[0].topk(2).indices.tolist() if each != token)
         for branch in (other, token):
-            after = self.warp.advance(context.state, branch, float(logprobs[branch]))
-            if not self.warp.stateful and after is not context.state:
-                raise LawBroken(f"{self.warp} has a state and does not say so: set stateful = True")
+            after = self.processor.advance(context.state, branch, float(logprobs[branch]))
+            if not self.processor.stateful and after is not context.state:
+                raise LawBroken(f"{self.processor} has a state and does not say so: set stateful = True")
             _require_equal(
-                _ask(self.warp, row, [context]),
+                _ask(self.processor, row, [context]),
                 answer,
-                f"advance of {self.warp} changes the state it is given: return a new one",
+                f"advance of {self.processor} changes the state it is given: return a new one",
             )
         return after
 
 
-def _ask(warp: LogitsProcessor, rows: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
-    """What the warp makes of `rows` [n, vocab], which must stay as they are; the answer is a law wherever they are."""
+def _ask(processor: LogitsProcessor, rows: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+    """What the processor makes of `rows` [n, vocab]; both are checked."""
     given, histories = rows.clone(), [list(context.tokens) for context in contexts]
-    answer = warp.warp(given, contexts)
+    answer = processor.process(given, contexts)
     if not torch.equal(given, rows) or histories != [context.tokens for context in contexts]:
-        raise LawBroken(f"{warp} changes in place what it is given: return a new tensor")
+        raise LawBroken(f"{processor} changes in place what it is given: return a new tensor")
     if answer.shape != rows.shape or answer.dtype != rows.dtype:
         raise LawBroken(
-            f"{warp} makes {list(answer.shape)} {answer.dtype} of {list(rows.shape)} {rows.dtype}: keep shape and dtype"
+            f"{processor} makes {list(answer.shape)} {answer.dtype} of {list(rows.shape)} {rows.dtype}: keep both"
         )
     if answer is not given and _shares(answer, given):
-        raise LawBroken(f"{warp} returns a view of the logits: return these themselves, or a new tensor")
+        raise LawBroken(f"{processor} returns a view of the logits: return these themselves, or a new tensor")
     if (answer[rows == -math.inf] != -math.inf).any():
-        raise LawBroken(f"{warp} revives an excluded token: what is -inf stays -inf")
+        raise LawBroken(f"{processor} revives an excluded token: what is -inf stays -inf")
     if not answer.amax(dim=-1).isfinite().all():
-        raise LawBroken(f"{warp} leaves a row that is no law: keep at least one finite logit, and none that is NaN")
+        raise LawBroken(
+            f"{processor} leaves a row that is no law: keep at least one finite logit, and none that is NaN"
+        )
     return answer
 
 
-def _require_effect(warp: LogitsProcessor, rows: torch.Tensor, answers: torch.Tensor) -> None:
+def _require_effect(processor: LogitsProcessor, rows: torch.Tensor, answers: torch.Tensor) -> None:
     changed = not torch.equal(rows, answers)
-    if changed and warp.neutral:
-        raise LawBroken(f"{warp} says it is neutral and changes logits")
-    if not changed and not warp.neutral:
-        raise LawBroken(f"{warp} changed none of {len(rows)} rows, so nothing was put to the test: give other texts")
+    if changed and processor.neutral:
+        raise LawBroken(f"{processor} says it is neutral and changes logits")
+    if not changed and not processor.neutral:
+        raise LawBroken(
+            f"{processor} changed none of {len(rows)} rows, so nothing was put to the test: give other texts"
+        )
 
 
 def _require_equal(got: torch.Tensor, expected: torch.Tensor, broken: str) -> None:
