@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def text(lm: LLM, data: Path) -> list[int]:
-    """The passages people ask about, behind what begins a text."""
+    """The passages people ask about, after what begins a text."""
     questions = [json.loads(line) for line in (data / "spec_bench_dev.jsonl").open(encoding="utf-8")]
     passages = [each["turns"][0] for each in questions if each["category"] in ("summarization", "rag")]
     return lm.tokenizer.encode("") + lm.tokenizer.encode("\n\n".join(passages), special=False)

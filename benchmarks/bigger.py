@@ -5,9 +5,9 @@
 Every figure comes from a process of its own, and rounds of all programs alternate. Wall clock from the start of the
 process to its first token, with the interpreter and all imports (warm: the file is in the system's cache and what this
 package keeps beside it has been made; cold: it has not); the largest resident memory, and what of it no file stands
-behind; bytes that a program keeps on disk beside the model's file; tokens per second behind the prompt, one text and
+after; bytes that a program keeps on disk beside the model's file; tokens per second after the prompt, one text and
 sixteen together, greedy. A model whose name begins with "qwen-shaped" has drawn weights (benchmarks/random_gguf.py):
-its texts mean nothing, so that drafts are not measured on it. Passes: milliseconds of 1, 8 and 16 rows behind 128
+its texts mean nothing, so that drafts are not measured on it. Passes: milliseconds of 1, 8 and 16 rows after 128
 tokens, and the share of the bandwidth that the same process measured right before and after.
 """
 
@@ -66,7 +66,7 @@ def ours(model: str, dtype: str, tokens: int, begun: float) -> dict[str, Any]:
 
 
 def _rate(generate: Any, tokens: int) -> float:
-    """Tokens per second behind the first one of each text."""
+    """Tokens per second after the first one of each text."""
     generate(1)
     begin = time.perf_counter()
     first = generate(1)

@@ -235,7 +235,7 @@ def main() -> None:
     prompts = [json.loads(line)["turns"][0] for line in lines][:: options.every]
     result = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
     bench = Bench(dc.load("smollm2"), options.draft, options.head, prompts, options.tokens, result)
-    # The tokens it finds likeliest tell one draft model from another that has its name.
+    # The tokens it finds most likely tell one draft model from another that has its name.
     draft = dc.load(options.draft).model
     likeliest = draft.forward(Batch([Segment.chunk(range(16), draft.new_cache())])).logits.argmax(dim=-1).tolist()
     shared = {"draft": options.draft, "every": options.every, "tokens": options.tokens, "likeliest": likeliest}

@@ -11,7 +11,7 @@ model in nats a token where half of what is written is stored, by the gate, at r
 newest ones. coprocessor: nats of tokens by how far ahead they are: alone, with latents of the trained coprocessor,
 with latents that were trained to be the same everywhere, and with random ones. meta-soft: divergence from what the next
 16 tokens look at, of what tokens look at that were composed for the prompt, that are the same for all, or untrained,
-and of what the prompt's last 8 tokens look at; and nats of those 16 tokens behind 0.3 of the prompt. probes: on the
+and of what the prompt's last 8 tokens look at; and nats of those 16 tokens after 0.3 of the prompt. probes: on the
 embedded model, in how many heads and layers the block that holds a needle is among the quarter that answers best, by
 what the question asks with. pages: what part of a row's attention falls on the quarter of a text in pages that are
 chosen by bounds, in large pages by the best of their parts, in large pages, and in small ones.
@@ -233,7 +233,7 @@ def window(school: meta_tokens.School, ids: list[int], size: int) -> float:
 
 @torch.no_grad()
 def behind(model: LanguageModel, kv: CachePolicy, ids: list[int], ahead: int) -> float:
-    """Nats a token of the end of a text, behind a prompt that was compressed."""
+    """Nats a token of the end of a text, after a prompt that was compressed."""
     n = len(ids) - ahead
     cache = kv.over(model, n).new_cache()
     model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))

@@ -5,7 +5,7 @@
 As `decodery bench --workload long-context` asks it, with pages, blocks and windows that fit a text of 48 tokens: 24
 pairs of one of 8 letters and its figure, and at the end a letter that stood there before. The model (2 layers of 4
 heads) is trained here, in a minute. `known`: the letter is part of the prompt that is compressed; `unknown`: it comes
-behind. Even distances and the oracle, which keeps the newest pair of that letter, are the bounds. Nothing is timed.
+after. Even distances and the oracle, which keeps the newest pair of that letter, are the bounds. Nothing is timed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The original is tiny-1M-chain, which comes along. It writes 400 solutions, of which every twentieth is held out; copies
 of it in another form learn from the others for 200 steps of 8 texts. Of each copy, on texts held out: cross-entropy
 against the original in nats, acceptance, the mean of sum min(p, q), and agreement, the share of tokens that both find
-likeliest; on 12 other puzzles, greedily, tokens per pass of the original with the copy drafting four at a time. bits:
+most likely; on 12 other puzzles, greedily, tokens per pass of the original with the copy drafting four at a time. bits:
 per weight of the linear layers, by the report's count. One seed. Nothing is timed.
 
 Weights of one of eight values (jlcm) and Fisher weights (lq-lora) are found on 32 of the texts.

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/dynamic_tokens.py [--net DIR]
 
-Texts of benchmarks/texts under smollm2 in int8: the first 400 tokens are the prompt, the next 100 are scored behind it.
+Texts of benchmarks/texts under smollm2 in int8: the first 400 tokens are the prompt, the next 100 are scored after it.
 Prompts are merged together, within words as far as it goes or within sentences to a share of all rows; beside each the
-same prompt without merges, of which as many of the first tokens are left out. nats: mean loss of the tokens behind it;
+same prompt without merges, of which as many of the first tokens are left out. nats: mean loss of the tokens after it;
 trained: with what a network of `decodery train merges` makes of merged tokens in place of the mean, where there is one.
 Counts, no times. Writes benchmarks/results/dynamic-tokens.json.
 """
@@ -33,7 +33,7 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 
 @torch.no_grad()
 def loss(lm: LLM, prompt: Merged, behind: list[int], net: MergeNet | None = None) -> float:
-    """Nats per token behind a prompt."""
+    """Nats per token after a prompt."""
     model = lm.model
     assert isinstance(model, Transformer)
     tokens, embeddings = dynamic(model, prompt, net)

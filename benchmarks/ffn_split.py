@@ -57,7 +57,7 @@ class Chosen(Mixture):
 
 @torch.no_grad()
 def perplexity(model: Transformer, texts: list[tuple[str, str]]) -> float:
-    """Of solutions, behind their puzzles."""
+    """Of solutions, after their puzzles."""
     losses = []
     for prompt, solution in texts:
         ids = np.array(encoded(prompt + solution))

@@ -82,7 +82,7 @@ class Bench:
 
 
 def likeliest(models: Iterable[LanguageModel]) -> list[int]:
-    """What tells one draft model from another: the token it finds likeliest after each of the first 16."""
+    """What tells one draft model from another: the token it finds most likely after each of the first 16."""
     batches = ((model, Batch([Segment.chunk(range(16), model.new_cache())])) for model in models)
     return [token for model, batch in batches for token in model.forward(batch).logits.argmax(dim=-1).tolist()]
 

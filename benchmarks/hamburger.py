@@ -51,7 +51,7 @@ READ = 12
 def written(
     loaded: LoadedModel, model: LanguageModel, prompts: Sequence[Sequence[int]], new: int, source: LogitsSource | None
 ) -> list[Decoded]:
-    """Greedy texts behind prompts, 32 at a time."""
+    """Greedy texts after prompts, 32 at a time."""
     engine = Engine(model, detokenizer=loaded.tokenizer.stream, limits=Limits(texts=32))
     requests = [Request(each, new, source=source, eos_ids=loaded.tokenizer.eos_ids) for each in prompts]
     texts = [engine.submit(request) for request in requests]
@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def open_group(text: Decoded) -> bool:
-    """Whether the cache of a text has read tokens behind its last slot."""
+    """Whether the cache of a text has read tokens after its last slot."""
     cache = text.cache
     return bool(cache.positions[0, cache.length - 1] < cache.next_position - 1)
 

@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/hmm.py hmm
 
 smollm2 answers the 35 built-in questions, none of which was a prompt of the texts that were learned from. Of answers
-drawn at temperature 1: bits per token of each law, prompts given; share of places with the model's likeliest token
+drawn at temperature 1: bits per token of each law, prompts given; share of places with the model's most likely token
 (top-1); overlap, the mean of the sum of min(p, q). Of the hidden Markov model also the bits of the tokens 2, 3 and 4
 places ahead, beside those of frequencies alone. N-grams are interpolated with the shorter ones by a weight each, the
 best of five on the texts held out in training. Then tokens per pass, prompts left aside, of answers at temperature 0
@@ -56,7 +56,7 @@ AHEAD = (2, 3, 4)
 
 
 class NGrams:
-    """Frequencies of tokens behind the last ones: what a context lacks it leaves to the next shorter one.
+    """Frequencies of tokens after the last ones: what a context lacks it leaves to the next shorter one.
 
     weights: by length of the context, shortest first, how many tokens met that counts as.
     """
@@ -133,7 +133,7 @@ class Ranked:
         self.expected = Expectations(Occurrences(()), store, SuccessorRates(len(CONTEXTS), width, warm.rates))
 
     def first(self, before: list[int]) -> int:
-        """The likeliest token, -1 where no context is known."""
+        """The most likely token, -1 where no context is known."""
         found = self.expected.candidates(before[-CONTEXTS[0] :], -1)
         return found[0][1] if found else -1
 

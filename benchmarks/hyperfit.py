@@ -5,7 +5,7 @@
 smollm2 in float32 is tuned on 16 pieces of 64 tokens of the questions of GSM8K's training set, little stories, for at
 most 20 epochs of 2 steps of 8 pieces. The published recipe takes 2,000 pieces of 256 and 5,000 steps at a rate of 1e-6;
 40 steps at 1e-4 go about as far. Of 16 pieces held out: the loss and the entropy of what is predicted, in nats, before
-and after; and of 256 tokens behind the first 32 of each, written greedily, the share of distinct tokens in the last 96
+and after; and of 256 tokens after the first 32 of each, written greedily, the share of distinct tokens in the last 96
 (ttr), beside texts that the untouched model draws by top-p .9. citations: runs of 5 tokens of those texts that stand in
 a piece that was learned, with `no-citation` and without. An interrupted run goes on from DIR. Nothing is timed. Writes
 benchmarks/results/hyperfit.json.

@@ -1,4 +1,4 @@
-"""Whether a memory behind frozen keys keeps what it learned of one kind of text while it reads another.
+"""Whether a memory after frozen keys keeps what it learned of one kind of text while it reads another.
 
     OMP_NUM_THREADS=1 python benchmarks/keys.py
 

@@ -6,7 +6,7 @@
 Writes `benchmarks/results/listening.json`: of every way of listening, on sources nobody has trained on, arriving in
 chunks of so many tokens: how many tokens of the source had been read, beyond those a token hangs on at least, when it
 was committed; the share of texts that differ from the right one, and from greedy decoding of the whole source; and
-passes of the decoder, beside those of decoding anew behind every chunk.
+passes of the decoder, beside those of decoding anew after every chunk.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def listened(
 
 
 def anew(model: EncoderDecoder, source: list[int], size: int, ends: tuple[int, ...]) -> int:
-    """Passes of the decoder where all that has come is decoded from its beginning behind every chunk."""
+    """Passes of the decoder where all that has come is decoded from its beginning after every chunk."""
     whole = resolve("listen", "re-decode")
     read = [*range(size, len(source), size), len(source)]
     return sum(len(listened(model, whole, source[:n], n, ends).trace.steps) for n in read)

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/localist.py
 
-smollm2 in int8 writes behind texts of benchmarks/texts, greedily, and drafts four tokens at a time under `localist`,
+smollm2 in int8 writes after texts of benchmarks/texts, greedily, and drafts four tokens at a time under `localist`,
 with several dials. Tokens per pass of the model itself (1 to 5), and which share of the keys a drafted row reads. All
 texts must be the same. Counts, no times. Writes benchmarks/results/localist.json.
 """

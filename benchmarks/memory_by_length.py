@@ -3,7 +3,7 @@
     python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json
 
 Bytes follow from shapes: counted on a model with random weights of 3 layers and 2 key-value heads of 64, and multiplied
-to the embedded model's 30 layers and 3 such heads. The prompt is read in pieces of 512 tokens, and 8 more behind it.
+to the embedded model's 30 layers and 3 such heads. The prompt is read in pieces of 512 tokens, and 8 more after it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Dates, numbers and times in words become figures (the transduction `normalise`).
 of 4 layers with a decoder of 2, both of width 64 and about as many weights, and such a pair that learns from a decoder
 of width 128 on the texts that it draws itself. Of each: the share of 200 held-out sources of which greedy decoding
 writes all that is right, as training goes on; weights; and multiply-adds for a source of 30 tokens and for each of 8
-tokens written behind it, by the shapes of its matrices and what attention reads. Of pairs: tokens per pass of greedy
+tokens written after it, by the shapes of its matrices and what attention reads. Of pairs: tokens per pass of greedy
 decoding with drafts copied from the source. An interrupted run goes on from DIR. Nothing is timed. Writes
 benchmarks/results/pairs.json.
 """
@@ -37,7 +37,7 @@ SOURCE, WRITTEN, HELD = 30, 8, 200
 
 
 def one_stack_counts(shape: Shape) -> dict[str, int]:
-    """Weights of the layers, and multiply-adds of a source and of each token behind it."""
+    """Weights of the layers, and multiply-adds of a source and of each token after it."""
     layer = 4 * shape.hidden**2 + 3 * shape.hidden * shape.inner
     seen = sum(2 * shape.hidden * (place + 1) for place in range(SOURCE))
     behind = sum(2 * shape.hidden * (SOURCE + place + 1) for place in range(WRITTEN)) // WRITTEN

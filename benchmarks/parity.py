@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/parity.py
 
 Of every configuration that the tests of families have: the largest difference of logits in float32, of a text read in
-pieces, of the nodes of a tree behind it and of a token behind a path that was kept; in int8 the median and the least
+pieces, of the nodes of a tree after it and of a token after a path that was kept; in int8 the median and the least
 cosine of a row's logits, and whether rows are exact to the bit. Of mixtures of experts: how many experts one row has
 read, and how many the nine rows of a tree. Of families that run through the adapter: the same differences, or the
 sentence that they are refused with. Writes benchmarks/results/parity.json.

@@ -2,7 +2,7 @@
 
     python benchmarks/pg_td.py [--most 200] [--passes 200] [--out benchmarks/results]
 
-40 functions of one line, which the embedded model writes behind `return`, raw. Each has three public tests, which
+40 functions of one line, which the embedded model writes after `return`, raw. Each has three public tests, which
 choose, and others that tell whether the chosen program is right. Samples are drawn one after another until one passes
 the public tests; both may take the same number of passes, the prompt's not counted. Nothing is timed, so that the
 machine's load does not matter. Every result is written into pg-td.json when it is there; the next call goes on from

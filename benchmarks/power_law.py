@@ -47,7 +47,7 @@ def likeliest(logits: Callable[[torch.Tensor], torch.Tensor], tokens: list[int])
 
 
 def written(logits: Callable[[torch.Tensor], torch.Tensor], prompt: list[int], most: int) -> list[int]:
-    """Greedy text, each token behind all that was read anew."""
+    """Greedy text, each token after all that was read anew."""
     found: list[int] = []
     while len(found) < most and END_ID not in found:
         found.append(likeliest(logits, prompt + found))

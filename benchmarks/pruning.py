@@ -1,6 +1,6 @@
 """What pruning tokens costs: the perplexity of text that is read pruned, and of what follows it.
 
-    OMP_NUM_THREADS=1 python benchmarks/pruning.py [DIR ...] [--texts 4] [--read 160] [--behind 32]
+    OMP_NUM_THREADS=1 python benchmarks/pruning.py [DIR ...] [--texts 4] [--read 160] [--after 32]
 
 Text: passages of Spec-Bench (DECODERY_DATA) that are long enough. Each is read as a prompt with its tokens routed
 around layers, and what follows it through all layers. At every sparsity: tokens drawn at random, the static router with

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def held_out(lm: LLM, questions: list[dict], count: int) -> list[list[int]]:
-    """Windows of consecutive tokens from the passages people ask about, behind what begins a text."""
+    """Windows of consecutive tokens from the passages people ask about, after what begins a text."""
     passages = [each["turns"][0] for each in questions if each["category"] in ("summarization", "rag")]
     tokens, begins = lm.tokenizer.encode("\n\n".join(passages), special=False), lm.tokenizer.encode("")
     size = WINDOW - len(begins)

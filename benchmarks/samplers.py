@@ -186,7 +186,7 @@ def repetition(bench: Bench, found: Results) -> None:
 
 
 def sums(count: int) -> list[tuple[str, str]]:
-    """Questions with two-digit numbers behind four that are answered, and their answers."""
+    """Questions with two-digit numbers after four that are answered, and their answers."""
     draw = np.random.default_rng(0)
     pairs = draw.integers(10, 100, (count + 4, 2)).tolist()
     shots = "".join(f"{a} + {b} = {a + b}\n" for a, b in pairs[:4])
@@ -277,7 +277,7 @@ def _drafted(bench: Bench, settings: dict[str, Any]) -> dict[str, float]:
 
 
 def per_token(outputs: Sequence[dc.Output]) -> dict[str, float]:
-    """Passes, rows and whatever else was counted behind the prompt, by the tokens written there."""
+    """Passes, rows and whatever else was counted after the prompt, by the tokens written there."""
     tokens, counted = _total(outputs, "tokens"), Counter[str]()
     for out in outputs:
         for step in out.trace.decoding:

@@ -112,7 +112,7 @@ QUESTION = "Text: {}\n\nWho or what is this text about? Answer with words of the
 
 
 def extract(bench: Bench) -> dict[str, Any]:
-    """The likeliest span of GSM8K problems as an answer: against every span scored, and against greedy decoding."""
+    """The most likely span of GSM8K problems as an answer: against every span scored, and against greedy decoding."""
     lm, figures = bench.lm, dict[str, float]()
 
     def count(name: str, amount: float) -> None:

@@ -31,7 +31,7 @@ def prompt_of(lm: dc.LLM, length: int) -> list[int]:
 
 
 def written(lm: dc.LLM, prompt: list[int], branches: int, seed: int = 0) -> dc.Output:
-    """One text of `TOKENS` tokens, or as many branches of a search, behind a prompt; nothing ends them earlier."""
+    """One text of `TOKENS` tokens, or as many branches of a search, after a prompt; nothing ends them earlier."""
     settings: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": TOKENS, "drafter": None, "seed": seed}
     request = lm.request(prompt, **settings)
     request.eos_ids = ()

@@ -2,7 +2,7 @@
 
     python benchmarks/search_models.py [GROUP ...] [--work DIR] [--prompts N] [--out benchmarks/results]
 
-pair: steps of a small model, and who decides which of them a larger one writes. edge: an adapter that reasons behind
+pair: steps of a small model, and who decides which of them a larger one writes. edge: an adapter that reasons after
 prompts which the model itself has read, the switch that turns it on, and budgets of thinking. budget: learning to be
 brief. ttt: training queries on a prompt of facts. drag: facts as documents; both for the embedded model.
 What is trained is kept in --work, so that the same command goes on. Every group writes search-GROUP.json; nothing is
@@ -163,7 +163,7 @@ def _router(
 
 
 def edge(bench: Bench) -> dict[str, Any]:
-    """A model that names answers at once, and adapters that write steps behind prompts it has read."""
+    """A model that names answers at once, and adapters that write steps after prompts it has read."""
     direct, steps = puzzle("direct-chain:operations=4"), puzzle("chain:operations=4")
     recipe = PuzzleRecipe(steps=800, every=50, least=0.3, most=0.6, reach=0.0, sampled=4)
     lm, prompts = bench.model("tiny-1M-direct", direct, recipe), bench.asked(direct)
@@ -194,7 +194,7 @@ def edge(bench: Bench) -> dict[str, Any]:
 
 
 def _nats(lm: dc.LLM, steps: Puzzle, adapter: str, *, shared: bool) -> float:
-    """Of a token of worked solutions, by an adapter behind prompts that the model itself has read, or the adapter."""
+    """Of a token of worked solutions, by an adapter after prompts that the model itself has read, or the adapter."""
     writer, random, total, count = tuned(lm.model, Adapter.load(adapter)), Random(1), 0.0, 0
     for prompt in islice(drawn(steps, "validation"), 100):
         tokens, written = encoded(prompt), [*encoded(steps.solve(prompt, random)), END_ID]
@@ -309,7 +309,7 @@ def budget(bench: Bench) -> dict[str, Any]:
 
 
 def ttt(bench: Bench) -> dict[str, Any]:
-    """Questions of one hop behind all facts about twelve people: the embedded model as it is, and with queries trained
+    """Questions of one hop after all facts about twelve people: the embedded model as it is, and with queries trained
     on the prompt."""
     lm, people = dc.load("smollm2", dtype="float32"), 12
     kinds: dict[str, tuple[list[dc.Output], list[bool]]] = {}

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/short_conv.py --work DIR
 
-Texts of 8 keys, each with its value behind it, and the keys again in another order, behind which their values are asked
+Texts of 8 keys, each with its value after it, and the keys again in another order, after which their values are asked
 for (multi-query associative recall). Small transformers of two layers, all trained alike from random weights: without
 convolutions, with static filters alone and with dynamic ones. Of each: parameters, and the share of values recalled
 on texts held out, as training goes on. An interrupted run goes on from DIR. Nothing is timed. Writes
@@ -50,7 +50,7 @@ def texts(count: int, seed: int) -> np.ndarray:
 
 
 def asked(model: Transformer, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits behind the keys of the second half, and the values that belong there."""
+    """Logits after the keys of the second half, and the values that belong there."""
     places = np.arange(2 * PAIRS, 4 * PAIRS, 2)
     segments = [Segment(np.arange(len(row)), row, logit_rows=places.tolist()) for row in tokens]
     return model.forward(Batch(segments)).logits, torch.from_numpy(tokens[:, places + 1].ravel())

@@ -1,4 +1,4 @@
-"""Partial attention: whether a small model trained with it copies, and still looks at its prompt far behind it."""
+"""Partial attention: whether a small model trained with it copies, and still looks at its prompt far after it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def sec(bench: Bench) -> dict[str, Any]:
 
 
 def _read(bench: Bench, tokens: list[int], cache: KVCache) -> torch.Tensor:
-    """The likeliest token after these; the cache keeps them."""
+    """The most likely token after these; the cache keeps them."""
     segment = Segment.chunk(tokens, cache, logit_rows=[len(tokens) - 1])
     found = bench.lm.model.forward(Batch([segment])).logits.argmax(dim=-1)
     cache.keep(range(len(tokens)))

@@ -46,7 +46,7 @@ class Judging:
         return [long_words(self.decode(text.generated)) for text in texts]
 
     def judged(self, texts: list[Sequence], source: LogitsSource | None = None) -> dict[str, Any]:
-        """Mean reward and cost, and with a source the KL per token from the model among its ten likeliest tokens."""
+        """Mean reward and cost, and with a source the KL per token from the model among its ten most likely tokens."""
         rewards = self.worth(texts)
         result: dict[str, Any] = {"reward": round(sum(rewards) / len(rewards), 4)}
         if source is not None:

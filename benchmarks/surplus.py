@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/surplus.py
 
 Texts that smollm2 in int8 has drawn (temperature 1), three quarters to learn from and one held out. W is a token, V the
-one behind it, told apart among the 1,000 commonest tokens and one more for all others, which can only bring
-distributions nearer. Probes of one size predict V from W alone, and from W and the model's state before W, behind
+one after it, told apart among the 1,000 commonest tokens and one more for all others, which can only bring
+distributions nearer. Probes of one size predict V from W alone, and from W and the model's state before W, after
 several of its layers and at random; they are taught the model's own distribution of V. For each, on held-out text: its
 mean KL from the model, which is at least J (see `decodery.bench.surplus`); the acceptance that this promises by
 Pinsker's and Jensen's inequalities, and that of drawn drafts, measured; the entropy of what it draws from, and of the
@@ -44,7 +44,7 @@ PROMPTS = (
     "The experiment showed that",
 )
 LAYERS = (10, 20, 30)
-"""Behind which the state is read."""
+"""After which the state is read."""
 TOKENS = 1000
 INNER = 256
 

@@ -5,7 +5,7 @@
 40 beginnings of programs, eight for each of five weaknesses, none of them a template of the training; each is continued
 `samples` times to the end of the line at temperature 0.4 with the prefix "secure", with "unsafe" and without. What was
 written is parsed, never run, and rules say whether it is secure, unsafe or neither. The rate is, as published, that of
-secure ones among secure and unsafe ones. KL is the mean over the tokens of neutral programs of KL(model || model behind
+secure ones among secure and unsafe ones. KL is the mean over the tokens of neutral programs of KL(model || model after
 the prefix), in nats. Nothing is timed. Writes sven.json; parts that are not asked for are left as they are there.
 """
 
@@ -202,7 +202,7 @@ def rate(counts: dict[str, dict[str, int]]) -> float:
 
 @torch.no_grad()
 def kl(lm: LLM, source: SVEN) -> float:
-    """Mean KL(model || model behind the prefix) in nats per token of neutral programs."""
+    """Mean KL(model || model after the prefix) in nats per token of neutral programs."""
     total = count = 0.0
     for text in NEUTRAL:
         tokens = lm.tokenizer.encode(text)

@@ -4,7 +4,7 @@
 
 The original is smollm2 in bfloat16, whose checkpoint has weights of 4 bits in blocks of 32: int4 is all but the
 identity on it, and fewer bits are where methods differ. Calibration: pages of docs/. Held out: benchmarks/texts. Of
-each copy: perplexity, mean KL(original || copy) in nats, share of places with the original's likeliest token (top-1),
+each copy: perplexity, mean KL(original || copy) in nats, share of places with the original's most likely token (top-1),
 overlap, the mean of sum min(p, q), which is what a drawn draft would be accepted with; of greedy texts drafted by the
 copy, four tokens at a time, the tokens per pass of the original (1 to 5), and how many texts are the original's. bytes
 and macs: shares of the original's, by the stated cost model, with numbers in float32 counted as if they had 16 bits;

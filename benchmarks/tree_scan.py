@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/tree_scan.py [--layers 24] [--rounds 20]
 
-A Mamba-2 of the shape of the published one with 130M parameters, random weights in int8, a small vocabulary, behind 64
+A Mamba-2 of the shape of the published one with 130M parameters, random weights in int8, a small vocabulary, after 64
 tokens: milliseconds of a pass and of its mixers, what stands between the two projections of every layer. Trees are 3
 wide and 4 deep, as `stree` has them. The least of `rounds`, both ways in turns. Writes
 benchmarks/results/tree-scan.json; to be run on a machine that does nothing else.
@@ -36,7 +36,7 @@ WIDE, DEEP, BEFORE = 3, 4, 64
 
 
 def tree() -> DraftTree:
-    """The likeliest child of each level has three of its own: 12 nodes below the root."""
+    """The most likely child of each level has three of its own: 12 nodes below the root."""
     parents = [-1, *(max(0, 1 + WIDE * (level - 1)) if level else 0 for level in range(DEEP) for _ in range(WIDE))]
     return DraftTree(np.arange(len(parents)), np.array(parents))
 
@@ -74,7 +74,7 @@ def timed(model: Transformer, mask: np.ndarray, rounds: int) -> dict[str, dict[s
             for mixer in natives:
                 mixer._native = scan(mixer)
             cache.states.known.clear()
-            for again in (True, False):  # the first makes the state behind the text, as the pass before it would have
+            for again in (True, False):  # the first makes the state after the text, as the pass before it would have
                 spent, begin = 0.0, perf_counter()
                 positions = BEFORE + mask.sum(axis=1) - 1
                 model.forward(Batch([Segment(positions, tokens=np.arange(len(mask)), mask=mask, cache=cache)]))

@@ -52,7 +52,7 @@ WARPS: dict[str, list[LogitsProcessor]] = {
 
 
 def milliseconds(sampler: Sampler, text: list[int], repeats: int) -> float:
-    """The median time of a node behind `text`."""
+    """The median time of a node after `text`."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(repeats, VOCAB, generator=generator) * 3
     context = sampler.context(text, len(text), sampler.init(text), 1)

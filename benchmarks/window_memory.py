@@ -4,7 +4,7 @@
 
 Layers as Gemma 3 270M has them: of six, five see 512 tokens and one sees all, each with 256 numbers for keys and as
 many for values, in float32. They are counted on a model of six layers with random weights and multiplied to its 18.
-Prompts are read in pieces of 512 tokens, and 8 more behind. `there` is what the system says is in memory.
+Prompts are read in pieces of 512 tokens, and 8 more after. `there` is what the system says is in memory.
 """
 
 from __future__ import annotations

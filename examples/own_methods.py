@@ -192,7 +192,7 @@ class ShortSighted(Drafter):
 @register("second-thought", guarantee="the likeliest token, or the second where the model is surer of what follows")
 @dataclass(frozen=True)
 class SecondThought(AcceptanceRule):
-    """A rule that asks for a pass: where two tokens are close, it reads on behind both before it takes one.
+    """A rule that asks for a pass: where two tokens are close, it reads on after both before it takes one.
 
     margin: how many nats apart they may be.
     """

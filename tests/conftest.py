@@ -47,7 +47,7 @@ def data() -> Path:
 
 @pytest.fixture
 def own_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Methods that a test makes known are forgotten behind it, with the modules that it imported for them."""
+    """Methods that a test makes known are forgotten after it, with the modules that it imported for them."""
     from decodery.core import registry
 
     registry.methods()

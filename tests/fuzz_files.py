@@ -3,7 +3,7 @@
     python tests/fuzz_files.py --cases 20000 --seed 1
 
 prints, for every kind of file, how many cases were read, were refused in one sentence, ended in a stack trace, ended
-the process or took too long. The cases run in a process of their own, which is begun anew behind a case that ends it. A
+the process or took too long. The cases run in a process of their own, which is begun anew after a case that ends it. A
 case is decided by the seed, its number and the kinds alone: `--first N --cases 1` repeats it.
 """
 

@@ -352,7 +352,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "hierarchical": lambda other: Hierarchical(
         DraftModel(other), NGram(width=6, scope="request", growth=RSDC((2, 1))), length=3
     ),
-    # It drafts only behind a first guess that was right, which a model of one layer hardly ever makes.
+    # It drafts only after a first guess that was right, which a model of one layer hardly ever makes.
     "pearl": lambda other: Pearl(
         other if isinstance(other, Counted) else tiny_transformer(0, vocab_size=other.vocab_size), length=3
     ),
@@ -675,7 +675,7 @@ def _adapter() -> Adapter:
 
 @cache
 def _exit_heads() -> ExitHeads:
-    """Heads that fit the tiny model and do something, for the check behind its first layer."""
+    """Heads that fit the tiny model and do something, for the check after its first layer."""
     generator = torch.Generator().manual_seed(0)
     classifier, down, up = (torch.randn(*shape, generator=generator) for shape in ((3, 32), (1, 3, 32), (1, 32, 3)))
     return ExitHeads(1, classifier, down / 6, up)

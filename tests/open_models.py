@@ -17,7 +17,7 @@ LAYERS = 4
 
 
 def make(backend: str, *, gemma: bool = False) -> Transformer:
-    """A model of `LAYERS` layers, with windows, two rotations and norms behind the sublayers if `gemma`."""
+    """A model of `LAYERS` layers, with windows, two rotations and norms after the sublayers if `gemma`."""
     base = tiny_transformer(3, num_layers=LAYERS)
     if gemma:
         random = torch.Generator().manual_seed(5)

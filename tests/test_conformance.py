@@ -349,7 +349,7 @@ PENALISED = Sampler.from_settings(temperature=1.2, top_p=0.95, repetition_penalt
 
 
 def _texts_of_seeds(model: TableModel, sampler: Sampler, noise: torch.Tensor) -> torch.Tensor:
-    """[n, length] texts behind [1, 2] of the seeds whose noise [n, length, vocab] this is, as the formula has them.
+    """[n, length] texts after [1, 2] of the seeds whose noise [n, length, vocab] this is, as the formula has them.
 
     Every token is the largest sum of log-probability and noise. Seeds that share a beginning share its law.
     """

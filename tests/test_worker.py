@@ -163,7 +163,7 @@ os.kill(os.getpid(), 9)
     killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     until = time.monotonic() + 60
-    # Gone, or a zombie where nobody collects what is left behind.
+    # Gone, or a zombie where nobody collects what is left after.
     state = ["ps", "-o", "stat=", "-p", killed.stdout.strip()]
     while subprocess.run(state, capture_output=True, text=True).stdout[:1] not in ("", "Z"):
         assert time.monotonic() < until, "the worker of a killed process lives on"

@@ -1,4 +1,4 @@
-"""How often a head's likeliest token is the model's own, by how far ahead, on questions nobody has learned from.
+"""How often a head's most likely token is the model's own, by how far ahead, on questions nobody has learned from.
 
     python benchmarks/draft/head_depths.py [SPEC ...] [--questions 52] [--new 64]
 

@@ -6,7 +6,7 @@
     python benchmarks/draft/in_pass.py layers --texts FOLDER [--count 16] [--steps 48]
 
 FOLDER holds texts that the model wrote, as `decodery train ppd` leaves them in DIR/text/written. Tokens per pass at
-many lengths are counted by replay: what is guessed behind a token hangs on the text up to it alone, so that one pass
+many lengths are counted by replay: what is guessed after a token hangs on the text up to it alone, so that one pass
 over a finished text tells what every tree would have been; `speed` decodes, to see that this is so.
 Writes benchmarks/results/draft-in-pass-SECTION.json.
 """
@@ -50,7 +50,7 @@ DRAFTERS: dict[str, type[InPass]] = {"ppd": PPD, "hidden-transfer": HiddenTransf
 
 
 def guesses(lm: LLM, drafter: InPass, prompt: list[int], text: list[int]) -> np.ndarray:
-    """[n, ahead, ranks]: what is guessed behind the last token of the prompt and behind each of the text's but the
+    """[n, ahead, ranks]: what is guessed after the last token of the prompt and after each of the text's but the
     last; the first guess is of the token after the next one.
     """
     engine = lm.engine()
@@ -148,7 +148,7 @@ def calibration(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def speed(given: argparse.Namespace) -> dict[str, Any]:
-    """Questions decoded: tokens per pass, and processor time against plain decoding's, behind the prompt."""
+    """Questions decoded: tokens per pass, and processor time against plain decoding's, after the prompt."""
     lm: LLM = decodery.load("smollm2")
     questions = asked_of(lm, given)
     outputs = [decoded(lm, each, None, given.new) for each in questions]
@@ -165,7 +165,7 @@ def speed(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def decoded(lm: LLM, question: str, drafter: InPass | None, new: int) -> tuple[Any, float]:
-    """An output, and the processor's seconds of its passes behind the prompt."""
+    """An output, and the processor's seconds of its passes after the prompt."""
     engine = lm.engine()
     seq = engine.submit(lm.request(lm.encode(question), max_new_tokens=new, drafter=drafter))
     while not seq.trace.steps or seq.position == 0:
@@ -181,7 +181,7 @@ def tokens_per_pass(outputs: list[Any]) -> float:
 
 
 def layers(given: argparse.Namespace) -> dict[str, Any]:
-    """How often the likeliest token at p_1, p_2, p_3 is right, by the layer after which all three are made.
+    """How often the most likely token at p_1, p_2, p_3 is right, by the layer after which all three are made.
 
     The maps of every layer learn from the same places of the same texts.
     """

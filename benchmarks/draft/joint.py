@@ -92,7 +92,7 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
 
 
 def exiting(folder: str) -> Transformer:
-    """A draft that can be left behind each of its layers, whether that was learned or not."""
+    """A draft that can be left after each of its layers, whether that was learned or not."""
     model = load(folder).model
     assert isinstance(model, Transformer)
     return Transformer(replace(model.config, exits=small.EXITS), model.weights)

@@ -80,7 +80,7 @@ def nested(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(options: argparse.Namespace) -> None:
-    """What `decodery train nested` does behind writing texts, with texts that are there."""
+    """What `decodery train nested` does after writing texts, with texts that are there."""
     loaded, corpus = load("smollm2", dtype="int8"), Corpus(options.texts)
     shape = Shape(max(EXITS), 768, exits=EXITS)
     with terminal_progress() as progress:

@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ATTENTION, MLP, HEAD = 0.25, 0.75, 8.0
 SIX = SkipSet(frozenset(("attention.7", "attention.9", "attention.12", "attention.14", "attention.26", "mlp.9")), 30)
-"""Sublayers without which, one at a time, the embedded model most often finds the same token likeliest."""
+"""Sublayers without which, one at a time, the embedded model most often finds the same token most likely."""
 CHAIN = Caterpillar(length=2, stop=0.5, greedy=(1, 1, 1, 1))
 
 

@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass
 class Text:
-    """What a drafted tree reads of a sequence. said: [n, KEPT] the likeliest tokens after each token but the first."""
+    """What a drafted tree reads of a sequence. said: [n, KEPT] the most likely tokens after all but the first token."""
 
     tokens: list[int]
     prompt_length: int

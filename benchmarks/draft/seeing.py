@@ -1,13 +1,13 @@
-"""What `msd` is worth behind images: a small vision-language model learns to name patches, and drafters learn from it.
+"""What `msd` is worth after images: a small vision-language model learns to name patches, and drafters learn from it.
 
     OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/draft/seeing.py --work DIR [--steps 900] [--texts 160]
         [--epochs 10] [--prompts 24]
 
 The model is a LLaVA of `transformers` with random weights, 9 patches to an image and a language model of 3 layers. It
-learns to write the colour of every patch by its number, behind an image or behind the colours' first letters. It then
+learns to write the colour of every patch by its number, after an image or after the colours' first letters. It then
 writes the texts that three drafters learn from: `msd` from letters and then from images too, the same layer from
 letters alone, and `eagle`, which reads states and the placeholder's embedding at an image's places, from both. Greedy
-texts behind images that nobody learned from, which are compared with plain decoding's. Writes
+texts after images that nobody learned from, which are compared with plain decoding's. Writes
 benchmarks/results/draft-seeing.json; what is finished in DIR is left as it is. Counts alone, no times.
 """
 
@@ -76,7 +76,7 @@ class Task:
         return points.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
 
     def prompt(self, grid: torch.Tensor | None) -> list[int]:
-        """By letters, or behind an image where there is no grid to write."""
+        """By letters, or after an image where there is no grid to write."""
         shown = [IMAGE] * PATCHES if grid is None else [one for each in grid.tolist() for one in self.letters[each]]
         return [*shown, *self.asks]
 
@@ -111,7 +111,7 @@ def learn(model: transformers.LlavaForConditionalGeneration, task: Task, steps: 
 
 @torch.no_grad()
 def shown(model: transformers.LlavaForConditionalGeneration, task: Task, seeds: range) -> list[Any]:
-    """Prompts behind images, with what the tower makes of them."""
+    """Prompts after images, with what the tower makes of them."""
     images = torch.stack([task.image(task.grid(seed)) for seed in seeds])
     found = model.model.get_image_features(images)
     rows = [each.view(PATCHES, -1) for each in getattr(found, "pooler_output", found)]

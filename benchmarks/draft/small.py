@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 160]
 
-PART: `draft`, `nested`, `nested-last`, which learns to be left behind its last layer alone, `deer` and `deer-first`,
+PART: `draft`, `nested`, `nested-last`, which learns to be left after its last layer alone, `deer` and `deer-first`,
 which takes as many steps of its first stage alone, for the solver of chained sums that comes along, on texts it has
 written; `hybrid`, a model with a Mamba-2 layer and one of attention that learns the same sums, `sharing`, one with
 three Mamba-2 layers of which two read one block of attention and MLP, as Zamba2's do, and `recurrent`, a draft for both
@@ -44,7 +44,7 @@ TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
 PARTS = ("draft", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
 STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 EXITS = (1, 2, 3)
-"""Layers behind which `nested` can be left."""
+"""Layers after which `nested` can be left."""
 _HELD = 1 << 40
 """Steps of lessons that nobody learns from begin here."""
 

@@ -4,7 +4,7 @@
 
 PAIR: `smollm2-int8`, `smollm2-int4`, `chain`, `hybrid` and `sharing`. What a pass takes does not hang on what was
 learned: drafts of the shapes that are trained for the table are cut from their targets and left as they are, and
-hybrids are random. Behind 64 tokens, one row for drafts that write token by token, a block for block drafters; of the
+hybrids are random. After 64 tokens, one row for drafts that write token by token, a block for block drafters; of the
 target one row, and the rows that check four tokens and twelve. Passes of all are timed in turns, and the least of
 `rounds` counts, which company on the machine disturbs least. Writes benchmarks/results/draft-steps.json.
 """

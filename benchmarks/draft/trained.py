@@ -30,7 +30,7 @@ ROWS = (1, 4, 8)
 
 
 def acceptance(target: LanguageModel, draft: LanguageModel, output: Output, temperature: float) -> list[np.ndarray]:
-    """Where the target chose each token of a text: sum min(p, q), and whether both find the same token likeliest."""
+    """Where the target chose each token of a text: sum min(p, q), and whether both find the same token most likely."""
     ids = np.asarray([*output.prompt_tokens, *output.tokens[:-1]])
     rows = list(range(len(output.prompt_tokens) - 1, len(ids)))
     p, q = (
@@ -42,7 +42,7 @@ def acceptance(target: LanguageModel, draft: LanguageModel, output: Output, temp
 
 
 def pass_ms(model: LanguageModel, rows: int, context: int = 200, repeats: int = 200) -> float:
-    """Median milliseconds of a pass over `rows` rows behind `context` tokens, as a drafter makes it."""
+    """Median milliseconds of a pass over `rows` rows after `context` tokens, as a drafter makes it."""
     cache = model.new_cache()
     model.forward(Batch([Segment.chunk(np.arange(context) + 300, cache, logit_rows=[context - 1])]))
     cache.keep(range(context))

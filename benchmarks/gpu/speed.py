@@ -159,7 +159,7 @@ class Speed:
         }
 
     def by_context(self, model: Transformer, prompts: list[list[int]]) -> Said:
-        """One row and 16 behind longer and longer texts."""
+        """One row and 16 after longer and longer texts."""
         config, few = model.config, [self.sizes.rows[0], min(16, self.sizes.rows[-1])]
         contexts = [each for each in self.sizes.contexts if each + few[1] <= config.max_positions]
         row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize

@@ -1,4 +1,4 @@
-"""What a pass costs behind texts of many lengths, with keys and values in float32 and in float16.
+"""What a pass costs after texts of many lengths, with keys and values in float32 and in float16.
 
     python benchmarks/kernels/lengths.py --json benchmarks/results/lengths.json
 

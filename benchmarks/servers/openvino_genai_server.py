@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching behind the one route that a measurement of load needs.
+"""OpenVINO GenAI's continuous batching after the one route that a measurement of load needs.
 
     python openvino_genai_server.py MODEL.gguf PORT
 

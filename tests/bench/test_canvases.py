@@ -109,7 +109,7 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     assert all(0 <= row["low"] <= row["right"] / 2 <= row["high"] <= 1 for row in result["rows"])
     assert table(result) in said and "<svg" in (tmp_path / "o" / "report.html").read_text()
-    # What was interrupted behind its first method goes on with the second, and ends as if nothing had been.
+    # What was interrupted after its first method goes on with the second, and ends as if nothing had been.
     half = result | {"complete": False, "rows": result["rows"][:2]}
     (tmp_path / "o" / "results.json").write_text(dump(half))
     status, said, _ = inside("bench", "--workload", "parallelbench", "--resume", "--out", str(tmp_path / "o"))

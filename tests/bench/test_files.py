@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: files, pages, tables, and the command that makes them."""
+"""What a benchmark leaves after: files, pages, tables, and the command that makes them."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ def _schemas(folder: Path) -> str:
 
 
 def test_structured_output_is_covered_judged_and_timed(lm: LLM, tmp_path: Path) -> None:
-    # By chance, as the tiny model's likeliest tokens are spaces without end.
+    # By chance, as the tiny model's most likely tokens are spaces without end.
     settings = dataclasses.replace(
         SETTINGS,
         methods=("prompt-lookup",),

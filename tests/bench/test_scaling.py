@@ -142,7 +142,7 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.exit_code == 0, done.output
     together = json.loads((tmp_path / "both" / "law.json").read_text())
     assert len(together["slopes"]) == 2 and together["values"] == [*found["values"], *found["values"][:2]]
-    # Interrupted behind its first drafts it goes on with the others, and only with the same settings.
+    # Interrupted after its first drafts it goes on with the others, and only with the same settings.
     measured = json.loads((tmp_path / "law" / "measured.json").read_text())
     measured["values"] = {str(folders[0]): 9.0}
     (tmp_path / "law" / "measured.json").write_text(json.dumps(measured))

@@ -112,7 +112,7 @@ def test_controls_of_the_testbeds_are_what_they_are_called() -> None:
     incremental = judge.scores(turns)
     assert incremental == pytest.approx([judge.whole(turns[: at + 1]) for at in range(3)], abs=1e-5)
     assert judge.scores(turns) == incremental and abs(judge.whole(turns[::-1]) - incremental[-1]) > 1e-5
-    # Every other text ends in a key that stood there before, with one value behind it.
+    # Every other text ends in a key that stood there before, with one value after it.
     tokens, values, known = recall._asked(12, 0)
     for text, value, seen in zip(tokens.tolist(), values.tolist(), known, strict=True):
         before = {text[at + 1] for at in range(0, len(text) - 1, 2) if text[at] == text[-1]}

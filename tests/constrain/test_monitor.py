@@ -1,4 +1,4 @@
-"""Monitor-guided decoding: behind a dot only what the analyser names, under any drafter, and nothing elsewhere."""
+"""Monitor-guided decoding: after a dot only what the analyser names, under any drafter, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _rule(piece: bytes, id: int, rests: tuple[bytes, ...]) -> bool:
 
 
 def _fixture_dots() -> list[tuple[str, str]]:
-    """Texts of the package's modules up to a dot, and the name behind it."""
+    """Texts of the package's modules up to a dot, and the name after it."""
     found = []
     for path in sorted(PACKAGE.glob("*.py")):
         text = path.read_text(encoding="utf-8")

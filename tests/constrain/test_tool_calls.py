@@ -1,4 +1,4 @@
-"""Calls of tools: free until a mark, bound behind it, whatever tokens the mark is cut into."""
+"""Calls of tools: free until a mark, bound after it, whatever tokens the mark is cut into."""
 
 from __future__ import annotations
 

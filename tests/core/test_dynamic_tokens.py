@@ -118,7 +118,7 @@ def test_without_merges_the_prompt_is_the_prompt_and_with_them_it_has_embeddings
         own = MODEL.weights.embedding[torch.tensor(ids[first:stop])]
         assert torch.allclose(row, own.mean(dim=0)) and stop - first > 1
     assert torch.allclose(means(MODEL, [ids[:3], ids[:1]])[1], MODEL.weights.embedding[ids[0]])
-    # The text behind it is that of reading these rows by hand.
+    # The text after it is that of reading these rows by hand.
     rows = MODEL.embed_tokens(torch.tensor(tokens)).clone()
     rows[torch.from_numpy(embeddings.places)] = embeddings.rows
     first = MODEL.forward(Batch([Segment(np.arange(len(tokens)), states=rows)])).logits[-1]
@@ -133,7 +133,7 @@ def test_without_merges_the_prompt_is_the_prompt_and_with_them_it_has_embeddings
 
 
 def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_path: Path) -> None:
-    """On texts held out, the model goes on behind merged tokens more nearly as behind all of them."""
+    """On texts held out, the model goes on after merged tokens more nearly as after all of them."""
     (ids,) = ids_of(TEXTS[:1])
     (few,) = merged([ids], TOKENIZER, merges=6)
     plain = dynamic(MODEL, few)[1]

@@ -101,7 +101,7 @@ def test_tokens_of_branches_that_were_left_are_spent() -> None:
 
 @dataclass(frozen=True)
 class Sneaky(Search):
-    """Wrong on purpose: reads the prompt behind the engine's back."""
+    """Wrong on purpose: reads the prompt after the engine's back."""
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)

@@ -28,7 +28,7 @@ from sharp import Sharp
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
 OTHER = tiny_transformer(0, num_layers=1)
 IN_BRANCHES = {"hidden-transfer", "lexical-unit", "ppd", "swift"}
-"""Drafters that put rows behind every node of a draft, or grow trees with the layers of the model itself."""
+"""Drafters that put rows after every node of a draft, or grow trees with the layers of the model itself."""
 
 
 def assert_chains(batch: Batch) -> None:

@@ -199,7 +199,7 @@ def test_what_branches_have_in_common_is_read_once_and_within_the_rows_of_a_pass
     again = sum(model.rows) - read
     engine.run([job])
     assert told(job)[0][0] == expected[0][0]
-    # Six branches of a few tokens each behind one prompt.
+    # Six branches of a few tokens each after one prompt.
     assert len(long) <= again <= len(long) + 6 * 10
     assert max(model.rows) <= 100 and most <= 1.3 * before
     assert run.ledger.rows == {"model": sum(model.rows)}

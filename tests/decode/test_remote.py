@@ -28,7 +28,7 @@ WRITING = {"temperature": 1.0, "max_new_tokens": 8, "seed": 3}
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Any, Any]]:
-    """A model here, and the same one behind this package's own server."""
+    """A model here, and the same one after this package's own server."""
     lm = tiny_lm(max_positions=4096)
     with serving(lm) as (_, url):
         yield lm, dc.remote(url)
@@ -79,7 +79,7 @@ def test_pipelines_run_and_count_what_judges_read(both: tuple[Any, Any]) -> None
 
 
 def test_a_judge_that_names_no_label_is_named(both: tuple[Any, Any]) -> None:
-    """The random model has no label among its likeliest tokens, which only the one that is run here tells all of."""
+    """The random model has no label among its most likely tokens, which only the one that is run here tells all of."""
     here, remote = both
     search = "best-of-n:scorer=llm-judge,n=2"
     assert 0 < here.search("Is it so?", search, **WRITING)[0].score < 1

@@ -139,7 +139,7 @@ QUICK = DraftModel(to_int8(SMALL), length=3)
 @pytest.mark.parametrize("hold", ["pause", "preempt"])
 def test_what_comes_after_a_pause_is_what_would_have_come(rule: Any, hold: str) -> None:
     def text(step: int | None) -> list[int]:
-        """The text that is held up behind so many steps, None: never."""
+        """The text that is held up after so many steps, None: never."""
         engine = Engine(EXACT, prefill_chunk=3)
         settings: dict[str, Any] = {"sampler": SAMPLED, "max_new_tokens": 12, "seed": 3}
         if rule is not None:
@@ -283,7 +283,7 @@ def test_more_texts_than_rows_take_turns() -> None:
         engine.step()
         positions.append([text.position for text in texts])
     assert [text.generated for text in texts] == [run.generated for run in decode(MODEL, PROMPTS, max_new_tokens=10)]
-    # Nobody is left behind for good: once all have begun, they stay within a few tokens of each other.
+    # Nobody is left after for good: once all have begun, they stay within a few tokens of each other.
     begun = [row for row in positions if min(row) > 0 and max(row) < 10]
     assert all(max(row) - min(row) <= 4 for row in begun)
 

@@ -177,7 +177,7 @@ def test_what_lies_beyond_the_window_is_not_there() -> None:
     canvas = fill(model, "static:cache=window(inner=2,outer=5,refresh=3)")
     places = [place for place, _ in order(canvas)]
     assert all(place - 5 - rank <= 1 for rank, place in enumerate(places)) and sorted(places) == list(range(5, 21))
-    # A fresh pass sees the first five open places and nothing behind them.
+    # A fresh pass sees the first five open places and nothing after them.
     assert seen[0] == 9 and seen[:3] == [9, 9, 9] and seen[3] == 12
 
 

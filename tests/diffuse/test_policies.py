@@ -166,7 +166,7 @@ def test_contexts_that_disagree_postpone_a_place() -> None:
 
 
 def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
-    """A place that flips its likeliest token waits; a surest place that was not remembered is written by itself."""
+    """A place that flips its most likely token waits; a surest place that was not remembered is written by itself."""
     method = CCDAgreement(warm_up=1, places=3, adaptive=True)
     memory, found = Proposed(9), []
     for sure, tokens, places in (
@@ -185,7 +185,7 @@ def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
         n = int(draws.integers(1, 9))
         places = np.sort(draws.choice(12, n, replace=False)).tolist()
         seen = view(draws.random(n).round(1).tolist(), draws.integers(0, 2, n).tolist(), places)
-        # What is compared is what is likeliest, whatever a temperature has drawn.
+        # What is compared is what is most likely, whatever a temperature has drawn.
         best = draws.integers(0, 2, n).tolist()
         seen = replace(likely(seen, best), passed=9)
         tokens = {int(place): int(draws.integers(0, 2)) for place in draws.choice(12, 5, replace=False)}
@@ -217,7 +217,7 @@ def test_what_is_remembered_of_a_pass_grows_from_the_last_one_of_the_warm_up_on(
 
 
 def likely(seen: View, tokens: list[int]) -> View:
-    """The same with these tokens the likeliest ones."""
+    """The same with these tokens the most likely ones."""
     logprobs = torch.full((len(tokens), 8), -9.0, dtype=torch.float64)
     logprobs[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
     return replace(seen, logprobs=logprobs)

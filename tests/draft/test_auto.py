@@ -60,7 +60,7 @@ def best_size(costs: np.ndarray, chances: list[float], sequences: int) -> int:
 
 
 def test_the_tree_has_the_size_that_pays_most() -> None:
-    """Passes get dearer in steps; a rule that stops at the first node that does not pay misses what lies behind one."""
+    """Passes get dearer in steps; a rule that stops at the first node that does not pay misses what lies after one."""
     generator, impatient = np.random.default_rng(0), 0
     for _ in range(300):
         limit, sequences = int(generator.integers(1, 33)), int(generator.integers(1, 4))
@@ -300,7 +300,7 @@ def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None
 def test_texts_whose_drafts_cannot_pay_reckon_seldom_until_fewer_are_left(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixteen texts whose rows cost more than they bring: one step in nine is reckoned; alone, every one is."""
+    """Sixteen texts whose rows cost more than they bring: one step in nine is computed; alone, every one is."""
     reckoned: list[int] = []
     plain = auto_module._State.step_costs
 

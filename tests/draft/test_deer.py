@@ -124,7 +124,7 @@ def test_leftovers_tested_against_what_they_were_drawn_from_keep_the_law() -> No
         for x in product(range(4), repeat=3):
             wanted[x] = law(p, ())[x[0]] * law(p, x[:1])[x[1]] * law(p, x[:2])[x[2]]
         assert float((emitted(p, q, q) - wanted).abs().max()) < 1e-12
-        # Tested against another place's law, as if drafted anew behind the text as it is by now, they are not the text.
+        # Tested against another place's law, as if drafted anew after the text as it is by now, they are not the text.
         assert float((emitted(p, q, [q[0], q[2], q[1]]) - wanted).abs().max()) > 5e-3
         assert float((emitted(p, q, q, picky=True) - wanted).abs().max()) > 5e-3
 

@@ -53,7 +53,7 @@ def test_eagle_2_keeps_the_likeliest_of_all_candidates() -> None:
         tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         expected = expanded_and_reranked(drafter, seq, growth)
         assert sorted(paths(tree)) == expected
-        for node in range(len(tree)):  # siblings are verified from the likeliest on
+        for node in range(len(tree)):  # siblings are verified from the most likely on
             tokens = tree.tokens[tree.children(node)]
             law = law_after(drafter, seq, path_tokens(tree)[node], shaped=False)
             assert (np.diff(law[tokens]) <= 0).all()

@@ -51,7 +51,7 @@ def made(kind: type[DraftHead], noise: float = 0.0, **shape: bool) -> DraftHead:
 
 
 def said(head: DraftHead, end: int, *below: int) -> list[torch.Tensor]:
-    """The logits behind the first `end + 1` tokens, and behind each of a chain of nodes below them."""
+    """The logits after the first `end + 1` tokens, and after each of a chain of nodes below them."""
     memory = head.begin()
     states = {-1: STATES[-1][:end]}
     found = [head.read(memory, states, torch.tensor(TEXT[1 : end + 1]), np.arange(end))]
@@ -177,7 +177,7 @@ def test_siblings_in_another_order_say_the_same_and_may_be_asked_again(kind: typ
     reading = HeadReading(head, memory, root=Heard(root))
     found = {}
     for tokens in ([7, 9, 4, 2], [9, 7, 4, 2], [9, 7, 4, 2]):
-        # What was told is not kept: a path that is asked for again is read again, behind the text alone.
+        # What was told is not kept: a path that is asked for again is read again, after the text alone.
         tree = DraftTree(np.array([8, *tokens]), np.array([-1, 0, 0, 1, 2] if tokens[0] == 7 else [-1, 0, 0, 2, 1]))
         for nodes in ([1, 2], [3, 4]):
             for node, logits in zip(nodes, reading.after(tree, nodes), strict=True):

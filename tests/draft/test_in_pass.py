@@ -84,7 +84,7 @@ def test_guesses_are_taken_away_where_they_are_worth_least() -> None:
 
 
 def every_family(rates: np.ndarray, length: int) -> float:
-    """The best tokens per pass over all sizes of both trees and all numbers of guesses behind their nodes."""
+    """The best tokens per pass over all sizes of both trees and all numbers of guesses after their nodes."""
     best, most = 0.0, (length - 3) // 2
     trees = []
     for depth in (1, 2):
@@ -175,7 +175,7 @@ def test_rows_that_guess_are_seen_by_no_other(name: str, precision: str) -> None
         assert all(torch.equal(whole.hidden[tap][rows], alone.hidden[tap]) for tap in (1, -1))
     else:
         assert (whole.logits[rows] - alone.logits).abs().max() < 1e-10
-    # Nor by those of other nodes: a chain's rows are what they are behind its node alone.
+    # Nor by those of other nodes: a chain's rows are what they are after its node alone.
     node = int(tree.chains[1].max())
     line = np.isin(np.arange(len(tree)), [0, *tree.path(node), *tree.asked(node)])
     (chain,) = (model.forward(Batch([replace(_segment(tree.prune(line), seq, WHOLE), cache=seq.cache.fork())])).logits,)
@@ -211,7 +211,7 @@ def test_states_put_in_place_are_read_as_the_tokens_they_stand_for() -> None:
 
 
 class Knowing(Scripted):
-    """A model that says the next token of its text after tokens, and behind a row without a token, read as token 0,
+    """A model that says the next token of its text after tokens, and after a row without a token, read as token 0,
     the one after that."""
 
 
@@ -237,7 +237,7 @@ def _flat(name: str) -> dict[str, tuple[int, ...]]:
 def _misled(text: list[int], tokens) -> torch.Tensor:
     row = torch.zeros(16, dtype=torch.float64)
     at = min(len(tokens), len(text)) - 1
-    # Behind the text itself the truth, behind anything else what never comes.
+    # After the text itself the truth, after anything else what never comes.
     row[text[at] if list(tokens[1:]) == text[: len(tokens) - 1] else 0] = 20.0
     return row
 

@@ -79,7 +79,7 @@ def test_adapter_rows_are_those_of_training() -> None:
 
 
 def test_layers_apart_are_the_whole() -> None:
-    """Rows that enter behind the first layers score as if they had come all the way, and become the same cache."""
+    """Rows that enter after the first layers score as if they had come all the way, and become the same cache."""
     drafter = Kangaroo(trained(), eta=0.0, length=4)
     engine = Engine(TARGET)
     seq = engine.submit(Request([1, 2, 3], max_new_tokens=30, drafter=drafter))

@@ -78,7 +78,7 @@ def drafted(head: EAGLE3Head) -> list[torch.Tensor]:
     found.append(head.grow(memory, torch.tensor([11, 12]), np.array([0, 2]), 2 * ones[:2], below))
     found.append(memory.rows)
     read(ROWS)
-    # Rows of the tree left nothing behind.
+    # Rows of the tree left nothing after.
     states = {tap: STATES[place, 66:ROWS] for place, tap in enumerate(head.taps)}
     assert torch.equal(head.read(fork, states, TOKENS[66:ROWS], np.arange(66, ROWS)), found[-2])
     return found
@@ -131,7 +131,7 @@ def test_one_call_is_near_what_pytorch_makes_of_the_parts() -> None:
 
 
 def test_what_was_seen_in_passes_is_read_where_it_lies() -> None:
-    """Rows of several passes, some of which became text; the likeliest tokens come with the call."""
+    """Rows of several passes, some of which became text; the most likely tokens come with the call."""
     head = EAGLE3Head(trained(8), TARGET)
     hidden = {tap: STATES[place] for place, tap in enumerate(head.taps)}
     chain, path = Seen(hidden, range(20), TOKENS[:20].tolist(), 0), [20, 22, 25]

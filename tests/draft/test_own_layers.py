@@ -195,7 +195,7 @@ def test_shadow_tokens_are_the_drafts_of_their_exit_and_the_target_at_the_top() 
         known = len(seq.tokens)
         engine.step()
         emitted = seq.tokens[known:]
-        # Each place again, by a plain pass of the first layers behind the whole model's past.
+        # Each place again, by a plain pass of the first layers after the whole model's past.
         for at in range(len(emitted)):
             said = after(seq.tokens[: known + at], known + at - 1, LayerPlan((0, 1, 2))).argmax()
             right, asked = right + (int(said) == emitted[at]), asked + 1

@@ -188,7 +188,7 @@ def test_every_ngram_was_predicted_by_the_model(most: int) -> None:
     engine = Engine(tiny_transformer(0, vocab_size=512))
     request = Request(PROMPT, 60, sampler, Watched(15, 5, 15), eos_ids=eos, max_nodes=most)
     engine.run([engine.submit(request)])
-    # With room for five nodes no column of four levels behind the first two is ever fed.
+    # With room for five nodes no column of four levels after the first two is ever fed.
     assert kept or most == 5
     for gram in kept:
         assert all(pair in followed for pair in pairwise(gram)), gram

@@ -113,7 +113,7 @@ def projected(weights: dict[str, torch.Tensor], name: str, rows: torch.Tensor) -
 
 
 def expected(name: str) -> list[torch.Tensor]:
-    """[vocab] logits of what each head says behind the text, whose last tokens are drafted."""
+    """[vocab] logits of what each head says after the text, whose last tokens are drafted."""
     _, config, given = LAYOUTS[name]
     weights = {part: each.double() for part, each in given.items()}
     n = len(TEXT) - 3

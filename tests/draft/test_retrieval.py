@@ -302,7 +302,7 @@ def best_sum(text: Ordered[int], drafter: SuffixTree) -> float:
     for length in range(1, min(drafter.depth, len(text))):
         run = tuple(text[-length:])
         nodes = min(int(drafter.factor * length) + drafter.offset, drafter.nodes)
-        # Best first, without a heap: of all that could be added next, the likeliest.
+        # Best first, without a heap: of all that could be added next, the most likely.
         chosen: dict[tuple[int, ...], float] = {(): 1.0}
         while len(chosen) <= nodes:
             below = {

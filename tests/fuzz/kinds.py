@@ -110,7 +110,7 @@ def make_gguf(random: random.Random, base: Path, folder: Path) -> None:
 
 
 def _with_metadata(random: random.Random, base: Path) -> bytes:
-    """The same tensors behind metadata of which one to three values are others, arrays among them."""
+    """The same tensors after metadata of which one to three values are others, arrays among them."""
     entries = json.loads((base / "model.gguf.json").read_bytes())
     for _ in range(random.choice((1, 1, 2, 3))):
         key = random.choice(list(entries))

@@ -104,7 +104,7 @@ def _other_tokenizers(base: Path) -> None:
 
 
 def _take_apart(base: Path) -> None:
-    """Of the GGUF file: its metadata as JSON, each value with its type, and what comes behind the metadata."""
+    """Of the GGUF file: its metadata as JSON, each value with its type, and what comes after the metadata."""
     from gguf import GGUFReader
 
     reader = GGUFReader(base / "model.gguf")

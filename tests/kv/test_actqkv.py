@@ -36,7 +36,7 @@ def probe(queries: np.ndarray, kind: str) -> np.ndarray:
 
 
 class Fetched(AttentionPolicy):
-    """What ActQKV reads, row by row; budgets: by layer behind the prompt."""
+    """What ActQKV reads, row by row; budgets: by layer after the prompt."""
 
     def __init__(self, method: ActQKV) -> None:
         self.method = method

@@ -196,7 +196,7 @@ POLICIES: list[CachePolicy] = [
 
 
 def logits(model: Transformer, policy: AttentionPolicy, sizes: list[int]) -> tuple[torch.Tensor, Any]:
-    """Of all tokens behind the prompt, read in passes of these sizes."""
+    """Of all tokens after the prompt, read in passes of these sizes."""
     cache = model.new_cache()
     cache.policy = policy
     found = []

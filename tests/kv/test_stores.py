@@ -1,4 +1,4 @@
-"""Policies that change what is stored, or read rows of their own: merging, whole numbers, pseudo tokens, drafting."""
+"""Policies that change what is stored, or read rows of their own: merging, integers, pseudo tokens, drafting."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def logits(policy: AttentionPolicy | None, sizes: list[int]) -> tuple[torch.Tens
 
 
 class Served(AttentionPolicy):
-    """What LServe reads, token by token behind the prompt, by loops; nothing is dropped."""
+    """What LServe reads, token by token after the prompt, by loops; nothing is dropped."""
 
     def __init__(self, method: LServe, streams: list[list[bool]]) -> None:
         self.method, self.streams = method, streams

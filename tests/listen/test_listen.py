@@ -54,7 +54,7 @@ SHRINKING = {
 
 
 def heard(method: SimultaneousPolicy, size: int, source: Sequence[int] = SOURCE) -> tuple[list[StreamOutput], Stream]:
-    """What there is behind every chunk of `size` tokens."""
+    """What there is after every chunk of `size` tokens."""
     stream = Stream.of(tiny_encoder_decoder(BLOCK), ENDS)
     starts = range(0, len(source), size)
     found = [

@@ -1,4 +1,4 @@
-"""Models of `transformers` behind the protocol: same logits, and the laws of the cache hold."""
+"""Models of `transformers` after the protocol: same logits, and the laws of the cache hold."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_ragged_batches_equal_single_segments(model: TransformersModel) -> None:
         states = model.hf_model(torch.from_numpy(first)[None], output_hidden_states=True).hidden_states
     for tap in (0, 1):
         assert (scores.hidden_of(0, tap) - states[tap][0]).abs().max() < 1e-4
-    # The last state that transformers shows is behind the final norm; a tap is before it.
+    # The last state that transformers shows is after the final norm; a tap is before it.
     norm = next(
         module for name, module in model.hf_model.named_modules() if name.endswith(("ln_f", "final_layer_norm"))
     )

@@ -190,7 +190,7 @@ def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels
         step = Segment(positions[new], ids[new], mask=mask[new, :stop], cache=grown, stays=stays)
         rows.append(run(model, stack, [other, step])[0][5:])
     assert torch.equal(torch.cat(rows), expected)
-    # Without a mask the rows go on causally, behind all that stay.
+    # Without a mask the rows go on causally, after all that stay.
     chain = np.arange(12, 40)
     whole, _ = run(model, stack, [Segment(chain, TOKENS[chain], cache=cache)])
     run(model, stack, [Segment(chain[:20], TOKENS[chain[:20]], cache=cache)])

@@ -196,7 +196,7 @@ def test_a_file_without_one_of_its_matrices_is_refused(dtype: str, home: Path, t
 
 @pytest.mark.parametrize("form", [Form.BLOCKS4, Form.BLOCKS5])
 def test_weights_in_blocks_that_leave_inputs_over_are_refused(form: Form, tmp_path: Path) -> None:
-    """72 inputs are two blocks and a quarter: kernels would read a third one behind what was packed."""
+    """72 inputs are two blocks and a quarter: kernels would read a third one after what was packed."""
     config = dataclasses.replace(tiny_transformer(0).config, hidden_size=72)
     tensors: dict[str, torch.Tensor] = {}
     for slot in slots(config):

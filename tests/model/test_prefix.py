@@ -44,7 +44,7 @@ def logits(model: LanguageModel, sizes: list[int], cache: KVCache | None = None)
 
 
 def behind_past(theirs: torch.nn.Module, ours: Transformer, prefix: KVPrefix) -> torch.Tensor:
-    """The same by transformers, where the text begins at position n behind keys that stand at 0 to n - 1."""
+    """The same by transformers, where the text begins at position n after keys that stand at 0 to n - 1."""
     past, n = DynamicCache(), prefix.data.shape[3]
     for layer, (keys, values) in enumerate(prefix.data):
         cos, sin = ours.angles(ours.config.layer_rope(layer), np.full(keys.shape[1], n))
@@ -78,7 +78,7 @@ def test_integer_kernels_see_it_bit_by_bit_in_chunks_trees_and_both_stacks() -> 
     model._stack = native
     cache = prefixed.new_cache()
     logits(prefixed, [4], cache)
-    # Two branches behind four tokens: another token, and the text itself.
+    # Two branches after four tokens: another token, and the text itself.
     mask = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=bool)
     tree = Segment(np.array([4, 4, 5]), np.array([60, *TOKENS[4:6]]), mask=mask, cache=cache)
     assert torch.equal(model.forward(Batch([tree])).logits[1:], whole[4:6])

@@ -67,7 +67,7 @@ def random_rows(rng: np.random.Generator, rows: int, dtype: torch.dtype) -> tupl
 def recurrence(
     path: list[int], steps: torch.Tensor, decay: torch.Tensor, x: torch.Tensor, b: torch.Tensor, state: torch.Tensor
 ) -> torch.Tensor:
-    """The state behind a path, row after row."""
+    """The state after a path, row after row."""
     for row in path:
         led = b[row].repeat_interleave(2, dim=0)
         added = (steps[row][:, None] * x[row])[:, :, None] * led[:, None]

@@ -1,4 +1,4 @@
-"""Routes: a pass cut in pieces is the whole pass, and what is skipped leaves nothing behind."""
+"""Routes: a pass cut in pieces is the whole pass, and what is skipped leaves nothing after."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest) -> Transformer:
 
 
 def segments(model: Transformer, *interventions: Intervention) -> list[Segment]:
-    """A text behind a cache, whose rows may be changed, and another one beside it."""
+    """A text after a cache, whose rows may be changed, and another one beside it."""
     cache = model.new_cache()
     model.forward(Batch([Segment.chunk(TOKENS[:9], cache)]))
     cache.keep(range(9))

@@ -70,7 +70,7 @@ def wide(made: tuple[Path, Any], loaded: LoadedModel) -> Transformer:
 
 @torch.inference_mode()
 def expected(theirs: transformers.RobertaModel, ids: Sequence[int], sight: np.ndarray) -> torch.Tensor:
-    """States [n, hidden] under a mask [n, n]; their own positions begin behind padding's."""
+    """States [n, hidden] under a mask [n, n]; their own positions begin after padding's."""
     added = torch.zeros(1, 1, len(ids), len(ids)).masked_fill_(~torch.from_numpy(sight), -1e9)
     return theirs(input_ids=torch.tensor([list(ids)]), attention_mask=added).last_hidden_state[0]
 

@@ -64,7 +64,7 @@ def loaded(tokenizer: Tokenizer, tokens: int = 288) -> LoadedModel:
 def test_models_that_differ_in_padding_draft_for_each_other(drafter: Drafter, tokens: int) -> None:
     other = replace(drafter, model=resized(tokens))
     runs = check_identical(TARGET, PROMPTS, drafter=other, seeds=(0,), max_new_tokens=40)
-    # Texts of noise hold tokens that the smaller model has not, behind which it reads another text.
+    # Texts of noise hold tokens that the smaller model has not, after which it reads another text.
     assert any(max(seq.tokens) >= TOKENS - 8 for seq in runs)
     least = 1.1 if tokens < TOKENS else 3
     assert isinstance(drafter, Rapid) or all(seq.trace.tokens_per_pass > least for seq in runs)

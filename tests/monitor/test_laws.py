@@ -197,7 +197,7 @@ def test_drafts_give_the_text_of_plain_decoding_under_an_action(name: str) -> No
 def test_the_law_catches_watches_that_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     see, within = Watch.see, watch._within
     with monkeypatch.context() as patch, pytest.raises(LawBroken):
-        # What was drafted behind a switch was scored without it.
+        # What was drafted after a switch was scored without it.
         patch.setattr(Watch, "see", lambda self, *args: see(self, *args) and False)
         check(ACTING["switch"], *ALL)
     with monkeypatch.context() as patch, pytest.raises(AssertionError):

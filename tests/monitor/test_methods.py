@@ -158,7 +158,7 @@ def test_a_model_learns_through_its_codes_where_they_come_near_the_normed_rows(
         return float(books.facts["loss"])
 
     assert learned() < 1
-    # Codes that run behind the rows' own length: nothing holds that, and the model does not learn.
+    # Codes that run after the rows' own length: nothing holds that, and the model does not learn.
     monkeypatch.setattr(codebook, "in_groups", lambda rows, groups, normed: rows.unflatten(-1, (groups, -1)))
     assert learned() > 2
 
@@ -201,7 +201,7 @@ def test_steering_scales_the_weights_of_what_the_user_did_not_say() -> None:
         # Without the sum set right again it is another one.
         unsettled = torch.einsum("hns,hsd->nhd", weighed, values).flatten(1)
         assert not torch.allclose(steered.double(), unsettled, atol=1e-3)
-    # Places are positions of the prompt, whatever has left the cache since, and behind it nothing is added.
+    # Places are positions of the prompt, whatever has left the cache since, and after it nothing is added.
     cache = MODEL.new_cache()
     MODEL.forward(Batch([Segment.chunk(PROMPT[:12], cache)]))
     cache.keep(range(12))

@@ -147,7 +147,7 @@ def test_factcheckmate_reads_the_prompt_alone_and_shifts_no_key_or_value() -> No
             monitor = FactCheckmate(read, shift(size), scope, action="switch", threshold=threshold)  # type: ignore[arg-type]
             texts = decode(EXACT, PROMPTS, max_new_tokens=12, monitors=[monitor])
             assert ([text.tokens for text in texts] == [text.tokens for text in free]) == same, (threshold, size, scope)
-    # Behind the last layer nothing is cached: what was read is what a plain pass reads of the same tokens.
+    # After the last layer nothing is cached: what was read is what a plain pass reads of the same tokens.
     for text in texts:
         plain = EXACT.new_cache()
         EXACT.forward(Batch([Segment.chunk(text.tokens[:-1], plain)]))

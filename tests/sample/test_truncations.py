@@ -81,7 +81,7 @@ def test_narrowing_down_equals_a_full_sort(size: int, share: float) -> None:
     st.floats(0.01, 1.0),
 )
 def test_the_smallest_prefix_is_the_smallest(pairs: list[tuple[int, int]], copies: int, share: float) -> None:
-    # Weights are whole numbers, so that sums are exact whatever their order.
+    # Weights are integers, so that sums are exact whatever their order.
     keys = np.array([key for key, _ in pairs] * copies, dtype=np.float32)
     weights = np.array([weight for _, weight in pairs] * copies, dtype=np.float32)
     goal = share * float(weights.sum())

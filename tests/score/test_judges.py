@@ -1,4 +1,4 @@
-"""Scorers that ask behind prompts of their own: a judge's labels, and rewards calibrated by the model's own texts."""
+"""Scorers that ask after prompts of their own: a judge's labels, and rewards calibrated by the model's own texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
     assert torch.equal(run_sync(judge(scorer, candidates.of([1]))), scores[1:])
     with pytest.raises(SettingsError, match="begin alike"):
         run_sync(judge(LLMJudge(labels=("aa", "ab")).bind(lm.tokenizer), candidates))
-    # Behind a server: spellings of one label are summed, and what is not listed counts as nothing.
+    # After a server: spellings of one label are summed, and what is not listed counts as nothing.
     heard = {"no": math.log(0.5), " yes": math.log(0.2), "yes": math.log(0.1), "other": math.log(0.2)}
     remote = ScriptedLM(lambda asked: Said("no", heard) if "Question:" in asked.text else "text")
     (found,) = remote.search("q", BestOfN(LLMJudge(labels=("no", "maybe", "yes")), n=1))

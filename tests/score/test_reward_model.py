@@ -70,7 +70,7 @@ def test_searches_ask_it_and_its_passes_are_its_own() -> None:
         passes = best.trace.ledger.passes
         assert passes["reward"] >= 1 and best.trace.ledger.rows["reward"] > 0
         assert all(best.score >= each.score for each in others)
-    # Behind a server: nothing is asked of the writer but its texts.
+    # After a server: nothing is asked of the writer but its texts.
     far = ScriptedLM(lambda each: f"text {each.number}")
     judged = RewardModel(LogProbability("mean"), model=LoadedModel(asked.model, other.tokenizer, None, "o", "float64"))
     assert {each.text for each in far.search("?", BestOfN(judged, n=2), temperature=1.0)} == {"text 0", "text 1"}
@@ -113,7 +113,7 @@ def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
     alike = RewardModel(LLMJudge(labels=("no", "maybe", "yes")), model=made.model)
     (best, *_) = lm.search("Is it?", BestOfN(alike, n=2), raw=True, temperature=1.0, max_new_tokens=6)
     assert best.score == pytest.approx(law(best.text, made.model, "{}"), abs=1e-9)
-    # Behind a server, too, which is asked for texts alone.
+    # After a server, too, which is asked for texts alone.
     far = ScriptedLM(lambda each: f"text {each.number}")
     outputs = far.search("Is it?", BestOfN(scorer, n=2), temperature=1.0)
     assert all(each.score == pytest.approx(law(each.text, made.model, "<{}>"), abs=1e-9) for each in outputs)

@@ -82,7 +82,7 @@ class Unbounded(Scorer):
 
 
 class Unasked(Scorer):
-    """Wrong on purpose: runs passes behind the engine's back."""
+    """Wrong on purpose: runs passes after the engine's back."""
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         segments = [Segment.chunk([*candidates.prompt, *output], MODEL.new_cache()) for output in candidates.outputs]
@@ -342,7 +342,7 @@ def test_a_search_that_is_named_takes_a_scorer_that_no_text_could_name() -> None
 def test_a_source_asks_a_scorer_that_asks_the_model() -> None:
     source = ControlledDecoding(LogProbability("sum"), strength=3.0, k=4)
     (steered,), (plain,) = decode(MODEL, [[5, 9, 2]], source=source), decode(MODEL, [[5, 9, 2]])
-    # What is likeliest already gets likelier still.
+    # What is most likely already gets likelier still.
     assert steered.generated == plain.generated and steered.trace.ledger.scorer_calls == 4 * 24
     with pytest.raises(
         SettingsError, match=r"not an instance of a score method; pass an instance .dc.score.TextScore makes"

@@ -36,7 +36,7 @@ from decodery.testing.scripted import ScriptedLM
 )
 def test_the_answer_is_where_a_reader_finds_it(text: str, answer: str | None) -> None:
     (found,) = Answers().of([text])
-    # What stands behind a marker goes to the end of its line.
+    # What stands after a marker goes to the end of its line.
     assert found == (answer.removeprefix("the answer is ") if answer else answer)
 
 

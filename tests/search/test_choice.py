@@ -92,7 +92,7 @@ PAIRS = list(itertools.product(range(3), repeat=2))
 
 
 def _law() -> np.ndarray:
-    """[9] probabilities of the texts of two tokens behind the prompt [1]."""
+    """[9] probabilities of the texts of two tokens after the prompt [1]."""
     first = TABLE.logits([1]).softmax(dim=-1)
     return np.array([float(first[a] * TABLE.logits([1, a]).softmax(dim=-1)[b]) for a, b in PAIRS])
 

@@ -96,7 +96,7 @@ def _adapter(size: float = 0.4) -> Adapter:
 
 
 def _behind(adapter: Adapter | None, text: list[int], by: Transformer) -> torch.Tensor:
-    """[len(text), vocab] logits of a text behind `PROMPT`, which `by` has read but for its last token."""
+    """[len(text), vocab] logits of a text after `PROMPT`, which `by` has read but for its last token."""
     cache = WRITER.new_cache()
     by.forward(Batch([Segment.chunk(PROMPT[:-1], cache, logit_rows=[])]))
     cache.keep(range(len(PROMPT) - 1))
@@ -114,7 +114,7 @@ def test_texts_are_written_by_the_adapter_behind_a_prompt_that_the_model_itself_
     whole, alone = tuned(WRITER, adapter), plain(1, **greedy)[0]
     assert text != plain(1, **greedy | {"model": whole})[0] and text != alone
     assert text != _behind(adapter, text, whole).argmax(dim=1).tolist()
-    # Keys and values of the prompt are the model's to the bit, those behind it are not.
+    # Keys and values of the prompt are the model's to the bit, those after it are not.
     (found,), (other,) = run(edge, **greedy), run(replace(edge, adapter=None), **greedy)
     for layer in range(1, WRITER.config.num_layers):
         for mine, theirs in zip(found.cache.view(layer), other.cache.view(layer), strict=True):

@@ -162,7 +162,7 @@ def test_what_it_cannot_do_is_refused(settings, request_settings, message: str) 
 
 def test_a_text_is_spelt_as_in_the_passage_and_as_an_answer() -> None:
     class Words:
-        """One token per word; a word behind a space is another token than at the beginning."""
+        """One token per word; a word after a space is another token than at the beginning."""
 
         special_ids = frozenset({7})
 

@@ -1,4 +1,4 @@
-"""One model begins and another goes on: who wrote what, what each has read, and what is held behind the hand-off."""
+"""One model begins and another goes on: who wrote what, what each has read, and what is held after the hand-off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches that ask behind prompts of their own: what they ask, what they keep, and what they spend."""
+"""Searches that ask after prompts of their own: what they ask, what they keep, and what they spend."""
 
 from __future__ import annotations
 

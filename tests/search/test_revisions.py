@@ -13,7 +13,7 @@ from decodery.search import IAD, Revisions, WeightedVote
 from decodery.testing.scripted import Asked, Said, ScriptedLM
 
 SECOND = TextScore(lambda text: float(text.split()[-1]))
-"""A text is its answer and, behind it, what it is worth."""
+"""A text is its answer and, after it, what it is worth."""
 FIRST = r"^(\w+)"
 
 

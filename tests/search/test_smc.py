@@ -66,7 +66,7 @@ class Fork(Constraint):
 
 
 class Deceptive(TableModel):
-    """a is nine times as likely as b, and behind it c is next to impossible."""
+    """a is nine times as likely as b, and after it c is next to impossible."""
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         rows = {1: (0, 0, 0, 0.001, 0.999), 2: (0, 0, 0, 1, 0), 3: (1, 0, 0, 0, 0), 4: (0, 0.9, 0.1, 0, 0)}

@@ -207,7 +207,7 @@ def test_lookahead_has_no_bias() -> None:
 
 
 class Ahead(Sweep):
-    """Wrong on purpose: the reference is weighed by the step behind the one that is compared."""
+    """Wrong on purpose: the reference is weighed by the step after the one that is compared."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

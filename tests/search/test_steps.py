@@ -211,7 +211,7 @@ def test_a_text_without_a_score_is_left_and_the_search_goes_on(how: str) -> None
 
 
 class Dying(Even):
-    """Likes one way to begin best, and fails behind it."""
+    """Likes one way to begin best, and fails after it."""
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         if any(len(output) > 3 and output[0] % 3 == 0 for output in candidates.outputs):

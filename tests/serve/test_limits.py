@@ -1,4 +1,4 @@
-"""Limits and faults of a server: nobody is held up by a stranger, nothing is left behind, the end is an orderly one."""
+"""Limits and faults of a server: nobody is held up by a stranger, nothing is left after, the end is an orderly one."""
 
 from __future__ import annotations
 

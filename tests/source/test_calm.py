@@ -48,7 +48,7 @@ def test_who_leaves_leaves_keys_and_values_of_the_exits_state_above() -> None:
     (seq,) = decode(TARGET, [PROMPT], source=source, max_new_tokens=6)
     assert set(seq.cache.lengths.tolist()) == {len(PROMPT) + 5}
     assert seq.trace.ledger.counts == {"layers": 2 * 5, "rows": 5}
-    # The first token behind the prompt: its state after two layers, which nothing above has changed.
+    # The first token after the prompt: its state after two layers, which nothing above has changed.
     whole = TARGET.new_cache()
     scores = TARGET.forward(Batch([Segment.chunk(seq.tokens[: len(PROMPT) + 1], whole)]), taps=(2, 3))
     for layer, tap, same in ((2, 2, True), (3, 2, True), (3, 3, False)):
@@ -101,7 +101,7 @@ def test_a_threshold_or_a_calibration_of_this_model_is_needed(tmp_path: Path) ->
 
 
 def test_leaving_where_the_last_layer_agrees_changes_nothing_and_leaving_blindly_does() -> None:
-    """Behind true keys and values of all layers; the head is heard at the first layer that says what the last does."""
+    """After true keys and values of all layers; the head is heard at the first layer that says what the last does."""
 
     def exits(oracle: bool) -> tuple[list[int], list[int]]:
         cache, tokens, left = TARGET.new_cache(), list(PROMPT), []

@@ -37,7 +37,7 @@ def written(tokens: int = 24) -> tuple[list[int], list[int]]:
 
 
 def read(tokens: list[int], cache: GroupCache | None = None) -> torch.Tensor:
-    """[n, vocab] of tokens, read at once behind what a cache holds."""
+    """[n, vocab] of tokens, read at once after what a cache holds."""
     reader = SOURCE.over(TARGET, PROMPT)
     return run_sync(score(reader, Segment.chunk(tokens, reader.new_cache() if cache is None else cache))).logits
 
@@ -74,7 +74,7 @@ def test_texts_are_read_step_by_step_as_they_are_learned_at_once() -> None:
     assert (TARGET.project(said(TARGET, parts, lesson))[4:] - logits).abs().max() < 1e-9
     assert lesson.right.tolist() == [4, 5, 6, 7, *tokens[len(PROMPT) :]]
     assert lesson.ends.tolist() == [1, 0, 0, 1, *(float(n == size) for size in sizes for n in range(1, size + 1))]
-    # Wrong on purpose: groups one place further behind the prompt, as the published loop that generates puts them.
+    # Wrong on purpose: groups one place further after the prompt, as the published loop that generates puts them.
     shifted = np.where(lesson.parts[1][2] >= len(PROMPT), lesson.parts[1][2] + 1, lesson.parts[1][2])
     moved = replace(lesson, parts=[lesson.parts[0], (*lesson.parts[1][:2], shifted)])
     assert (TARGET.project(said(TARGET, parts, moved))[4:] - logits).abs().max() > 1e-3

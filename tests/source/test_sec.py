@@ -1,4 +1,4 @@
-"""SEC: who leaves and who ends the text, what is left behind, and what it says to heads that do not fit."""
+"""SEC: who leaves and who ends the text, what is left after, and what it says to heads that do not fit."""
 
 from __future__ import annotations
 

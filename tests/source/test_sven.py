@@ -109,7 +109,7 @@ def test_losses_are_the_published_sums() -> None:
 
 
 def test_what_learns_is_what_decoding_sees() -> None:
-    """The pass that gradients flow through gives the logits of one behind the cache that decoding uses."""
+    """The pass that gradients flow through gives the logits of one after the cache that decoding uses."""
     model = tiny_transformer(0)
     school = School(model, SVENRecipe(length=3, dropout=0.0))
     with torch.no_grad():

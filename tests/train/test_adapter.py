@@ -195,7 +195,7 @@ def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
     scores = found.facts["validation"]
     assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
     assert "--search 'edge:adapter=THIS_FOLDER" in (tmp_path / "README.md").read_text()
-    # One forward with a mask is a prompt read by the model, and the rest by the adapter behind that.
+    # One forward with a mask is a prompt read by the model, and the rest by the adapter after that.
     masked, text = LoRARemaking(4, masked=True), taught[0]
     tokens, begin = text.tokens[:-1].tolist(), text.written - 1
     said = []

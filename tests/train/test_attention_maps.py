@@ -80,7 +80,7 @@ def test_what_stays_in_its_block_costs_nothing() -> None:
 
 
 def trained(kind: str) -> tuple[float, float]:
-    """Evenness of heads and the share that goes to other blocks, behind a few steps under one penalty alone."""
+    """Evenness of heads and the share that goes to other blocks, after a few steps under one penalty alone."""
     model = tiny_transformer(3, dtype=torch.float32)
     learned = parameters(model)
     thresholds = torch.full((2, 4), -1.0, requires_grad=True)

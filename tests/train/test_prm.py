@@ -37,7 +37,7 @@ def test_rollouts_label_a_beginning_by_how_often_it_ends_rightly(tmp_path: Path)
         right = [CHAIN.open(example.prompt, "".join(steps[: place + 1])) for place in range(len(steps))]
         assert len(example.labels) == len(steps) == 3
         assert example.labels[-1] == CHAIN.verify(example.prompt, example.text)
-        # Nothing mends an error; behind two right steps the end is certain.
+        # Nothing mends an error; after two right steps the end is certain.
         assert all(label == 0 for label, open_ in zip(example.labels, right, strict=True) if not open_)
         assert not right[1] or example.labels[1] == 1
         after_one += [example.labels[0]] if right[0] else []

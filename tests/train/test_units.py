@@ -75,7 +75,7 @@ class Misled(Scripted):
 
 
 def test_every_pass_finds_a_unit_whatever_becomes_of_the_last_one() -> None:
-    # Placeholders stand behind the pending token and behind each drafted one, as chains of their own.
+    # Placeholders stand after the pending token and after each drafted one, as chains of their own.
     text = list(range(1, 16))
     drafter = LexicalUnit(beta=0.0, units=ANY)
     engine = Engine(Misled([1, *text]))

@@ -41,7 +41,7 @@ def _clock(each: dict[str, Any] | None) -> list[str]:
 
 
 def copies_by_bytes() -> str:
-    """What copies keep of the likeliest tokens, and what is accepted of their draws, by what a token reads of them."""
+    """The most likely tokens that copies keep, and what is accepted of their draws, by what a token reads of them."""
     kinds = {
         "rounding": ("int8", "int4", "int4, 3 bits", "int4, 2 bits"),
         "fp4, searched": ("fp4",),

@@ -26,7 +26,7 @@ def _rows() -> list[dict[str, Any]]:
 
 def long_context() -> str:
     """What every policy loses, by budget."""
-    # What the first passage's keys and values take in float32, behind 321 tokens.
+    # What the first passage's keys and values take in float32, after 321 tokens.
     whole = 2 * 30 * 3 * 64 * 4 * 321 / 2**20
     rows = [{"MiB held": row["resident"] * whole, "MiB read": row["read"] * whole} | row for row in _rows()]
     numbers = [row for row in rows if row["policy"].startswith("quantized")]
@@ -85,7 +85,7 @@ def cache_parts() -> str:
 
 
 def beyond_context() -> str:
-    """How well a text is foretold by stretches, beyond the context too."""
+    """How well a text is predicted by stretches, beyond the context too."""
     found = load("beyond-context")
     stretches = max(len(each["perplexity"]) for each in found["ways"].values())
     ends = [found["stretch"] * (number + 1) for number in range(stretches)]
@@ -110,7 +110,7 @@ def memory_by_length() -> str:
 
 
 def lengths() -> str:
-    """What a pass costs by the text behind it, with keys and values of three sizes, and what reading alone would."""
+    """What a pass costs by the text after it, with keys and values of three sizes, and what reading alone would."""
     found = load("lengths")
     each = {(row["keys"], row["rows"], row["context"]): row["ms"] for row in found["rows"]}
     contexts, rows_read = sorted({at for _, _, at in each}), 2 * 30 * 3
@@ -159,7 +159,7 @@ def cache_recall() -> str:
 
 
 def pass_lengths() -> str:
-    """What a pass costs by the text behind it, and how near its attention comes to what the machine can do."""
+    """What a pass costs by the text after it, and how near its attention comes to what the machine can do."""
     found = {(row["rows"], row["context"]): row for row in load("parts")["rows"]}
     layers, heads, kv_heads, dim = 30, 9, 3, 64
     cells = []

@@ -86,7 +86,7 @@ def pg_td() -> str:
 
 
 def steered() -> str:
-    """How often completions are secure behind each of SVEN's prefixes, and what these do to other code."""
+    """How often completions are secure after each of SVEN's prefixes, and what these do to other code."""
     found = load("sven")
     weaknesses = list(found["none"]["counts"])
     rows = []

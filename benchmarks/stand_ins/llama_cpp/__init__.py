@@ -20,7 +20,7 @@ _MOST = 64
 
 
 class Llama:
-    """A model; prompts are token ids, and the likeliest next one is said."""
+    """A model; prompts are token ids, and the most likely next one is said."""
 
     def __init__(self, path: str, n_ctx: int, n_threads: int, n_threads_batch: int, **_: Any) -> None:
         params = xllamacpp.CommonParams()

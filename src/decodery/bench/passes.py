@@ -33,9 +33,9 @@ def measure(
     """Time passes of the models, by precision; if `rows` covers `ROWS`, keep the cost curves for budget policies.
 
     machine, model; read_gb_per_s: the fastest streaming read, the better of one before and one after; rows: per
-    precision and number of rows `ms` (median of `repeats` interleaved passes behind 128 cached tokens),
+    precision and number of rows `ms` (median of `repeats` interleaved passes after 128 cached tokens),
     `gb_per_s` of weights read, `bandwidth_share` of read_gb_per_s (1 for passes that are bound by reading alone),
-    `ratio_to_one` row, and the quartiles `ms_low` and `ms_high`; far: medians of a few passes behind a longer text.
+    `ratio_to_one` row, and the quartiles `ms_low` and `ms_high`; far: medians of a few passes after a longer text.
     """
 
     def enough(done: int) -> bool:

@@ -149,7 +149,7 @@ def report(amounts: Sequence[float], values: Sequence[float], factor: float = 2.
 def joint_report(amounts: Sequence[Sequence[float]], values: Sequence[float], factor: float = 2.0) -> dict[str, object]:
     """The law of measurements of several amounts each, and what `factor` times each of the largest alone would give.
 
-    foretold: of every measurement that the others are enough for, what the law of all others says of it.
+    predicted: of every measurement that the others are enough for, what the law of all others says of it.
     """
     law, largest = Plane.fit(amounts, values), np.max(np.asarray(amounts, dtype=float), axis=0)
     most = np.where(np.eye(len(largest), dtype=bool), factor * largest, largest)

@@ -1,7 +1,7 @@
 """How much more of the next but one token a hidden state tells than the token before it: what a drafting head can gain.
 
 A Markov Categorical Framework for Language Modeling (2025). Let C be the context, H a function of it such as a hidden
-state, W the next token and V the one behind it. Then I(H; W V) = I(H; W) + I(H; V | W), and the second part, the
+state, W the next token and V the one after it. Then I(H; W V) = I(H; W) + I(H; V | W), and the second part, the
 *surplus*, is what a drafter of V gains by reading H beside W. With J = I(C; V | W), the best drafter that reads W alone
 is J away from the model in mean KL, and the best one that reads H too J - surplus. By Pinsker's and Jensen's
 inequalities a draft drawn from a drafter that is d nats away is accepted with at least 1 - sqrt(d / 2).

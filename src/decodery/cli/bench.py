@@ -53,7 +53,7 @@ class _Methods(_Names):
 
 
 class _Numbers(click.ParamType):
-    """A list of whole numbers, separated by commas."""
+    """A list of integers, separated by commas."""
 
     name = "N,N,..."
 

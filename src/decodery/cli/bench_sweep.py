@@ -125,7 +125,7 @@ class _Known:
 
 
 def _pair(text: str) -> tuple[str, tuple[float, ...]]:
-    """A draft's folder, and what differs between it and the others: one amount, or two behind a slash."""
+    """A draft's folder, and what differs between it and the others: one amount, or two after a slash."""
     folder, _, amounts = text.rpartition("=")
     try:
         found = tuple(float(amount) for amount in amounts.split("/"))
@@ -158,7 +158,7 @@ def _drafter(folder: str) -> Drafter:
 
 
 def _tokens_per_second(lm: LLM, prompts: list[str], drafter: str, new: int, at_once: int) -> float:
-    """Of so many texts at once, each batch behind one that is not counted."""
+    """Of so many texts at once, each batch after one that is not counted."""
     from time import perf_counter
 
     lm.generate(prompts[:at_once], max_new_tokens=8, drafter=drafter)

@@ -40,8 +40,8 @@ def sae(
 ) -> None:
     """Find which attention heads of MODEL take part in a behaviour, by what they write at the end of EXAMPLES.
 
-    EXAMPLES holds one object a line, {"prompt": text, "positive": true, "group": text}: prompts behind which the
-    behaviour completes, and others of the same form behind which it cannot. A fifth is tested on, by group; half of the
+    EXAMPLES holds one object a line, {"prompt": text, "positive": true, "group": text}: prompts after which the
+    behaviour completes, and others of the same form after which it cannot. A fifth is tested on, by group; half of the
     others are learned from, and the threshold is set on what MODEL writes from the rest. Without a file: who is given
     something, in sentences of two names.
     """
@@ -161,7 +161,7 @@ def keys(
 ) -> None:
     """Find keys where MODEL's states are on text FILES, which need no labels, and freeze them.
 
-    What the drafter learns while it drafts are the values behind them; it begins with none.
+    What the drafter learns while it drafts are the values after them; it begins with none.
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress

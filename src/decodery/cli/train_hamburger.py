@@ -33,7 +33,7 @@ def hamburger(
     base_lr: float,
     seed: int,
 ) -> None:
-    """Train MODEL to write several tokens behind one of its rows, and to read them as one row again.
+    """Train MODEL to write several tokens after one of its rows, and to read them as one row again.
 
     MODEL first writes the texts to learn from; a folder of `decodery train draft` with the same settings has them
     already. They are cut into groups where it was sure of the next token. A copy of it learns along, and is left in

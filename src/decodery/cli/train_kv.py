@@ -86,7 +86,7 @@ def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
 @click.option("--static", is_flag=True, help="Learn entries that are the same for every prompt, to compare with.")
 @seed_option("where it begins, and the order and places of the texts")
 def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: bool, seed: int) -> None:
-    """Train adapters with which MODEL writes entries behind a prompt that help it go on: --kv coprocessor:trained=DIR.
+    """Train adapters with which MODEL writes entries after a prompt that help it go on: --kv coprocessor:trained=DIR.
 
     It learns from text FILES. MODEL itself stays as it is; it is read in floating point. An interrupted run goes on
     where it stopped.

@@ -26,7 +26,7 @@ def learn2pd(
 ) -> None:
     """Train a filter that tells which proposals of MODEL are what it writes in the end.
 
-    MODEL fills a canvas behind each of PROMPTS, one a line, one token a pass; then again, writing at once whatever it
+    MODEL fills a canvas after each of PROMPTS, one a line, one token a pass; then again, writing at once whatever it
     proposes of that. Of ten prompts one is kept to choose the filter and one to judge it: auc and plain_auc say how
     well the filter and the bare confidence rank, least_passes what share of the passes a perfect filter would take.
     """

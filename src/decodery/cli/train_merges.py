@@ -17,7 +17,7 @@ from .training import Learning, learning, seed_option
 def merges(given: Learning, steps: int, most: float, seed: int) -> None:
     """Train what makes one embedding of several tokens, so that MODEL reads prompts in fewer rows.
 
-    It learns from text FILES to go on behind a shorter prompt as behind the whole one. MODEL itself stays as it is; it
+    It learns from text FILES to go on after a shorter prompt as after the whole one. MODEL itself stays as it is; it
     is read in floating point. An interrupted run goes on where it stopped.
     """
     from decodery.training.merges import MergeRecipe, check_folder, train_merges

@@ -159,7 +159,7 @@ def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: 
 @click.option("--lr", default=1e-2, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts and training")
 def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float, seed: int) -> None:
-    """Train what MODEL reads behind a draft to guess further tokens: --drafter ppd:ppd=DIR.
+    """Train what MODEL reads after a draft to guess further tokens: --drafter ppd:ppd=DIR.
 
     Embeddings alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train
     draft` or another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same
@@ -228,7 +228,7 @@ def _studied(
 def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, read: int, seed: int) -> None:
     """Find which sublayers MODEL does best without when it drafts for itself: --drafter swift:skip=DIR.
 
-    Nothing learns: sets are tried, and the one without which MODEL most often finds the same token likeliest is kept.
+    Nothing learns: sets are tried, and the one without which MODEL most often finds the same token most likely is kept.
     MODEL first writes the texts to try them on; a folder of `decodery train draft` with the same settings has them
     already. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """

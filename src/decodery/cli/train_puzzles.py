@@ -143,9 +143,9 @@ def orpo(
     steps: int,
     seed: int,
 ) -> None:
-    """Search PUZZLE by MODEL, and train a copy of it by ORPO on the best and the worst step behind each text.
+    """Search PUZZLE by MODEL, and train a copy of it by ORPO on the best and the worst step after each text.
 
-    As COS(M+O)S does: a step is worth the mean of what the search found behind it. This is one round: for the next one
+    As COS(M+O)S does: a step is worth the mean of what the search found after it. This is one round: for the next one
     name the folder as MODEL, with another seed. Stop with Ctrl-C whenever you like: the same command goes on where it
     stopped.
     """

@@ -38,7 +38,7 @@ def router(
 ) -> None:
     """Train a router that tells where MODEL would write a better step than a smaller one has written.
 
-    Both models write every step of texts behind PROMPTS, one a line, and the better one by the scorer becomes text. One
+    Both models write every step of texts after PROMPTS, one a line, and the better one by the scorer becomes text. One
     text in four is kept for validation, and tells how well the router ranks steps by what MODEL gains (Spearman).
     """
     from decodery import load

@@ -34,7 +34,7 @@ def seq2seq(
 
     With --block the encoder sees no token before it has come, and the model learns to write of a source that is not
     complete: what LM.listen needs. With --teacher it learns to say what a larger decoder, made with --one-stack, would
-    have said behind the texts that it draws itself (Return of the Encoder, 2025).
+    have said after the texts that it draws itself (Return of the Encoder, 2025).
 
     Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
     """

@@ -18,7 +18,7 @@ _SITES = click.option(
 
 
 def five_depths(layers: int) -> tuple[str, ...]:
-    """Sites behind layers at five depths, each once."""
+    """Sites after layers at five depths, each once."""
     return tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
 
 

@@ -31,7 +31,7 @@ class BitNet(EachLinear):
     """Rounds the weights of linear layers to -1, 0 and 1 times one scale per matrix, untrained.
 
     measure: what the scale is, the "median" of the weights' magnitudes or their "mean", as in the original b1.58.
-    Matrices that are kept as one (queries, keys and values; gate and up) have one scale. Activations are whole numbers
+    Matrices that are kept as one (queries, keys and values; gate and up) have one scale. Activations are integers
     of 8 bits, as in every quantized layer here, with a scale per row and 64 inputs where the paper has one per row.
     Little is left of a model that was not trained for it: `decodery train bitnet` trains one. The report counts five
     weights to a byte, of which kernels read four. Reads no text.

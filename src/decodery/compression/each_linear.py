@@ -33,9 +33,9 @@ Maker = Callable[[Dense, "torch.Tensor | None", int], Made]
 class EachLinear(ModelCompression):
     """Changes the linear layers one after another. Layers read what the changed ones before them give.
 
-    The head, which chooses the tokens, becomes int8 where the others are whole numbers, and else stays as it is; the
-    embedding, whose rows are only looked up, is bfloat16 beside whole numbers. Layers in floating point are of the type
-    that the model has, float32 where it had whole numbers.
+    The head, which chooses the tokens, becomes int8 where the others are integers, and else stays as it is; the
+    embedding, whose rows are only looked up, is bfloat16 beside integers. Layers in floating point are of the type
+    that the model has, float32 where it had integers.
     """
 
     @abstractmethod
@@ -126,7 +126,7 @@ def size_of(linear: Any) -> Size:
 
 
 def float32(layer: Layer) -> Layer:
-    """Layers of whole numbers have all else in float32."""
+    """Layers of integers have all else in float32."""
     tensors: dict[str, Any] = {
         name: part.float() for name, part in vars(layer).items() if isinstance(part, torch.Tensor)
     }

@@ -97,7 +97,7 @@ class FP4(EachLinear):
     def _weights(
         self, weight: torch.Tensor, cost: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes [out, in] as whole numbers and their scale [out] float32, in the format that costs least.
+        """Codes [out, in] as integers and their scale [out] float32, in the format that costs least.
 
         cost: of rounded weights [out, in] the squared error [out] of every output.
         """

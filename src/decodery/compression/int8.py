@@ -19,7 +19,7 @@ from .each_linear import EachLinear, Made, size_of
 )
 @dataclass(frozen=True)
 class Int8(EachLinear):
-    """Rounds the weights of linear layers to whole numbers of 8 bits, with one scale per output.
+    """Rounds the weights of linear layers to integers of 8 bits, with one scale per output.
 
     The same weights as `load(dtype="int8")` makes, and the form in which a CPU computes fastest. Reads no text.
     """

@@ -19,7 +19,7 @@ _LLOYD = 25
 _NEAR = 0.1
 """Added to a distance, in mean steps between neighbouring values, before what is nearer counts more."""
 _PATIENCE = 60
-"""Steps without a new best behind which learning ends."""
+"""Steps without a new best after which learning ends."""
 
 
 @register(

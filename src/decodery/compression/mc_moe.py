@@ -40,7 +40,7 @@ class MCMoE(ModelCompression):
     of how often it is taken, how much it then weighs and how far the layer's output moves when it alone has b bits, to
     the powers alpha, beta and gamma; the sum of prices is the lowest there is, with one expert of 3 bits and one of 2
     at least where the bits allow it. pruned: share of the layers in which a row does without an expert whose weight, as
-    a share of its likeliest one's, is below the median on the calibration text: the layers whose output that moves
+    a share of its most likely one's, is below the median on the calibration text: the layers whose output that moves
     least. No rows are protected from that: the paper protects rows by what a whole chunk attends to, and a row's logits
     would hang on what shares its pass. Weights are rounded without GPTQ. Reads a text.
     """

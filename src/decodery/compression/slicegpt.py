@@ -127,7 +127,7 @@ class _Slicing:
         return basis.to(self.stream.dtype), float(cut.square().sum() / rows.square().sum())
 
     def layer(self, index: int, whole: Layer, before: torch.Tensor) -> tuple[Layer, torch.Tensor, tuple[float, float]]:
-        """A sliced layer, the basis of the stream behind it, and what either sublayer's stream lost.
+        """A sliced layer, the basis of the stream after it, and what either sublayer's stream lost.
 
         before: [full, full] the basis of the stream in front of it.
         """

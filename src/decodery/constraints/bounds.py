@@ -32,7 +32,7 @@ def bounded(schema: dict[str, Any], path: str) -> dict[str, Any]:
             done[word] = _exact(done[word], word, f"{path}/{word}")
     for word, inclusive, up in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
         value = done.get(word)
-        # The engine lets a whole number pass that is excluded, if the other bound is nearer than the next one.
+        # The engine lets a integer pass that is excluded, if the other bound is nearer than the next one.
         if value is not None and value * up >= 0 and float(value).is_integer():
             del done[word]
             moved = math.nextafter(value, math.inf * up) if value else up * _NEAREST
@@ -80,7 +80,7 @@ def _written(value: int | float) -> bool:
         near = float(value)
     except OverflowError:
         return False
-    # Below 2^63 the engine writes whole numbers digit by digit, beyond it the shortest digits that mean the double.
+    # Below 2^63 the engine writes integers digit by digit, beyond it the shortest digits that mean the double.
     return near == value if abs(value) < 2**63 else Decimal(repr(near)) == value
 
 

@@ -156,7 +156,7 @@ class ChoiceConstraint(Constraint):
         return tokens[0] if sure else None
 
     def _settled(self, state: ChoiceState, forced: int) -> int:
-        """How many of the forced bytes no token shares with what comes behind the fork: spelling is free there."""
+        """How many of the forced bytes no token shares with what comes after the fork: spelling is free there."""
         for begin in range(forced):
             at = ChoiceState(state.low, state.high, state.length + begin)
             if any(len(self._pieces[place]) > forced - begin for place in self._fitting(at)):

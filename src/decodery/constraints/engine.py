@@ -37,7 +37,7 @@ class _Lexer:
 
 
 class GrammarState:
-    """Where a text stands. It keeps the states behind it, so that a draft and its verification walk them once.
+    """Where a text stands. It keeps the states after it, so that a draft and its verification walk them once.
 
     matcher: None after an end token, after a token that was not allowed (broken), or where the engine came upon a limit
     (failure: what it says); lexer: what it shares. path: the tokens so far, (path before the last one, last one). mask:

@@ -37,7 +37,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(question: dict[str, Any]) -> dict[str, Any]:
-    """What may stand behind the dot that ends a file.
+    """What may stand after the dot that ends a file.
 
     names: the attributes jedi finds, sorted. known: False where there may be others, because a class makes attributes
     up when it is asked for them, or derives from one that is not found.

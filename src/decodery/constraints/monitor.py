@@ -1,4 +1,4 @@
-"""Monitor-guided decoding: behind a dot, only attributes that a static analyser finds on the object."""
+"""Monitor-guided decoding: after a dot, only attributes that a static analyser finds on the object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REMEMBERED = 512
 """Answers of the analyser that one compiled monitor keeps."""
 _MASKS = 64
 _NAME_BEHIND_DOT = re.compile(r"\.(?=.)[\s\\]*(?:[^\W\d]|[\ufffd#]|\Z)", re.DOTALL)
-"""A dot inside a token behind which a name stands, or may stand without the dot having been seen last."""
+"""A dot inside a token after which a name stands, or may stand without the dot having been seen last."""
 
 T = TypeVar("T")
 
@@ -49,11 +49,11 @@ class Monitor:
 
     The prompt is the file before the cursor, so it is to be given raw. project: the folder modules are looked for in,
     beside installed packages; path: the file's own, for relative imports; prefix: text of the file before the prompt.
-    policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not behind
+    policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not after
     objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a function. strict_dot: tokens
     that hold a dot and a name are not written, so that no name goes unseen; false is the published behaviour, which
     lets them pass. underscores: whether names that begin with one are allowed. seconds: for one question; what takes
-    longer is not known, and everything allowed. Idle in strings (fields of f-strings are code), and behind a `self` or
+    longer is not known, and everything allowed. Idle in strings (fields of f-strings are code), and after a `self` or
     `cls` that begins a statement, where attributes are made.
     Cost: a question per attribute, in a process apart that runs no code of the project. Memory: 512 answers.
     """
@@ -81,7 +81,7 @@ class Monitor:
         return MonitorConstraint(self, vocabulary)
 
     def names(self, code: str) -> list[str] | None:
-        """The attributes that may stand behind the dot `code` ends with, sorted; None where nothing is known of it."""
+        """The attributes that may stand after the dot `code` ends with, sorted; None where nothing is known of it."""
         question = {
             "code": code,
             "path": None if self.path is None else os.path.abspath(self.path),
@@ -172,7 +172,7 @@ class MonitorConstraint(Constraint):
         return super().permits(state, token)
 
     def _unseen(self, state: MonitorState) -> np.ndarray | None:
-        """[vocab] the tokens that would write a name behind a dot unseen; None where there are none."""
+        """[vocab] the tokens that would write a name after a dot unseen; None where there are none."""
         if not self.monitor.strict_dot:
             return None
         return self._spellings.dotted_behind_text if state.place.in_text else self._spellings.dotted
@@ -218,7 +218,7 @@ class _Recent(Generic[T]):
 class _Spellings:
     """A vocabulary by what its tokens write. Special tokens write nothing.
 
-    any: all ids. dotted: [vocab] bool, tokens with a name behind a dot of theirs; dotted_behind_text: those of them
+    any: all ids. dotted: [vocab] bool, tokens with a name after a dot of theirs; dotted_behind_text: those of them
     that may leave a string or a comment before the dot; both None where there are none.
     """
 
@@ -243,7 +243,7 @@ class _Spellings:
         return mask
 
     def of(self, rests: list[bytes]) -> np.ndarray:
-        """[vocab] bool: tokens that are a beginning of one of `rests`, or one of them and a break behind it."""
+        """[vocab] bool: tokens that are a beginning of one of `rests`, or one of them and a break after it."""
         mask = self._breaking.copy() if b"" in rests else np.zeros(len(self.any), dtype=bool)
         whole = [rest for rest in rests if rest]
         for part in {rest[:length] for rest in whole for length in range(1, len(rest) + 1)}:
@@ -260,7 +260,7 @@ class _Spellings:
 
 
 def _dots(piece: bytes) -> list[str]:
-    """What stands before each dot of a token behind which a name stands. Cut characters may be letters."""
+    """What stands before each dot of a token after which a name stands. Cut characters may be letters."""
     text = piece.decode("utf-8", "replace")
     return [text[: dot.start()] for dot in _NAME_BEHIND_DOT.finditer(text)]
 

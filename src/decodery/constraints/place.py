@@ -23,7 +23,7 @@ _NEWLINE, _BACKSLASH, _DOT = 0x0A, 0x5C, 0x2E
 class _Frame:
     """One of the things a text stands in, each inside the one before it.
 
-    kind: "code", "comment", "opening" (quotes of which more may follow), "string", "spec" (behind the colon of a
+    kind: "code", "comment", "opening" (quotes of which more may follow), "string", "spec" (after the colon of a
     replacement field). quote: of a string. depth: open brackets of code. fields: whether a string has replacement
     fields. run: quotes in a row. pending: a backslash or an opening brace that waits for what follows it.
     """
@@ -40,9 +40,9 @@ class _Frame:
 class Place:
     """After some bytes of Python; `after(more)` is further on, and a place never changes.
 
-    since: what is written of a name behind an attribute's dot, b"" right behind the dot, None elsewhere. A dot is an
+    since: what is written of a name after an attribute's dot, b"" right after the dot, None elsewhere. A dot is an
     attribute's where an expression ends before it: not in strings and comments, numbers, `...` and relative imports.
-    Replacement fields of f-strings are code. Behind a `self` or `cls` that begins a statement it is None as well: there
+    Replacement fields of f-strings are code. After a `self` or `cls` that begins a statement it is None as well: there
     attributes are made. A cut or wrong text has a place, too.
     """
 
@@ -56,12 +56,12 @@ class Place:
 
     @property
     def in_text(self) -> bool:
-        """Whether a string, a comment or a format goes on, so that code can come only behind a sign that ends it."""
+        """Whether a string, a comment or a format goes on, so that code can come only after a sign that ends it."""
         frame = self.frames[-1]
         return frame.kind in ("comment", "spec") or (frame.kind == "string" and frame.pending != ord("{"))
 
     def after(self, text: bytes) -> Place:
-        """The place behind `text`."""
+        """The place after `text`."""
         walk = _Walk(self)
         for byte in text:
             walk.take(byte)

@@ -26,7 +26,7 @@ _SCHEMA = frozenset(["additionalItems", "additionalProperties", "items"])
 _LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
 _COUNTS = frozenset(["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"])
 _BESIDE = frozenset(["$ref", "allOf", "anyOf", "const", "enum", "oneOf"])
-"""Keywords for which the engine forgets what stands before them when it reads what stands behind."""
+"""Keywords for which the engine forgets what stands before them when it reads what stands after."""
 _ENFORCED = frozenset(
     [
         "$ref",

@@ -85,7 +85,7 @@ def shortest(grammar: GrammarConstraint, text: bytes, effort: Effort) -> bytes |
                     seen[name] = known + 1
                 layer += kept
     except ConstraintError:
-        # The engine came upon a limit: nothing is known of what comes behind it.
+        # The engine came upon a limit: nothing is known of what comes after it.
         return None
     return None
 

@@ -46,10 +46,10 @@ class Call:
 class ToolCalls(ConstraintSpec):
     """Lets a text call tools, and write nothing that only looks like a call.
 
-    A call is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, with a line break behind and before its marks.
+    A call is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, with a line break after and before its marks.
     tools: a list of {"name", "parameters"}, the latter a JSON schema of an object, or its text; without parameters a
     tool takes none. required: the text is
-    calls from the first token on; else it is free until the first mark of a call, behind which there are calls alone.
+    calls from the first token on; else it is free until the first mark of a call, after which there are calls alone.
     several: whether there may be more than one call.
     """
 
@@ -121,7 +121,7 @@ def read_calls(text: str) -> tuple[str, list[Call]]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """tail: the last bytes of the text, while they may begin a mark; call: where the calls behind one stand."""
+    """tail: the last bytes of the text, while they may begin a mark; call: where the calls after one stand."""
 
     tail: bytes = b""
     call: GrammarState | None = None
@@ -129,7 +129,7 @@ class _State:
 
 
 class ToolCallsConstraint(Constraint):
-    """`ToolCalls` for one vocabulary: idle until a text's bytes are a mark, a grammar behind it."""
+    """`ToolCalls` for one vocabulary: idle until a text's bytes are a mark, a grammar after it."""
 
     ends_anywhere: ClassVar[bool] = True
 
@@ -140,7 +140,7 @@ class ToolCallsConstraint(Constraint):
         self._ends = np.zeros(vocabulary.size, dtype=bool)
         self._ends[list(vocabulary.eos_ids)] = True
         mark = MARK.encode()
-        # Tokens that would go on behind a mark, unseen by the grammar; few vocabularies have one.
+        # Tokens that would go on after a mark, unseen by the grammar; few vocabularies have one.
         self._beyond: dict[bytes, np.ndarray] = {}
         for length in range(len(mark)):
             rest = mark[length:]
@@ -197,6 +197,6 @@ def _beginning(text: bytes, mark: bytes) -> bytes:
 
 
 def _passes(tail: bytes, piece: bytes) -> bool:
-    """Whether a piece behind this tail holds a whole mark and does not end with it."""
+    """Whether a piece after this tail holds a whole mark and does not end with it."""
     mark = MARK.encode()
     return mark in tail + piece and not (tail + piece).endswith(mark)

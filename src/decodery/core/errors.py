@@ -50,7 +50,7 @@ class PromptError(DecoderyError):
 
 
 class ContextFull(PromptError):
-    """A prompt leaves no room in the model's context for a single token behind it."""
+    """A prompt leaves no room in the model's context for a single token after it."""
 
 
 class VocabularyMismatch(DecoderyError):

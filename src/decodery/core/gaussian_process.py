@@ -18,7 +18,8 @@ class GaussianProcess:
     """What is expected of any point, given noisy values [n] of points [n, d].
 
     Values are standardised, so that `noise` is the variance of an observation in units of theirs; the length scale is
-    the one of a few under which the values are likeliest. Source: Gaussian Processes for Machine Learning (2006), 2.2.
+    the one of a few under which the values are most likely. Source: Gaussian Processes for Machine Learning (2006),
+    2.2.
     """
 
     def __init__(self, points: np.ndarray, values: np.ndarray, noise: float = 1e-2) -> None:

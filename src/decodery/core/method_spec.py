@@ -115,7 +115,7 @@ def given(name: str, settings: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 def from_network() -> Iterator[None]:
     """Within it, and on this thread, specs are a stranger's: settings that may be paths or models are refused.
 
-    Whole numbers beyond `MOST_NUMBER` are refused too, as memory and time grow with them.
+    Integers beyond `MOST_NUMBER` are refused too, as memory and time grow with them.
     """
     token = _stranger.set(True)
     try:
@@ -216,7 +216,7 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
 
 
 MOST_NUMBER = 1024
-"""The largest whole number in a stranger's settings."""
+"""The largest integer in a stranger's settings."""
 
 _stranger: ContextVar[bool] = ContextVar("stranger", default=False)
 

@@ -1,4 +1,4 @@
-"""PyTorch's threads: small operations stay on one, and a fork leaves none behind that the child would wait for."""
+"""PyTorch's threads: small operations stay on one, and a fork leaves none after that the child would wait for."""
 
 from __future__ import annotations
 

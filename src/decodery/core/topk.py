@@ -1,4 +1,4 @@
-"""The likeliest tokens of many rows at once: exact, and fast enough for every scored row of every pass."""
+"""The most likely tokens of many rows at once: exact, and fast enough for every scored row of every pass."""
 
 from __future__ import annotations
 

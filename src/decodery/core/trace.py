@@ -13,7 +13,7 @@ class RecordedTree:
     """The draft of one step and what became of it.
 
     tokens, parents: [n] of its nodes, of which the first is the pending token, with parent -1. path: the nodes below it
-    that were accepted; emitted: what the text grew by, behind them the one token that the rule chose.
+    that were accepted; emitted: what the text grew by, after them the one token that the rule chose.
     """
 
     tokens: list[int]

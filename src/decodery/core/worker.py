@@ -179,7 +179,7 @@ class _Watch:
 def processor_seconds(process: subprocess.Popen[bytes]) -> float | None:
     """Seconds that a process has worked so far; None where that cannot be told."""
     try:
-        # Behind the name, which may hold anything, the 12th and 13th fields are its ticks and the kernel's for it.
+        # After the name, which may hold anything, the 12th and 13th fields are its ticks and the kernel's for it.
         told = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):

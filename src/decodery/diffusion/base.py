@@ -29,10 +29,10 @@ Region = tuple[int, int]
 class DiffusionDecoder(Contract):
     """A way of filling a canvas. Fields are settings; one instance serves many canvases.
 
-    block: places that are filled before those behind them, which must divide the canvas; None is the whole canvas, or
+    block: places that are filled before those after them, which must divide the canvas; None is the whole canvas, or
     the model's own blocks where its rows see nothing of later ones. cache: what is kept of earlier passes, such as
     "dual"; None computes everything in every pass. measure: how sure a proposal is, see `View`. eos: whether ends may
-    be written like other tokens ("free"), rank behind them ("last") or are "never" written. guidance: how far to go
+    be written like other tokens ("free"), rank after them ("last") or are "never" written. guidance: how far to go
     from the law without the prompt to that with it, and beyond: l + guidance * (l - l without); 0 asks for the one law.
     experts: which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its choice.
     noise: at a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it, or

@@ -1,4 +1,4 @@
-"""A text that is written out of order: a prompt, and places behind it that hold the mask token until then."""
+"""A text that is written out of order: a prompt, and places after it that hold the mask token until then."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Checks:
 
 @dataclass(eq=False)
 class Canvas:
-    """A working text. tokens: [L] int64, the prompt and behind it what is written, or the mask token.
+    """A working text. tokens: [L] int64, the prompt and after it what is written, or the mask token.
 
     limit: how many tokens are wanted; the canvas may be longer, where a model's last block is. seed: decides what is
     left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
@@ -82,7 +82,7 @@ class Canvas:
         eos_ids: Sequence[int] = (),
         seed: int = 0,
     ) -> Canvas:
-        """An empty canvas of `length` tokens behind a prompt, or to the end of the model's last block.
+        """An empty canvas of `length` tokens after a prompt, or to the end of the model's last block.
 
         Raises PromptError or SettingsError where the model cannot fill it.
         """

@@ -17,8 +17,8 @@ from .view import Commit, View
 
 
 class Proposed(NamedTuple):
-    """What is remembered of the last pass. tokens: by position, the likeliest ones of the surest places that it did not
-    write; width: how many there were at most; masks: open places at the beginning of the region.
+    """What is remembered of the last pass. tokens: by position, the most likely ones of the surest places that it did
+    not write; width: how many there were at most; masks: open places at the beginning of the region.
     """
 
     masks: int

@@ -36,7 +36,7 @@ class Dystruct(DiffusionDecoder):
     `reach` of its edges. Within it what reaches tau is written, as in threshold; a block below `calm` is written at
     once. Edges: `weld` places on either side of two blocks' border are opened again where their tokens are less likely
     than `doubt`, and stay as they were unless what replaces them is likelier. passes: at most, None for one a token;
-    the last one writes all that is open, and nothing is looked at behind it.
+    the last one writes all that is open, and nothing is looked at after it.
     """
 
     tau: float = 0.9

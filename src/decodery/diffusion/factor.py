@@ -23,7 +23,7 @@ from .view import Commit, View
 class Factor(UnmaskingPolicy):
     """Writes the surest n proposals, the most for which (n + 1)(1 - confidence of the least sure) is at most phi.
 
-    If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the likeliest n tokens.
+    If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the most likely n tokens.
     """
 
     phi: float = 1.0

@@ -39,7 +39,7 @@ class Width:
 
 
 class _Filling(NamedTuple):
-    """Tokens of holes by position, the state behind them, and how likely they are, in nats."""
+    """Tokens of holes by position, the state after them, and how likely they are, in nats."""
 
     logprob: float
     state: Any
@@ -145,7 +145,7 @@ class Held:
         return next((each for each in closed if each is not None), None)
 
     def _extended(self, found: list[_Filling], view: View, place: int, token: int) -> list[_Filling]:
-        """Fillings one place on, the likeliest first and some others by chance behind them."""
+        """Fillings one place on, the most likely first and some others by chance after them."""
         if token != self._canvas.mask_id:
             return [each._replace(state=self._after(each, token)) for each in found if self._may(each, token)]
         wider = [
@@ -160,7 +160,7 @@ class Held:
         return top + [rest[number] for number in sorted(chosen)]
 
     def _likely(self, filling: _Filling, view: View, place: int) -> Iterator[tuple[int, float]]:
-        """The likeliest tokens of a hole that may come there; where none of them may, those that may."""
+        """The most likely tokens of a hole that may come there; where none of them may, those that may."""
         row = int(np.searchsorted(view.positions, place))
         some = False
         if row < len(view) and view.positions[row] == place:

@@ -30,7 +30,7 @@ class Learn2PD(UnmaskingPolicy):
     filter: what `decodery train learn2pd` has made, which also says how large blocks are. It reads how sure all places
     of a block are: those that are written count as 1, where the released code asks the model about them too, and so do
     places that a shorter block lacks. rho: how likely a proposal must be final. cut: where the filter takes an end for
-    final, the canvas is cut behind the first such end ("filter"); or, where it takes none, behind the surest end that
+    final, the canvas is cut after the first such end ("filter"); or, where it takes none, after the surest end that
     is proposed in the block and at least `floor` sure ("any"; the released code, over the whole canvas and without a
     floor); "never" leaves it as long as it is.
     """
@@ -72,12 +72,12 @@ class Learn2PD(UnmaskingPolicy):
         kept = view.positions < len(canvas)
         final[view.order[0]] = True
         if not (final & kept).any():
-            # The surest proposal was behind the cut.
+            # The surest proposal was after the cut.
             final[next(row for row in view.order if kept[row])] = True
         return view.at(final & kept), memory
 
     def _last(self, view: View, final: np.ndarray, ends: np.ndarray) -> int | None:
-        """The row of the end behind which the canvas is cut, None where it is not."""
+        """The row of the end after which the canvas is cut, None where it is not."""
         if self.cut == "never" or not len(ends):
             return None
         if final[ends].any():

@@ -47,7 +47,7 @@ class _Passed(NamedTuple):
 
 
 class Run:
-    """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is likeliest.
+    """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is most likely.
 
     hold: the constraint that it is held to, where there is one.
 
@@ -181,7 +181,7 @@ class Run:
         self._kv, self._passes = None if self.cache is None else model.new_cache(), []
 
     def close(self, place: int, end: int) -> None:
-        """Fill what is open from a place on with an end token, behind which nothing counts."""
+        """Fill what is open from a place on with an end token, after which nothing counts."""
         rest = self.canvas.open(place, len(self.canvas))
         self.canvas.tokens[rest] = end
 
@@ -307,7 +307,7 @@ class Run:
 def filled(
     model: LanguageModel, canvas: Canvas, method: DiffusionDecoder, temperature: float = 0.0, hold: Hold | None = None
 ) -> ForwardCoroutine[Canvas]:
-    """Fill a canvas; what is left open behind a written end is closed with that end."""
+    """Fill a canvas; what is left open after a written end is closed with that end."""
     return (yield from finished(Run(model, canvas, method, temperature, hold)))
 
 

@@ -48,7 +48,7 @@ class Scheduled(UnmaskingPolicy):
 
 
 def quotas(masks: int, steps: int) -> tuple[int, ...]:
-    """How many of `masks` places each of `steps` passes fills: as evenly as whole numbers go, the larger ones first."""
+    """How many of `masks` places each of `steps` passes fills: as evenly as integers go, the larger ones first."""
     each, more = divmod(masks, steps)
     return tuple(n for n in (each + (step < more) for step in range(steps)) if n)
 

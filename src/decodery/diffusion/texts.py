@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from decodery.engine.engine import Engine
 
 Decode = Callable[[list[int], list[int]], str]
-"""The text of tokens behind those of a prompt."""
+"""The text of tokens after those of a prompt."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What one pass says of the open places of a canvas: proposals, how sure they are, and all the laws behind them."""
+"""What one pass says of the open places of a canvas: proposals, how sure they are, and all the laws after them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class View:
     """The open places of a region after one pass. positions: [m], ascending; tokens: [m], what would be written there.
 
     confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how much
-    the likeliest token leads the next, or minus the entropy in nats; -inf for what is to come last. logprobs:
+    the most likely token leads the next, or minus the entropy in nats; -inf for what is to come last. logprobs:
     [m, vocab]. region: first and last position of the places that count, those that are filled included. passed: how
     many passes this region has had before.
     """
@@ -57,7 +57,7 @@ class View:
     ) -> View:
         """What logits [m, vocab] say, -inf for what cannot be written. first: where the output begins.
 
-        The noise of a temperature is that of seed and position. late: tokens whose proposals rank behind all others.
+        The noise of a temperature is that of seed and position. late: tokens whose proposals rank after all others.
         """
         logprobs = logits.log_softmax(dim=-1)
         if temperature > 0:

@@ -1,4 +1,4 @@
-"""Texts that a search has written behind prompts of its own: judges, critics, rounds of feedback."""
+"""Texts that a search has written after prompts of its own: judges, critics, rounds of feedback."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Calls:
         return texts
 
     def fits(self, said: Conversation, room: int = 1) -> bool:
-        """Whether so many tokens can be written behind a prompt. A server alone knows what fits there: it says no."""
+        """Whether so many tokens can be written after a prompt. A server alone knows what fits there: it says no."""
         return len(said.tokens()) + room <= self.engine.model.config.max_positions
 
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:

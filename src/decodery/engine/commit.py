@@ -57,7 +57,7 @@ def _finish_text(seq: Sequence) -> None:
 
 
 def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
-    """Let the monitors see the token that was just committed; whether the run ends behind it."""
+    """Let the monitors see the token that was just committed; whether the run ends after it."""
     assert seq.watch is not None
     ended = seq.finished
     hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.requirements.taps}
@@ -68,7 +68,7 @@ def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
 
 
 def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
-    """Of the token that follows each row, and of the `top` likeliest beside it. logits: [n, vocab], the model's own."""
+    """Of the token that follows each row, and of the `top` likeliest. logits: [n, vocab], the model's own."""
     found: list[TokenLogprob] = []
     for first in range(0, len(tokens), _TOGETHER):
         here = tokens[first : first + _TOGETHER]

@@ -61,7 +61,7 @@ def generate_values(
     values = np.zeros((length, size))
     done = passes = drafted = accepted = exhausted = 0
     while done < length:
-        # The value behind the draft needs a place too.
+        # The value after the draft needs a place too.
         ahead = min(gamma, length - done - 1) if drafter is not None and done >= alone * length else 0
         laws: list[Density] = []
         for number in range(ahead):

@@ -391,7 +391,7 @@ class Engine:
         return policy.bound(seq, limit, texts)
 
     def _measured(self, context: int) -> np.ndarray:
-        """Times of passes over 0, 1, 2, ... rows of this model behind `context` tokens; measured when first asked."""
+        """Times of passes over 0, 1, 2, ... rows of this model after `context` tokens; measured when first asked."""
         if self._costs is None:
             curve = cost_curve(self.model)
             rows = np.maximum(np.arange(_COSTED_ROWS), 1)

@@ -138,7 +138,7 @@ class Watch:
     def see(self, seq: Sequence, logits: torch.Tensor, hidden: dict[Tap, torch.Tensor]) -> bool:
         """Show the token that was just committed, and do what follows; returns whether the run must end here.
 
-        It must where the text ends, where something is taken back, and where rows behind it are to be changed in
+        It must where the text ends, where something is taken back, and where rows after it are to be changed in
         another way: those of the draft were not.
         """
         over = False
@@ -200,7 +200,7 @@ class Watch:
         self._restart(seq)
 
     def _restart(self, seq: Sequence) -> None:
-        """Let the cache hold what is left, and the drafter begin anew behind it."""
+        """Let the cache hold what is left, and the drafter begin anew after it."""
         requirements = None if seq.drafter is None else seq.drafter.requirements
         if requirements is not None and (requirements.prompt or requirements.prompt_taps):
             seq.cache, seq.shown = seq.model.new_cache(), 0

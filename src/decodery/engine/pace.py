@@ -34,11 +34,11 @@ class Pace:
             self._row, self._token = 0.0, xy / xx
 
     def seconds(self, rows: int, before: int) -> float:
-        """What `rows` further rows of a text take of a pass, behind `before` tokens."""
+        """What `rows` further rows of a text take of a pass, after `before` tokens."""
         return rows * (self._row + self._token * (before + rows / 2))
 
     def rows(self, seconds: float, before: int) -> float:
-        """How many rows behind `before` tokens take so long; infinitely many where nothing is known."""
+        """How many rows after `before` tokens take so long; infinitely many where nothing is known."""
         each = self._row + self._token * before
         if seconds <= 0 or seconds == inf or not each + self._token:
             return inf if seconds > 0 else 0.0

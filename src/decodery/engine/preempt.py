@@ -103,7 +103,7 @@ def _read(model: Reader, lost: list[Lost], rows: int) -> ForwardCoroutine[None]:
 
 
 def _parted(cache: KVCache, members: list[Lost]) -> Iterator[tuple[KVCache, list[Lost]]]:
-    """Groups that go on with different tokens behind what `cache` holds; whoever has no more gets a fork of it."""
+    """Groups that go on with different tokens after what `cache` holds; whoever has no more gets a fork of it."""
     at, following = cache.next_position, dict[int, list[Lost]]()
     for each in members:
         if len(each.tokens) == at:
@@ -122,7 +122,7 @@ def _alike(members: list[Lost]) -> int:
 
 
 def _held(seq: Sequence) -> list[Lost]:
-    """Every cache behind a text, whose it is, and which tokens it holds."""
+    """Every cache after a text, whose it is, and which tokens it holds."""
     if isinstance(seq.cache, KVCache):
         return [Lost(seq.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.role)]
     return [Lost(model, cache, tokens) for model, cache, tokens in seq.cache.readings()]

@@ -52,16 +52,16 @@ class Request:
     sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
     alone decides. max_nodes: drafted tokens per step at most, whatever both want. stop: strings that end the text and
     are cut from it; stop_tokens: those of them that are special tokens, by id. eos_ids: tokens that end it. logprobs:
-    how many likeliest tokens to report beside each emitted one (0: the emitted one alone); prompt_logprobs: the same of
-    the prompt's tokens, but the first. reuse: a finished text whose cache serves as far as its tokens agree with the
+    how many most likely tokens to report beside each emitted one (0: the emitted one alone); prompt_logprobs: the same
+    of the prompt's tokens, but the first. reuse: a finished text whose cache serves as far as its tokens agree with the
     prompt; not used where there is a source. source: what makes the logits out of one or more models and contexts, None
     for the model alone. kv: what of the text's keys and values is kept and read, None for all of them. monitors: what
     watches it. search: whose branches these are, None for a text of its own. salt: texts share what was read of their
     prompts with those of the same salt only. trees: keep the draft of every step in the trace. conversation: what the
     prompt was made of, for searches that ask for texts behind other prompts. memory: what drafters learn from and add
-    to, None for the engine's own. embeddings: what the prompt holds beside
-    tokens; the model reads it in place of the tokens at these places. settled: called by searches that know it, with
-    all of the text that is returned first that cannot change any more.
+    to, None for the engine's own. embeddings: what the prompt holds beside tokens; the model reads it in place of the
+    tokens at these places. settled: called by searches that know it, with all of the text that is returned first that
+    cannot change any more.
 
     drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
 
@@ -143,7 +143,7 @@ class Request:
         if any(monitor.rolls for monitor in self.monitors) and not any(
             isinstance(processor, Banned) for processor in processors
         ):
-            # Behind the masks: where a constraint allows nothing else, what was taken back is written again.
+            # After the masks: where a constraint allows nothing else, what was taken back is written again.
             masks = sum(processor.stage is Stage.MASK for processor in processors)
             self.sampler = Sampler((*processors[:masks], Banned(), *processors[masks:]))
         found = constrained(processors)

@@ -222,7 +222,7 @@ class Schedule:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
         if self._preempted:
             named = [run for run in (*self.runs, *self._waiting) if id(run.task) in self._preempted]
-            # Who is in the middle of something gives back behind it; who has left is forgotten.
+            # Who is in the middle of something gives back after it; who has left is forgotten.
             dropped = {id(run.task) for run in named if _guarded(run, partial(drop, run))}
             self.preemptions += len(dropped)
             self._preempted = {id(run.task) for run in named} - dropped

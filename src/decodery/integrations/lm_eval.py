@@ -65,7 +65,7 @@ class Harness(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text; scored texts stand behind it."""
+        """The token that ends a text; scored texts stand after it."""
         return next(iter(self.lm.tokenizer.eos_ids), 0)
 
     @property

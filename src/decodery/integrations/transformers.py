@@ -111,7 +111,7 @@ def decode(
     seed: int | None = None,
     **given: Any,
 ) -> Any:
-    """The tokens of `model.generate(..., custom_generate=decode)`: [n, length] int64, padded behind ends.
+    """The tokens of `model.generate(..., custom_generate=decode)`: [n, length] int64, padded after ends.
 
     input_ids: [n, length] int64; given: what the model would be given beside them, of which attention_mask tells the
     padding. Settings beside those of `generate`:

@@ -32,7 +32,7 @@ class ActQKV(CachePolicy):
     budget: see `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens. sinks: first tokens that
     are always read. recent: the share of the budget that the last tokens have; blocks of either are always read, and at
     least one more. window: how many tokens of a prompt ask together; each row asks with the queries of its window up to
-    its own, a row behind the prompt with its own alone. probe: "weighted" by how far a query is from the window's mean,
+    its own, a row after the prompt with its own alone. probe: "weighted" by how far a query is from the window's mean,
     squared, in units of each channel's spread; "mean" as InfLLM does; "last" is the row's own. A block of the prompt is
     represented by those `representatives` of its keys which its own queries answer to best on average, a written one by
     all of its keys. A group of heads asks together. Where the prompt ends, layers whose blocks answer evenly get more
@@ -123,7 +123,7 @@ class Fetching(Noting):
         return worth
 
     def _history(self, attention: Attention) -> torch.Tensor | None:
-        """[heads, m, head_dim] the queries of the prompt so far, None behind it."""
+        """[heads, m, head_dim] the queries of the prompt so far, None after it."""
         if self.settled:
             return None
         parts = [*self._queries.get(attention.layer, []), attention.queries]

@@ -20,7 +20,7 @@ from decodery.step.cache_policy import CachePolicy, State, best, entries
 from .selecting import precise
 
 SPARE = 256
-"""Slots of memory that stay behind what was kept of a prompt, for what will be written."""
+"""Slots of memory that stay after what was kept of a prompt, for what will be written."""
 
 
 @dataclass(frozen=True)

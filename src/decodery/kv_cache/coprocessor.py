@@ -35,7 +35,7 @@ class Coprocessor(CachePolicy):
     """Lets the model think about a prompt once: what its trained double makes of it is read as if it were text.
 
     trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The double is the model
-    itself with an adapter behind each layer; it reads a few learned embeddings behind the prompt, and what comes out of
+    itself with an adapter after each layer; it reads a few learned embeddings after the prompt, and what comes out of
     its last layer is given to the model as embeddings, whose keys and values stay. latents: how many of those that were
     trained, None for all; 0 leaves the model as it is. The last of them gives the text's first token, and rows after
     the prompt read them. Class F: nothing is lost, entries are added before the first draft.

@@ -134,7 +134,7 @@ class Folded(Held):
 
 
 class Merging(Evicting):
-    """Evicting, with keys and values that change. Rows behind a merge in their own pass are attended to here."""
+    """Evicting, with keys and values that change. Rows after a merge in their own pass are attended to here."""
 
     method: D2O
 

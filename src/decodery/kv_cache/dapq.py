@@ -33,7 +33,7 @@ from .probing import Probing, probed
 class DapQ(CachePolicy):
     """Keeps of a prompt what tokens attend to that stand at the positions of the first tokens to be written.
 
-    budget: see `CachePolicy`, of the prompt. queries: pseudo tokens, read behind the prompt in a pass of their own,
+    budget: see `CachePolicy`, of the prompt. queries: pseudo tokens, read after the prompt in a pass of their own,
     whose attention to the prompt is averaged over them and over the heads of a group; nothing of them is kept, and the
     text goes on where the prompt ends. content: "last" repeats the prompt's last token; "copy" repeats its last tokens,
     whose own continuations then draw attention; a number is a token id, such as a line break. kernel: each token counts

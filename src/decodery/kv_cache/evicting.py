@@ -59,7 +59,7 @@ class Scored(CachePolicy):
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What each key-value head of a layer holds behind some row, in the order of positions.
+    """What each key-value head of a layer holds after some row, in the order of positions.
 
     slots: [kv_heads, m] of the cache; scores: [kv_heads, m].
     """
@@ -83,7 +83,7 @@ class Held:
         return replace(self, slots=slots, scores=scores)
 
     def moved(self, content: int, rows: Sequence[int]) -> Held:
-        """Once these tentative rows have become content, behind the `content` slots that there were."""
+        """Once these tentative rows have become content, after the `content` slots that there were."""
         places = np.full(max(rows) + 1, -1)
         places[list(rows)] = content + np.arange(len(rows))
         tentative = self.slots >= content
@@ -162,7 +162,7 @@ class Evicting(State):
         cache.shrink(SPARE)
 
     def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:
-        """What stays of what is held, behind a text of `length`. keys, values: [kv_heads, m, head_dim] of it."""
+        """What stays of what is held, after a text of `length`. keys, values: [kv_heads, m, head_dim] of it."""
         count = entries(self._budgets[layer], length)
         if count >= held.scores.shape[1]:
             return held
@@ -178,7 +178,7 @@ class Evicting(State):
         self._held[layer] = Held.content(held.scores)
 
     def _after(self, attention: Attention, row: int, held: Held) -> Held:
-        """What is left behind a row that has read `held`, its own slot the last."""
+        """What is left after a row that has read `held`, its own slot the last."""
         keys, values = (gathered(part, held.slots) for part in (attention.keys, attention.values))
         scores = self.method.written(held.scores, paid(attention.queries[row], keys))
         length = int(attention.segment.positions[row]) + 1

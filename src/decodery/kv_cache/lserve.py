@@ -109,7 +109,7 @@ class Serving(State):
         if not streams.all():
             for row, pages in enumerate(self._pages(attention, places)):
                 if pages is not None:
-                    # Slots behind the last of them belong to rows that this one does not see.
+                    # Slots after the last of them belong to rows that this one does not see.
                     read[:, row] = pages[:, np.minimum(places // method.page, pages.shape[1] - 1)]
         begins = [window_begins(method.window, method.sinks, at) for at in segment.positions.tolist()]
         read[streams] = (places < method.sinks) | (places >= np.array(begins)[:, None])
@@ -127,7 +127,7 @@ class Serving(State):
             if position < self.prompt:
                 known = None
             elif known is None or position % method.reuse == 0:
-                # Rows behind this one hold the same array, which is filled below.
+                # Rows after this one hold the same array, which is filled below.
                 known = np.empty((len(attention.keys), int(places.max()) // method.page + 1), dtype=bool)
                 chosen[row] = known
             states.append(known)

@@ -37,7 +37,7 @@ class MetaSoft(CachePolicy):
     """Keeps of a prompt what soft tokens attend to, which a small network mixes for it, and folds in what goes.
 
     budget: see `CachePolicy`, of the prompt. trained: `MetaTokens`, or the file or folder of `decodery train kv
-    meta-soft`. The soft tokens are read behind the prompt in a pass of their own; their attention is averaged over them
+    meta-soft`. The soft tokens are read after the prompt in a pass of their own; their attention is averaged over them
     and over the heads of a group, and nothing of them is kept. sinks: first tokens that always stay. flow: how much of
     an evicted token's value goes over to kept ones, in proportion to what it was paid and to the attention between the
     two, for those `partners` between which and it there is most; 0 to drop alone. Class B.

@@ -1,4 +1,4 @@
-"""Policies that read rows of their own behind a prompt, and keep of the prompt what these attend to."""
+"""Policies that read rows of their own after a prompt, and keep of the prompt what these attend to."""
 
 from __future__ import annotations
 

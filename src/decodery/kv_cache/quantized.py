@@ -1,4 +1,4 @@
-"""Quantized keys and values: whole numbers of a few bits in the place of all but the newest tokens."""
+"""Quantized keys and values: integers of a few bits in the place of all but the newest tokens."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .after_prompt import SPARE
 )
 @dataclass(frozen=True)
 class Quantized(CachePolicy):
-    """Stores the keys and values of all tokens but the newest as whole numbers of 8 or 4 bits.
+    """Stores the keys and values of all tokens but the newest as integers of 8 or 4 bits.
 
     bits: of one number. group: tokens that are stored together, when all of them have left the newest `residual`. Keys
     have a range for each channel of a group, values one for each token; both ends of it are met exactly. Prompts are
-    read in full precision. A row reads a group in whole numbers or as it was by its position alone, so that blocks of
+    read in full precision. A row reads a group in integers or as it was by its position alone, so that blocks of
     drafts read what single steps read. Class A, with a store of its own. Memory: bits / 8 bytes a number, and two
     float32 for a channel of a group of keys and for a token of values.
     """
@@ -50,7 +50,7 @@ class Quantized(CachePolicy):
         return Storing(self, model.config, prompt)
 
     def sealed(self, position: int) -> int:
-        """How many of the first tokens a row at `position` reads in whole numbers."""
+        """How many of the first tokens a row at `position` reads in integers."""
         return max(position + 1 - self.residual, 0) // self.group * self.group
 
 
@@ -96,7 +96,7 @@ class Storing(State):
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
-        # Rows of a block may be the first to read something in whole numbers.
+        # Rows of a block may be the first to read something in integers.
         return True
 
     @property
@@ -155,7 +155,7 @@ class Storing(State):
             raise ValueError(f"the first {self.stored} tokens are stored in whole numbers and cannot be cut")
 
     def _ends(self, attention: Attention) -> np.ndarray:
-        """[n] how many of the first tokens each row reads in whole numbers."""
+        """[n] how many of the first tokens each row reads in integers."""
         positions = attention.segment.positions.tolist()
         return np.array([self.method.sealed(at) if at >= self.prompt else 0 for at in positions])
 

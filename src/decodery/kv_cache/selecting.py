@@ -1,4 +1,4 @@
-"""Policies that keep everything: each row behind the prompt reads the part of it that its query asks for."""
+"""Policies that keep everything: each row after the prompt reads the part of it that its query asks for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from decodery.step.cache_policy import CachePolicy, State, entries
 
 @dataclass(frozen=True)
 class Selective(CachePolicy):
-    """Class A: nothing is dropped, prompts are read in full, and every row behind them selects for itself."""
+    """Class A: nothing is dropped, prompts are read in full, and every row after them selects for itself."""
 
     @property
     def provides(self) -> Provides:

@@ -145,7 +145,7 @@ class LLM(Asking):
         seed: int = 0,
         constraint: Any = None,
     ) -> Output | list[Output]:
-        """Fill a canvas of `max_new_tokens` behind a prompt, of a masked diffusion model.
+        """Fill a canvas of `max_new_tokens` after a prompt, of a masked diffusion model.
 
         method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
         lists them. A list of outputs for several prompts (as in `generate`) or for n > 1; all of them share passes, and
@@ -171,7 +171,7 @@ class LLM(Asking):
     def listen(
         self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
     ) -> Iterator[StreamOutput]:
-        """Write while a source arrives, chunk by chunk: what is committed behind each, and what is guessed.
+        """Write while a source arrives, chunk by chunk: what is committed after each, and what is guessed.
 
         chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
         `decodery.methods("listen")` lists them. trace: counts passes and rows. The model must read its source in
@@ -204,7 +204,7 @@ class LLM(Asking):
         seed: int = 0,
         constraint: Any = None,
     ) -> Fill:
-        """A canvas of `length` tokens behind a prompt, for `begin`; settings: see `diffuse`."""
+        """A canvas of `length` tokens after a prompt, for `begin`; settings: see `diffuse`."""
         found: DiffusionDecoder = resolve("diffuse", method)
         hold = None if constraint is None else Hold(self._compiled(constraint), self.vocabulary)
         if hold is not None and hold.constraint.after is not None and hold.constraint.after.unenforced:

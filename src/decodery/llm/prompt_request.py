@@ -134,7 +134,7 @@ class Asking:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The bytes behind every token of the model."""
+        """The bytes after every token of the model."""
         return Vocabulary.of(self.tokenizer, self.model.vocab_size)
 
     @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
@@ -243,7 +243,7 @@ class Asking:
         tokens: Ordered[int] | None = None,
         **settings: Any,
     ) -> Request:
-        """A `request` that knows what its prompt was made of, as some searches and models behind servers must.
+        """A `request` that knows what its prompt was made of, as some searches and models on servers must.
 
         tokens: the prompt's, where they are known already.
         """

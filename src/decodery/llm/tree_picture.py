@@ -1,4 +1,4 @@
-"""Drafts as pictures: the tree of a step, what of it became text, and what the model chose behind it.
+"""Drafts as pictures: the tree of a step, what of it became text, and what the model chose after it.
 
 out = lm.generate("Count to 20.", trees=True)
 decodery.llm.tree_picture.draft(out.trace.decoding[3].tree, lm.tokenizer.decode)
@@ -47,7 +47,7 @@ def draft(tree: RecordedTree, decode: Callable[[Sequence[int]], str]) -> Picture
     """The draft of a step, from the last token of the text on the left: what became text runs along the top.
 
     tree: of a step of a trace, where the request kept them (`trees=True`). decode: ids to text, such as
-    `lm.tokenizer.decode`. Green tokens were drafted and accepted, the orange one is the model's own behind them, those
+    `lm.tokenizer.decode`. Green tokens were drafted and accepted, the orange one is the model's own after them, those
     in outline were in vain.
     """
     tokens = [*tree.tokens, tree.emitted[-1]]

@@ -49,7 +49,7 @@ class Rows:
 
 
 class MemberReading:
-    """How far one member has read. Its cache may lag behind the text; what it lacks goes ahead of the next rows."""
+    """How far one member has read. Its cache may lag after the text; what it lacks goes ahead of the next rows."""
 
     def __init__(self, member: Member, cache: KVCache, prompt_length: int) -> None:
         self.member = member
@@ -133,7 +133,7 @@ class MemberReading:
 
 
 class MemberCaches:
-    """The caches of all members of a source over one text, behind the interface of one `KVCache`.
+    """The caches of all members of a source over one text, after the interface of one `KVCache`.
 
     tokens: the text that counts as read, though a member may lag. states: what the source remembers at each of them,
     set for the rows of a pass by `note` and kept with them.

@@ -55,9 +55,9 @@ class Gate(Contract):
 
 @dataclass(frozen=True)
 class Leaving(OfOneModel):
-    """A model whose rows behind the prompt may leave early; the prompt's pass through all layers.
+    """A model whose rows after the prompt may leave early; the prompt's pass through all layers.
 
-    every: a check stands behind so many layers, again and again, none behind the last one. heads: corrections of the
+    every: a check stands after so many layers, again and again, none after the last one. heads: corrections of the
     head for rows that have left, None for the head as it is. end: the token that a text ends with where a gate says so.
 
     The layers above an exit get keys and values of the state there, so that later tokens find some in every layer.

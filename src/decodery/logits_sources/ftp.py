@@ -46,7 +46,7 @@ class FTP(LogitsSource):
     static router). sinks: so many first tokens go through all layers, as the prompt's last one does.
 
     The prompt is read whole, in a pass per layer over the rows that go through it, once all of it is known: whether
-    one of its tokens is routed around a layer depends on those behind it. Tokens that are written go through all layers
+    one of its tokens is routed around a layer depends on those after it. Tokens that are written go through all layers
     and see in each what went through it. Drafts, trees and batches give the text of plain decoding under this source.
     """
 
@@ -227,7 +227,7 @@ class Climb:
         self.free = (torch.arange(n, device="cpu") >= source.sinks) & (torch.arange(n, device="cpu") < n - 1)
 
     def run(self) -> ForwardCoroutine[torch.Tensor]:
-        """[n, hidden] states behind the last layer."""
+        """[n, hidden] states after the last layer."""
         states: torch.Tensor | None = None
         for layers, watched in stages(self.source.routers.schedule):
             rows = np.arange(len(self.tokens))
@@ -249,7 +249,7 @@ class Climb:
     def _pass(
         self, layers: tuple[int, ...], rows: np.ndarray, states: torch.Tensor | None, watched: bool
     ) -> ForwardCoroutine[torch.Tensor]:
-        """Take some rows through some layers: their states [rows, hidden] behind them."""
+        """Take some rows through some layers: their states [rows, hidden] after them."""
         watch = self.cache.policy = Watching() if watched else None
         entering = {"tokens": self.tokens} if states is None else {"states": states[torch.from_numpy(rows)]}
         segment = Segment(rows, **entering, cache=self.cache, logit_rows=[])

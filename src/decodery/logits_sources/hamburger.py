@@ -38,16 +38,16 @@ _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name 
 )
 @dataclass(frozen=True)
 class Hamburger(LogitsSource):
-    """Writes groups of tokens behind one row of the model each, and lets the model read a group as one row again.
+    """Writes groups of tokens after one row of the model each, and lets the model read a group as one row again.
 
     micro: `MicroSteps`, or the file or folder of those that `decodery train hamburger` made: a small decoder, which
-    writes the tokens of a group behind the first one, the model's own; what says where a group ends; and what makes one
+    writes the tokens of a group after the first one, the model's own; what says where a group ends; and what makes one
     row of a group's embeddings. confidence: a group goes on where that finds it at least so likely; above 1 every token
     is a group of its own, which is the model's plain law. The paper evaluates 0.8 and 0.9.
 
     The prompt is read token by token. A group stands at the position of its last token and leaves keys and values once,
     so that the cache holds as many slots of what is written as there are groups. Nothing checks the small decoder's
-    tokens. Drafts, trees and batches give the text of plain decoding under this source; where the text stands behind a
+    tokens. Drafts, trees and batches give the text of plain decoding under this source; where the text stands after a
     token says how the next one is read, so that rows of a path are scored one after the other, and drafts save nothing.
     How many groups were read is counted as `groups`, the tokens in them as `rows`.
     """
@@ -77,7 +77,7 @@ def _load(path: Path) -> MicroSteps:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """Where a text stands behind one of its tokens.
+    """Where a text stands after one of its tokens.
 
     taps: [k, hidden], what the last group's row left. written: embeddings [hidden] of the tokens since then. closes:
     whether the next token ends their group.
@@ -90,7 +90,7 @@ class Place:
 
 @dataclass(slots=True)
 class Noted:
-    """A row of the passes in progress. written: whether it stands behind the prompt. slot: its tentative slot, -1 where
+    """A row of the passes in progress. written: whether it stands after the prompt. slot: its tentative slot, -1 where
     it has none; place: None where it is not known yet, and within a prompt."""
 
     position: int
@@ -100,7 +100,7 @@ class Noted:
 
 
 class GroupCache(KVCache):
-    """Slots of the prompt's tokens and of the groups behind it, and where the text stands behind each written token.
+    """Slots of the prompt's tokens and of the groups after it, and where the text stands after each written token.
 
     noted: the tentative rows, by their order in the text's segments. tentative: how many slots they have.
     """
@@ -155,7 +155,7 @@ class GroupCache(KVCache):
 
 @dataclass(frozen=True)
 class Smashed(OfOneModel):
-    """A model whose texts are read in groups behind their prompt, as in `Hamburger`."""
+    """A model whose texts are read in groups after their prompt, as in `Hamburger`."""
 
     model: OpenModel
     parts: MicroSteps
@@ -194,7 +194,7 @@ class _Walk:
         self.rows = [int(row) for row in rows]
         self.wanted = frozenset(self.rows)
         self.logits: dict[int, torch.Tensor] = {}
-        # Rows of a chain stand each behind the one before it.
+        # Rows of a chain stand each after the one before it.
         self.seen = None if segment.mask is None and not self.stays else segment.seen()
 
     def run(self) -> ForwardCoroutine[ForwardResult]:
@@ -222,7 +222,7 @@ class _Walk:
         return self.cache.noted[before].place if before >= 0 else self.cache.behind[int(self.positions[row]) - 1]
 
     def _round(self, places: dict[int, Place]) -> ForwardCoroutine[None]:
-        """Score rows behind these places: those that end a group by the model, the others by the small decoder."""
+        """Score rows after these places: those that end a group by the model, the others by the small decoder."""
         ends = np.array([row for row, place in places.items() if place.closes], dtype=np.int64)
         said = {row: self._say(row, place) for row, place in places.items() if not place.closes}
         asked = [row for row in said if row in self.wanted]
@@ -261,7 +261,7 @@ class _Walk:
 
     @torch.no_grad()
     def _left(self, rows: np.ndarray, scored: ForwardResult) -> None:
-        """Note what rows say that the model has read, and where the text stands behind those that no prompt goes on."""
+        """Note what rows say that the model has read, and where the text stands after those that no prompt goes on."""
         source = self.source
         self.logits |= zip([row for row in rows.tolist() if row in self.wanted], scored.logits, strict=True)
         *inner, last = (scored.hidden[tap] for tap in source.parts.taps)

@@ -39,7 +39,7 @@ class PartialWeights:
 
     bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
     hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. A layer without any has no
-    second attention. reset: whether positions begin anew behind the prompt, for the second attention alone, so that the
+    second attention. reset: whether positions begin anew after the prompt, for the second attention alone, so that the
     n-th token written stands where the n-th of the prompt does. facts: how they were made, as plain JSON. model:
     `fingerprint` of the model they belong to, "" where that is not known.
     """
@@ -257,7 +257,7 @@ class PartialTransformer(Transformer):
         return segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
 
     def _reset(self, index: int, step: Pass) -> tuple[torch.Tensor, torch.Tensor]:
-        """Angles of the rows as queries: behind the prompt positions begin at 0 again."""
+        """Angles of the rows as queries: after the prompt positions begin at 0 again."""
         lengths = np.concatenate([np.full(last - first, self._length(segment)) for segment, first, last in step.spans])
         positions = np.where(step.positions < lengths, step.positions, step.positions - lengths)
         cos, sin = self.angles(self.config.layer_rope(index), positions)

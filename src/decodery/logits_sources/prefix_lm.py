@@ -30,7 +30,7 @@ MOST = 1 << 14
 )
 @dataclass(frozen=True)
 class PrefixLM(LogitsSource):
-    """Lets the prompt's tokens see each other both ways, and writes behind them from left to right.
+    """Lets the prompt's tokens see each other both ways, and writes after them from left to right.
 
     For models that were trained so, as UniXcoder in its mode of encoder and decoder; others write other texts than
     without it. The prompt is read once, as a whole, whatever share of it a pass asks for: read in parts, its first
@@ -58,7 +58,7 @@ class PrefixLM(LogitsSource):
 class _Read:
     """Keys and values [layers, 2, kv_heads, n, head_dim] of the prompt's tokens from number `first` on.
 
-    logits: [vocab] behind the last one.
+    logits: [vocab] after the last one.
     """
 
     first: int
@@ -112,7 +112,7 @@ class Prefixing(OfOneModel):
         return ForwardResult(torch.stack(found) if found else read.logits[None, :][:0], cost=cost)
 
     def _reading(self, wanted: list[int], role: str) -> ForwardCoroutine[tuple[_Read, dict[int, torch.Tensor]]]:
-        """All of the prompt in one pass, and logits [vocab] behind the tokens with these numbers."""
+        """All of the prompt in one pass, and logits [vocab] after the tokens with these numbers."""
         n, cache = len(self.prompt), self.model.new_cache()
         whole = Segment(
             np.arange(n),

@@ -35,11 +35,11 @@ class SEC(LogitsSource):
 
     heads: an `ExitHeads`, or the file or folder of those that `decodery train sec` made: a classifier of three classes
     (stop, exit, continue), shared by all checks, and a low-rank correction of the model's head for each check. t_exit,
-    t_stop: a row leaves, or ends the text with the model's end token, where that class is the likeliest and its
+    t_stop: a row leaves, or ends the text with the model's end token, where that class is the most likely and its
     probability above this; from 1 on nobody does. The paper has no defaults: it tries 0, 0.5, 0.6 to 0.999 for both.
 
     The first token is said by the whole model. The layers above an exit get keys and values of the state there, as in
-    `calm`. Meant for short completions, of about 10 tokens. A request that ignores end tokens goes on behind one.
+    `calm`. Meant for short completions, of about 10 tokens. A request that ignores end tokens goes on after one.
     Drafts, trees and batches give the text of plain decoding under this source. Cost: three products of the hidden size
     per check, and one head per token, wherever it leaves.
     """
@@ -76,7 +76,7 @@ def _load(path: Path) -> ExitHeads:
 
 @dataclass(frozen=True)
 class Sized(Gate):
-    """Goes by the likeliest class, where that is likely enough; the settings are those of `SEC`."""
+    """Goes by the most likely class, where that is likely enough; the settings are those of `SEC`."""
 
     t_exit: float
     t_stop: float

@@ -25,7 +25,7 @@ from decodery.step.logits_source import LogitsSource
 )
 @dataclass(frozen=True)
 class SVEN(LogitsSource):
-    """Begins the text behind a learned prefix, which turns the model towards a property or away from it.
+    """Begins the text after a learned prefix, which turns the model towards a property or away from it.
 
     control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
     ones; None: those that come with this package for the embedded model. Texts with different prefixes, and without

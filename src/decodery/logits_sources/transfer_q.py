@@ -36,9 +36,9 @@ _ROLLOUT = 31
 )
 @dataclass(frozen=True)
 class TransferQ(LogitsSource):
-    """Adds to the model's likeliest logits the reward of what an aligned model goes on to write after each.
+    """Adds to the model's most likely logits the reward of what an aligned model goes on to write after each.
 
-    reward: a scorer of answers, which judges the output so far, the candidate token and the rollout behind it.
+    reward: a scorer of answers, which judges the output so far, the candidate token and the rollout after it.
     baseline: the aligned model, or a name `decodery.load` knows; None is the loaded one, which is then aligned by
     `prompt`. dtype: what a named one is loaded in, such as "int4". prompt: what the baseline reads in the prompt's
     place, a text or token ids; None is the prompt itself. k: candidates. weight: of the reward, 1 / alpha of the paper.

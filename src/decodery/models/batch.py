@@ -25,9 +25,9 @@ class Segment:
     mask: [n, stays + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
     own pass's; None for causal order over all of them. A row's visible rows must stand in ascending position order, so
     that a row's result does not depend on what else is in the pass.
-    cache: every row also sees all that the cache holds; the rows' own keys and values are written behind it as
+    cache: every row also sees all that the cache holds; the rows' own keys and values are written after it as
     tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
-    stays: how many tentative rows of earlier passes remain, from the first on; the new ones are written behind them.
+    stays: how many tentative rows of earlier passes remain, from the first on; the new ones are written after them.
     The others are overwritten, as all of them are by default.
     logit_rows: rows whose logits are wanted, None for all. interventions: what changes these rows on their way, in this
     order where several meet at one site.

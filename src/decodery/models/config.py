@@ -49,7 +49,7 @@ class Mamba:
     """Mamba-2 layers (Transformers are SSMs, 2024): `heads` states [head_dim, state], each led by one of `groups`.
 
     kernel: how many rows the convolution before them reaches over, itself included. Steps lie within least_step and
-    most_step. normed: whether what a row says is normed behind its gate.
+    most_step. normed: whether what a row says is normed after its gate.
     """
 
     heads: int
@@ -132,9 +132,9 @@ class ModelConfig:
     small draft models; 0 is all of them. vocabulary: fingerprint of the tokenizer, "" where it is not known.
     causal: whether a row sees those before it alone. Where it is not, rows see all of each other, or with block_length
     those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
-    is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
+    is not written yet, in masked diffusion models; shifted: their row of a token predicts the token after it.
     shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
-    centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases behind them.
+    centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases after them.
     norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
     the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
     heads at once. learned_positions: every position has an embedding that is added to the token's. joined_norms: a
@@ -149,10 +149,10 @@ class ModelConfig:
     multiplied by a matrix per head before they meet keys (see `power_law`).
     experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
     beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
-    in place of experts. experts_floor: of every layer, the share of the likeliest expert's weight below which a row
+    in place of experts. experts_floor: of every layer, the share of the most likely expert's weight below which a row
     does without another one, () where none goes without. latent: what attention keeps in place of keys and values, of
     which there is one head.
-    exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
+    exits: numbers of layers after which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
 

@@ -176,7 +176,7 @@ class Hooks:
         return not self._changes and all(place.name not in OF_LAYERS for place in self._places)
 
     def enter(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """Rows as they enter a layer; behind the first one they are states, which were changed there already."""
+        """Rows as they enter a layer; after the first one they are states, which were changed there already."""
         place = HookPoint("residual", layer)
         if layer == 0:
             return self.visit(place, rows)

@@ -20,7 +20,7 @@ SUBLAYERS = ("attention", "mlp")
 class LayerPlan:
     """The layers that rows are run through, in order; None: all of them.
 
-    A route that begins behind the first layer takes hidden states for rows (`Segment.states`), one that ends before the
+    A route that begins after the first layer takes hidden states for rows (`Segment.states`), one that ends before the
     last one leaves early: its logits are what the head makes of the states there. skip: sublayers that rows pass by,
     such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave no keys and values in it. abreast: so
     many layers at a time read the same rows: the attention of all layers of a group looks at what enters the group, and
@@ -71,9 +71,9 @@ def abreast(
     groups: Sequence[Sequence[LayerStep]],
     through: Callable[[torch.Tensor, Sequence[LayerStep]], torch.Tensor],
 ) -> torch.Tensor:
-    """Rows [N, hidden] behind groups of layers, of which each attends to what enters its group.
+    """Rows [N, hidden] after groups of layers, of which each attends to what enters its group.
 
-    through: rows behind some stops, one after the other.
+    through: rows after some stops, one after the other.
     """
     for group in groups:
         attended = [through(rows, [stop._replace(mlp=False)]) for stop in group]

@@ -26,7 +26,7 @@ def mapped_files() -> list[tuple[int, int]]:
 def forget(tensor: torch.Tensor, files: list[tuple[int, int]]) -> None:
     """Give back the memory of a tensor that lies in one of these files and was never written to; of others, nothing."""
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    # Memory that no file stands behind would come back as zeros.
+    # Memory without a file would come back as zeros.
     if any(first <= begin and end <= last for first, last in files):
         discard(begin, end)
 

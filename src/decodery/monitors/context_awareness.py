@@ -144,7 +144,7 @@ class ContextAwareness(Monitor):
 
 
 def adding(layer: int, added: np.ndarray) -> Callable[[torch.Tensor, Segment], torch.Tensor]:
-    """A change of scores by what is added for every position of the prompt, and nothing behind it."""
+    """A change of scores by what is added for every position of the prompt, and nothing after it."""
 
     def change(rows: torch.Tensor, segment: Segment) -> torch.Tensor:
         assert segment.cache is not None

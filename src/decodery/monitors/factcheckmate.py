@@ -27,7 +27,7 @@ __all__ = ["Shift"]
 
 SHIFT = "shift.safetensors"
 SITE = "resid_post.-1"
-"""Behind the last layer, where no keys and values are written any more."""
+"""After the last layer, where no keys and values are written any more."""
 _KIND = "shift"
 _MADE = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --intervene --out DIR`"
 
@@ -89,7 +89,7 @@ class FactCheckmate(Probed):
     """Scores a prompt, before a token is written, by how likely its answer will be wrong; on wish it shifts the states.
 
     probe: a file or folder made by `decodery train probe --rows prompt`, or a `Probe`, on the mean of the prompt's
-    hidden states beside the last one. action: "switch" adds a trained MLP of the state behind the last layer to it, in
+    hidden states beside the last one. action: "switch" adds a trained MLP of the state after the last layer to it, in
     answers above the threshold; shift: its file or folder, the probe's own by default, or a `Shift`; scope: for all
     tokens, or the first alone. The shift is the mean of the paper's, without noise. Prompts are read whole, whatever
     others have read of them. Cost: an MLP per request; with a shift one more row per request above the threshold, and

@@ -28,7 +28,7 @@ __all__ = ["LOSHead"]
 
 HEAD = "los.safetensors"
 MOST_TOKENS = 100
-"""Of an answer that are read; what is written behind them changes the score no more."""
+"""Of an answer that are read; what is written after them changes the score no more."""
 _KIND = "LOS-Net"
 _MADE = "make one with `decodery train los -m MODEL QUESTIONS --out DIR`"
 _FACTS = {"k": Whole(0, 1 << 20), "width": Whole(8, 1 << 12), "layers": Whole(1, 16), "every": Whole(1, 1 << 20)}

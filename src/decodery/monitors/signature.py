@@ -11,7 +11,7 @@ __all__ = ["Signature"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """Of one token, in nats. top: [k] the largest log-probabilities of the row, in descending order, 0 behind the end
+    """Of one token, in nats. top: [k] the largest log-probabilities of the row, in descending order, 0 after the end
     of a smaller vocabulary. logprob: the taken token's. rank: how many tokens are likelier, as a share of the
     vocabulary. mean, deviation: of all log-probabilities of the row. entropy: of the distribution.
 

@@ -30,7 +30,7 @@ def user_spans(seq: Sequence) -> list[tuple[int, int]]:
 class Turns:
     """A prompt that is read: what its rows are up to the end of each turn of the user's.
 
-    ends: positions behind the turns; at: how many tokens were read; pools: by site; found: {site: [2 * width]} of every
+    ends: positions after the turns; at: how many tokens were read; pools: by site; found: {site: [2 * width]} of every
     turn that has ended, the mean of all rows up to there beside the last of them.
     """
 
@@ -44,7 +44,7 @@ class Turns:
         return cls(tuple(end for _, end in user_spans(seq)), {site: Pool() for site in sites})
 
     def read(self, rows: Prompt) -> Turns:
-        """The same behind further rows; chunks of any size give the same."""
+        """The same after further rows; chunks of any size give the same."""
         pools, found, first = dict(self.pools), list(self.found), 0
         stop = self.at + len(rows.tokens)
         for end in [*(end for end in self.ends if self.at < end <= stop), stop]:

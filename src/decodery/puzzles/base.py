@@ -57,7 +57,7 @@ class Puzzle(ABC):
 
     @abstractmethod
     def open(self, prompt: str, text: str) -> bool:
-        """Whether an ideal solver could still end rightly behind this beginning."""
+        """Whether an ideal solver could still end rightly after this beginning."""
 
     def passed(self, prompt: str, text: str) -> float:
         """How much of a finished text is right by what its prompt shows; where that shows nothing, whether it is."""
@@ -68,14 +68,14 @@ class Puzzle(ABC):
         return ""
 
     def steps(self, text: str) -> list[str]:
-        """The steps of a text, each with its delimiter; what stands behind the last one is a step of its own."""
+        """The steps of a text, each with its delimiter; what stands after the last one is a step of its own."""
         if not self.delimiter:
             return [text] if text else []
         pieces = text.split(self.delimiter)
         return [piece + self.delimiter for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
 
     def labels(self, prompt: str, text: str) -> list[bool]:
-        """[steps] whether an ideal solver could still end rightly behind each step; the last one is as the text is."""
+        """[steps] whether an ideal solver could still end rightly after each step; the last one is as the text is."""
         found, written = [], ""
         for step in self.steps(text):
             written += step

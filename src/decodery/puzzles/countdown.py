@@ -72,7 +72,7 @@ class Countdown(Puzzle):
         return _after(left, steps) == (target,) and answer == str(target)
 
     def open(self, prompt: str, text: str) -> bool:
-        """See `Puzzle.open`; of what stands behind the last whole step an answer alone counts."""
+        """See `Puzzle.open`; of what stands after the last whole step an answer alone counts."""
         left, target = _given(prompt)
         ended = text.rfind(self.delimiter) + 1
         found = _after(left, text[:ended])
@@ -110,7 +110,7 @@ def moves(left: tuple[int, ...]) -> Iterator[Move]:
 
 
 def _result(a: int, sign: str, b: int) -> int | None:
-    """What comes of it, None for what is no whole number from 0 on."""
+    """What comes of it, None for what is no integer from 0 on."""
     if sign == "+":
         return a + b
     if sign == "-":
@@ -128,7 +128,7 @@ def _given(prompt: str) -> tuple[tuple[int, ...], int]:
 
 
 def _after(left: tuple[int, ...], steps: str) -> tuple[int, ...] | None:
-    """The numbers that are left behind whole steps, None where one is not legal."""
+    """The numbers that are left after whole steps, None where one is not legal."""
     at = 0
     while at < len(steps):
         step = _STEP.match(steps, at)

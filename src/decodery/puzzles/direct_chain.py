@@ -13,7 +13,7 @@ from .chain import Chain, worked
 class DirectChain(Chain):
     """`chain` whose texts to learn from are the answer alone: `7+3*2-5%10=` asks for `#5`.
 
-    A text is right by its answer, with steps or without. How hard a prompt is differs much: behind a multiplication by
+    A text is right by its answer, with steps or without. How hard a prompt is differs much: after a multiplication by
     nothing little is left to be worked out.
     """
 

@@ -148,7 +148,7 @@ class Prog(Puzzle):
 
 
 def _nexts(stack: Stack) -> Iterator[tuple[str, Stack]]:
-    """Every opcode that this stack allows, with the stack behind it."""
+    """Every opcode that this stack allows, with the stack after it."""
     for name in OPCODES:
         after = _step(stack, name)
         if after is not None:
@@ -156,7 +156,7 @@ def _nexts(stack: Stack) -> Iterator[tuple[str, Stack]]:
 
 
 def _step(stack: Stack, name: str) -> Stack | None:
-    """The stack behind an opcode, None where it has too little on it."""
+    """The stack after an opcode, None where it has too little on it."""
     if name in DIGITS:
         return (*stack, int(name[-1]))
     if not stack:

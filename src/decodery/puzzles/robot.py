@@ -80,7 +80,7 @@ class Robot(Puzzle):
         return bool(_ways(self.side, self.longest)[: left + 1, self._number(state), self._number(goal)].any())
 
     def step(self, state: State, action: str) -> State:
-        """The state behind one action."""
+        """The state after one action."""
         x, y, facing = state
         if action != "m":
             return x, y, (facing + (1 if action == "l" else -1)) % FACINGS
@@ -89,7 +89,7 @@ class Robot(Puzzle):
         return (x + right, y + up, facing) if x + right in inside and y + up in inside else state
 
     def run(self, start: State, program: str, meaning: str = ACTIONS) -> list[State]:
-        """The state behind every action. meaning: what `m`, `l` and `r` do here, for semantics of another kind."""
+        """The state after every action. meaning: what `m`, `l` and `r` do here, for semantics of another kind."""
         found, state = [], start
         for action in program:
             state = self.step(state, meaning[ACTIONS.index(action)])

@@ -26,7 +26,7 @@ from .sampler import Sampler
 _FIRST = 8
 """Tokens that are put in order at first; most checks accept one of them."""
 _PEAKED = 2 / 3
-"""Above this probability of the likeliest token the geometric estimator varies less."""
+"""Above this probability of the most likely token the geometric estimator varies less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
     """The tokens of a law [vocab] (unnormalised logits) as drawn without replacement by the noise of `seed`.
 
     The first accepted one is then what the same noise draws from the law cut to accepted tokens. seed: None for the
-    likeliest first. Tokens at -inf never come; the order is worked out as far as it is asked for.
+    most likely first. Tokens at -inf never come; the order is worked out as far as it is asked for.
     """
     done, count = 0, _FIRST
     while True:
@@ -226,7 +226,7 @@ class Checks:
         return partial(self.constraint.accepts, context.state[self._place])
 
     def is_complete(self, context: Context) -> bool:
-        """Whether the text may end behind `context`."""
+        """Whether the text may end after `context`."""
         return self.constraint is None or self.constraint.is_complete(context.state[self._place])
 
 

@@ -18,7 +18,7 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 from .masks import keep, largest
 
 _ZIPF = 100
-"""How many of the likeliest tokens the exponent is estimated from, each against the next."""
+"""How many of the most likely tokens the exponent is estimated from, each against the next."""
 _RUNAWAY = 64.0
 """Bits. A bound as high as this excludes nothing that could ever be drawn."""
 
@@ -127,7 +127,7 @@ def zipf_exponents(best: torch.Tensor) -> list[float]:
 
 
 def rank_bound(s: float, mu: float, vocab_size: int) -> int:
-    """How many of the likeliest tokens to keep so that their surprise stays below `mu` bits, if p ~ 1 / rank ** s."""
+    """How many of the most likely tokens to keep so that their surprise stays below `mu` bits, if p ~ 1 / rank ** s."""
     s, vocab_size = max(s, 1e-6), max(vocab_size, 2)
     gap = s - 1
     # log((1 - N ** -gap) / gap), whose limit at 0 is log log N: the sum of the first N values is about this.

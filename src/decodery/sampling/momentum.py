@@ -1,4 +1,4 @@
-"""Momentum decoding: the likeliest token, with a resistance against walking through the text's own paths again."""
+"""Momentum decoding: the most likely token, with a resistance against walking through the text's own paths again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .masks import largest
 )
 @dataclass(frozen=True)
 class Momentum(LogitsProcessor):
-    """Takes, of the k likeliest tokens, the one with the highest probability minus alpha times its resistance.
+    """Takes, of the k most likely tokens, the one with the highest probability minus alpha times its resistance.
 
     The text is a graph of tokens; a token's depth is the length of the longest run (the last tokens and itself) that
     the text already holds, 0 if it never occurred. resistance: by depth, that of the last entry for all greater depths;
     inf forbids. Nothing is left to chance: a temperature beside it has no effect. Where all k are forbidden, the
-    likeliest is taken. The default ladder is the one of the authors' code for English models.
+    most likely is taken. The default ladder is the one of the authors' code for English models.
     """
 
     k: int = 5

@@ -210,7 +210,7 @@ class Sampler:
         if not self.stateful:
             return context.state
         state = list(self._deaf(context.state, [token]))
-        # Warps behind the last one that listens, and that one itself, change nothing it hears.
+        # Warps after the last one that listens, and that one itself, change nothing it hears.
         last = max((index for index, processor in enumerate(self.processors) if self._listens(processor)), default=-1)
         row = logits[None].float()
         for index, processor in enumerate(self.processors[: last + 1]):

@@ -34,11 +34,11 @@ _QUESTION = (
 )
 @dataclass(frozen=True)
 class Rating(Scorer):
-    """Scores a text by the number that the model's answer to a question put behind it stands for.
+    """Scores a text by the number that the model's answer to a question put after it stands for.
 
     question: a text, or token ids. words: answers, separated by |, of each of which the first token counts, in all of
     its spellings with and without a space and a capital; or the token ids of each. values: the number of each. how:
-    "mean" is what is to be expected, by the probabilities of the words alone; "argmax" the number of the likeliest of
+    "mean" is what is to be expected, by the probabilities of the words alone; "argmax" the number of the most likely of
     all tokens, or the least where that is none of the words; "drawn" the mean of `draws` drawn words, the same ones
     whenever the same text is scored. The model that wrote the text is asked, on a fork of what it has read, so that
     nothing of the question is left. Cost: the question's rows, in passes that all candidates share. The published

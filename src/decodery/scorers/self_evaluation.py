@@ -30,7 +30,7 @@ _QUESTION = "\n\nIs this answer right? Say Yes or No.\n"
 )
 @dataclass(frozen=True)
 class SelfEvaluation(Scorer):
-    """Scores a text by the probability of yes among the answers to a question that is put behind it.
+    """Scores a text by the probability of yes among the answers to a question that is put after it.
 
     question: a text, or token ids. yes, no: texts, of each of which the first token counts, in all spellings
     separated by |, or token ids; their probabilities are summed. The model that wrote the text is asked, on a fork of

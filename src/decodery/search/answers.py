@@ -57,8 +57,8 @@ _worker = Worker(Path(__file__).with_name("answers_child.py"), memory=_MEMORY)
 class Answers:
     """How answers are found in texts.
 
-    kind: "number" is the last number, "marked" what stands on a line behind the last marker (####, \\boxed, "answer
-    is"), "auto" the one behind a marker, of which a number among words stands alone, or else the last number, "whole"
+    kind: "number" is the last number, "marked" what stands on a line after the last marker (####, \\boxed, "answer
+    is"), "auto" the one after a marker, of which a number among words stands alone, or else the last number, "whole"
     the text itself. pattern: a regular expression in their place, whose last match counts, or its first group where it
     has one. Nothing is looked for before the end of a thinking part. Marked formulas are the same answer where they are
     the same in mathematics (\\frac12 and 0.5, not \\sqrt3 and 3), by math-verify, a second of work for each at most.
@@ -156,7 +156,7 @@ def _same_number(digits: str) -> str:
 
 
 def _marked(text: str) -> str | None:
-    """What stands behind the last marker, up to the end of its line; of a box, what is in it."""
+    """What stands after the last marker, up to the end of its line; of a box, what is in it."""
     found = list(_MARKER.finditer(text))[-1:]
     if not found:
         return None

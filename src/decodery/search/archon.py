@@ -34,7 +34,7 @@ class Archon(Pipeline):
     layers: of components, separated by /, those of one layer by :, as in generator(n=4)/critic/ranker(top_k=2)/fuser.
     Components: generator (n, temperature), critic (tries), ranker (top_k), fuser (n, temperature), verifier, unit-tests
     (most), evaluator (top_k). The first layer generates, and no other does; critics, rankers, verifiers and tests are
-    alone in their layer; a critic comes before a ranker or a fuser, and an evaluator right behind unit-tests. All that
+    alone in their layer; a critic comes before a ranker or a fuser, and an evaluator right after unit-tests. All that
     a layer asks for shares passes. Where several candidates are left, the first is the best: they are in the order of
     the last ranker or evaluator (the published code draws one). All ask at the request's temperature, 0.7 in the paper.
 

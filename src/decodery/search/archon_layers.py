@@ -107,7 +107,7 @@ class Critic(Component):
 
 @dataclass(frozen=True)
 class Ranker(Component):
-    """Orders the candidates and keeps the `top_k` best; what it forgets to name comes behind what it names."""
+    """Orders the candidates and keeps the `top_k` best; what it forgets to name comes after what it names."""
 
     top_k: int = 5
 
@@ -259,7 +259,7 @@ def ranking(said: str, n: int) -> list[int] | None:
 
 
 def _sections(said: str, n: int) -> list[str] | None:
-    """What stands behind [1] to [n], each of which is there once; None otherwise."""
+    """What stands after [1] to [n], each of which is there once; None otherwise."""
     marks = list(_NUMBERED.finditer(said))
     if sorted(int(mark[1]) for mark in marks) != [*range(1, n + 1)]:
         return None

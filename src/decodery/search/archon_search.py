@@ -28,7 +28,7 @@ SPACE: dict[str, tuple[int, ...]] = {
     "fusers": (1, 2, 4),
 }
 """What is chosen: texts of the generator; whether they are tested, verified, criticised; how many a ranker keeps, 0 for
-no ranker; layers of fusers, and fusers in each, behind which one more fuser makes one text of several."""
+no ranker; layers of fusers, and fusers in each, after which one more fuser makes one text of several."""
 _FIRST, _KAPPA = 8, 2.0
 
 

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest texts that a few branches at a time lead to."""
+"""Beam search: the most likely texts that a few branches at a time lead to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Beam(Search):
-    """Follows the likeliest `width` texts at a time and returns them, best first.
+    """Follows the most likely `width` texts at a time and returns them, best first.
 
     width: beams, all of them scored in one pass per token. length_penalty: a text's score is its summed
     log-probability divided by length ** length_penalty, the end token counted; early_stopping: true ends with `width`

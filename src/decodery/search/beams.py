@@ -75,7 +75,7 @@ class Group:
         parents, self.running = self.running, []
         ended: list[Hypothesis] = []
         for rank, (total, number, token) in enumerate(_best(parents, logprobs, penalties, kept)):
-            # Behind the last token nothing goes on, so that nothing is worth keeping beside the best.
+            # After the last token nothing goes on, so that nothing is worth keeping beside the best.
             if rank >= width and (last or len(self.running) == width):
                 break
             parent = parents[number]

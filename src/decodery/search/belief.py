@@ -65,7 +65,7 @@ class Belief:
                 return int(chosen)
 
     def guess(self) -> tuple[np.ndarray, float]:
-        """The likeliest value of every block, the smallest among equals, and the probability that all are right."""
+        """The most likely value of every block, the smallest among equals, and the probability that all are right."""
         labels = [int(posterior.argmax()) for posterior in self.posteriors]
         values = np.array([int(np.flatnonzero(self.labels == label)[0]) for label in labels], dtype=np.int64)
         pairs = zip(self.posteriors, labels, strict=True)

@@ -37,7 +37,7 @@ class BudgetForcing(Search):
 
     end: what marks the end of thinking, begun at the start of the text; ignore: how often the mark, or an end of the
     text in its place, is taken back and `wait` is written there. most: tokens of thinking, those of `wait` included,
-    behind which `end` and then `cue` are written; None leaves that to the model. end, wait and cue are texts or token
+    after which `end` and then `cue` are written; None leaves that to the model. end, wait and cue are texts or token
     ids; a mark that the model spells with other tokens is not seen. The trace counts "ignored" ends and the tokens that
     were "forced".
     """
@@ -97,7 +97,7 @@ class BudgetForcing(Search):
         return pool.finish([text])
 
     def _write_instead(self, pool: Pool, marks: deque[Mark], place: int, tokens: list[int]) -> ForwardCoroutine[None]:
-        """Write `tokens` in place of all that stands behind the first `place` tokens of the text."""
+        """Write `tokens` in place of all that stands after the first `place` tokens of the text."""
         (text,) = pool.texts
         first = text.prompt_length + place
         while marks[-1].length > first:

@@ -112,7 +112,7 @@ class Cheatsheet(Pipeline):
         return [_pair(*sheet.entries[number]) for number in reversed(near)]
 
     def _prompt(self, calls: Calls, shown: Ordered[str]) -> Conversation:
-        """The question behind what is shown: as much of it, from its end, as leaves room for the answer."""
+        """The question after what is shown: as much of it, from its end, as leaves room for the answer."""
 
         def asked(parts: int) -> Conversation:
             sheet = _joined(shown[len(shown) - parts :]) or EMPTY

@@ -1,4 +1,4 @@
-"""Contrastive search: of the likeliest tokens the one whose hidden state repeats the text least."""
+"""Contrastive search: of the most likely tokens the one whose hidden state repeats the text least."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class ContrastiveSearch(Search):
-    """Takes, of the `k` likeliest tokens, the one with the best (1 - alpha) * p - alpha * (likeness to the text).
+    """Takes, of the `k` most likely tokens, the one with the best (1 - alpha) * p - alpha * (likeness to the text).
 
     k: candidates, read as siblings in one pass per token; the winner's keys and values stay. alpha: weight of the
-    degeneration penalty, the largest cosine between a candidate's last hidden state (behind the final norm) and that of
+    degeneration penalty, the largest cosine between a candidate's last hidden state (after the final norm) and that of
     any token before it, the prompt's included. Masks and penalties shape p. The choice needs a pass over its
     candidates, so there is nothing that drafts could be verified with. Memory: one hidden state per token.
     """
@@ -105,7 +105,7 @@ class _States:
 
 
 def _read(branches: Branches, states: _States) -> ForwardCoroutine[torch.Tensor]:
-    """Read the prompt, all of it: what an earlier text left has no hidden states. Returns the logits behind it."""
+    """Read the prompt, all of it: what an earlier text left has no hidden states. Returns the logits after it."""
     seq = branches.root
     seq.cache.truncate(0)
     while seq.cache.next_position < len(seq.tokens):

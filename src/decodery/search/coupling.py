@@ -161,7 +161,7 @@ class Coupling(Search):
 
     @one_thread()
     def _law(self, seq: Sequence, logits: torch.Tensor, settled: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [k] that may come next, likeliest first, and their probabilities [k] float64."""
+        """Tokens [k] that may come next, most likely first, and their probabilities [k] float64."""
         law = seq.sampler.law(logits[None], [seq.context()])
         if not settled and seq.eos_ids:
             law = law.clone()

@@ -1,4 +1,4 @@
-"""Demonstration-based retrieval: a question behind documents, and behind examples that have documents of their own."""
+"""Demonstration-based retrieval: a question after documents, and after examples that have documents of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Demonstration", "Documents"]
 )
 @dataclass(frozen=True)
 class DRAG(Pipeline):
-    """Writes one text behind the k documents that share most words with the question, and behind m worked examples.
+    """Writes one text after the k documents that share most words with the question, and after m worked examples.
 
     documents: `Documents`, or a file: of paragraphs, or .jsonl with a "text" a line. examples: `Demonstration`s, or a
     .jsonl file with "question" and "answer" a line; the first m are shown, each with k documents for its own question.
@@ -70,7 +70,7 @@ def listed(documents: Sequence[str]) -> str:
 
 
 def require_sizes(name: str, **sizes: int) -> None:
-    """Raise SettingsError for a size that is no whole number from 0 on."""
+    """Raise SettingsError for a size that is no integer from 0 on."""
     for key, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise SettingsError(f"{name} needs a {key} of 0 or more, not {value!r}")

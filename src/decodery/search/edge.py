@@ -49,7 +49,7 @@ class Edge(Judged):
 
     scorer: of finished texts, as in value-head(head=FILE), which `decodery train value` makes: it reads the state that
     the model has of a text already, so that verifying costs a row per text and no second model. most: tokens of
-    thinking, None for no bound; behind them `end` and then `cue` are written in one pass, and the text goes on to its
+    thinking, None for no bound; after them `end` and then `cue` are written in one pass, and the text goes on to its
     answer. end, cue: texts or token ids; a mark that the model has begun is completed. choose: "vote" weights answers
     as weighted-vote does (answer, pattern), but that what a linear head finds worth less than nothing counts as
     nothing; "best" is best-of-n. n, most: no numbers are published.

@@ -39,7 +39,7 @@ class EntropicParticleFilter(ParticleSearch):
     Where the effective number of texts is below `least` of all, and less than `early` of the `rounds` are over, weights
     are taken to the power 1 / temperature for the draw: annealing "ess" makes that all / effective x (1 - share of
     rounds over), "entropy" the inverse of the normalised entropy, which is raised to 1 as rounds pass, "base" 2 - the
-    share of rounds over; never below 1. lookahead: "fresh" draws one step more behind every text, counts it in the
+    share of rounds over; never below 1. lookahead: "fresh" draws one step more after every text, counts it in the
     draw, and forgets it: the next weight is divided by what was counted; "reuse" lets that step be the next one, and
     counts it again as its own weight, or once with double_count=false. Published are least=0.5, early=0.5, "ess" and
     systematic resampling; the published code has no lookahead: "fresh" is the auxiliary particle filter of the

@@ -39,7 +39,7 @@ _WORDS = 256
 )
 @dataclass(frozen=True)
 class ExactExtract(Search):
-    """Finds the span of a passage that the model finds likeliest as its whole answer, end token included.
+    """Finds the span of a passage that the model finds most likely as its whole answer, end token included.
 
     passage: token ids, of which every span is a candidate, or a text; empty for the prompt itself. A text's spans are
     candidates as they are spelt in the passage and, from the beginning of every word, as an answer that begins there
@@ -145,7 +145,7 @@ class _Trie:
     """All candidates, made as far as they may still win.
 
     apart: ids that no span holds. open: (loss, node) of nodes not scored yet, a heap. settled: scored nodes. best:
-    score to be smallest (negative log-probability), first place, depth, node and number of the likeliest end of the
+    score to be smallest (negative log-probability), first place, depth, node and number of the most likely end of the
     best whole answer so far.
     """
 
@@ -198,7 +198,8 @@ class _Trie:
                 self.nodes.append(child)
 
     def pick(self, rows: int) -> DraftTree | None:
-        """What to score next: the likeliest nodes with those above them, about `rows` of them, below the prompt's end.
+        """What to score next: the most likely nodes with those above them, about `rows` of them, below the prompt's
+        end.
 
         Where only one token can follow, what follows is scored along, twice as deep at most.
         """

@@ -43,7 +43,7 @@ Feedback = Literal["none", "score", "best", "best-worst", "critique"]
 class IAD(Judged, Pipeline):
     """Draws n texts a round and scores them; from the second round on the prompt shows what was best and worst so far.
 
-    scorer: of finished texts. n: texts a round; rounds: with feedback, behind the first one. feedback: what later
+    scorer: of finished texts. n: texts a round; rounds: with feedback, after the first one. feedback: what later
     prompts show, each level with what those before it show: "none" nothing, which is best-of-n of all rounds, "score"
     the best score, "best" the best text and what the scorer remarks on it, such as the first test that fails,
     "best-worst" the worst one too where its score is lower, "critique" also what the model says of the best one. A text
@@ -52,7 +52,7 @@ class IAD(Judged, Pipeline):
     of a round.
 
     shown: all this is said in words where it is "". A model that was trained to revise wants the form it learned, see
-    revisions; then attempts stand behind the prompt, the worst one first, and without scores.
+    revisions; then attempts stand after the prompt, the worst one first, and without scores.
     """
 
     n: int = 4

@@ -38,7 +38,7 @@ class Lookahead(Search):
     """Judges every text of a search over steps by how it goes on greedily for k more steps, which are then forgotten.
 
     search: over steps, as in step-beam(scorer=self-evaluation,n=8,m=2) or dvts(...). k: steps, of each of which the
-    likeliest tokens after the request's processors are taken; a text that ends sooner is judged as it ends. Scores in
+    most likely tokens after the request's processors are taken; a text that ends sooner is judged as it ends. Scores in
     the trace are those of the ends. What was written to look at is in no part of the trace's tree: it is counted as
     "rolled_out", among the "discarded" tokens. Cost: k + 1 steps in place of one, in passes that all texts share.
     """
@@ -96,7 +96,7 @@ class _Ahead(Growth):
 
 
 def _greedy(seq: Sequence) -> Sequence:
-    """A branch that goes on with what its sampler finds likeliest."""
+    """A branch that goes on with what its sampler finds most likely."""
     twin, last = seq.branch(seq.seed), Temperature(0.0)
     twin.sampler = Sampler([*seq.sampler.processors, last])
     twin.sampler_state = (*seq.sampler_state, last.init(seq.tokens[: seq.prompt_length]))

@@ -39,7 +39,7 @@ class Mark:
 def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine[None]:
     """Write these tokens, up to the end of the text, as if they had been drawn; they are read in one pass.
 
-    The drafter begins anew behind them.
+    The drafter begins anew after them.
     """
     chunk = [seq.pending, *tokens[:-1]]
     scored = yield from score(seq.model, Segment.chunk(chunk, seq.cache))

@@ -79,7 +79,7 @@ class ParticleSearch(StepSearch):
         """The sweeps whose texts are the results; of `growth` it uses the root, and that it extends and judges."""
 
     def grown(self, growth: Growth, parents: Ordered[Node]) -> ForwardCoroutine[tuple[list[Node], list[float]]]:
-        """A step behind each of these texts, and what it weighs."""
+        """A step after each of these texts, and what it weighs."""
         children = yield from growth.extend(parents)
         yield from growth.judge(children)
         return children, [self.log_potential(child) for child in children]

@@ -205,7 +205,7 @@ class Population(Generic[P]):
         return [found.get(id(each), -math.inf) for each in particles], floor
 
     def _lookahead(self, particles: Sequence[P], target: Target) -> ForwardCoroutine[list[float]]:
-        """Unbiased estimates of the log of the target's mass behind these texts, potential included."""
+        """Unbiased estimates of the log of the target's mass after these texts, potential included."""
         rollouts = [self.world.fork(each) for each in particles for _ in range(target.rollouts)]
         yield from as_coroutine(self.world.extend(rollouts, None, target.temperature))
         living = [each for each in rollouts if each.alive]

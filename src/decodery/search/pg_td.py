@@ -51,7 +51,7 @@ class PGTD(Search):
     tests: a scorer of finished texts, 1 for a program that passes, as in program-tests(file=tests.py), or any other
     whose scores tell which of two programs is better. budget: programs to generate. k: tokens a node may go on with;
     beams: the width of completions, 1 is greedy. c, c_base: how much likely and rarely tried tokens are favoured: Q +
-    beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen behind a
+    beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen after a
     token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop: end with the first reward of
     1. caches: false computes again what is known, for the same result. Returned is the best program seen anywhere, the
     first among equals, with its reward as score: below 1 it fails. The published search counts every visit of a node;
@@ -110,7 +110,7 @@ class PGTD(Search):
 
 @dataclass(slots=True)
 class Edge:
-    """A token behind a node. visits: rollouts through it; best: the highest reward of these, 0 before the first."""
+    """A token after a node. visits: rollouts through it; best: the highest reward of these, 0 before the first."""
 
     token: int
     probability: float
@@ -121,7 +121,7 @@ class Edge:
 
 @dataclass(slots=True)
 class Node:
-    """A beginning of programs. visits: 1, and one more for every rollout through it. closed: nothing new is behind."""
+    """A beginning of programs. visits: 1, and one more for every rollout through it. closed: nothing new is after."""
 
     path: Path
     edges: list[Edge]
@@ -170,7 +170,7 @@ class Tree:
             node.closed = all(each.node is not None and each.node.closed for each in node.edges)
 
     def _select(self, node: Node) -> Edge:
-        """The edge to follow; the likeliest among equals."""
+        """The edge to follow; the most likely among equals."""
         open_edges = [edge for edge in node.edges if edge.node is None or not edge.node.closed]
         return max(open_edges, key=lambda edge: self._value(node, edge))
 
@@ -196,7 +196,7 @@ class Programs:
         self.rewards: dict[Path, float] = {}
         self.best: tuple[Program, Sequence] | None = None
         self.completions = 0
-        # For every beginning met: the program that completes it greedily, and the likeliest tokens behind it.
+        # For every beginning met: the program that completes it greedily, and the most likely tokens after it.
         self._greedy: dict[Path, Path] = {}
         self._following: dict[Path, list[tuple[int, float]]] = {}
         self._points: OrderedDict[Path, Sequence] = OrderedDict()
@@ -210,7 +210,7 @@ class Programs:
         root.cache.truncate(len(root.tokens) - 1)
 
     def edges(self, path: Path) -> ForwardCoroutine[list[Edge]]:
-        """What may follow `path`, likeliest first."""
+        """What may follow `path`, most likely first."""
         if not self.settings.caches and path:
             seq = yield from self._at(path)
             self._learn(seq, (yield from self.branches.score([seq])))
@@ -270,7 +270,7 @@ class Programs:
         return group.finished[0].seq
 
     def _learn(self, seq: Sequence, logits: torch.Tensor) -> int:
-        """Keep what may follow the text of `seq`; returns the likeliest of it. logits: [1, vocab] there."""
+        """Keep what may follow the text of `seq`; returns the most likely of it. logits: [1, vocab] there."""
         probabilities = law([seq], logits).double().softmax(dim=-1)
         ids, values = topk(probabilities, self.settings.k)
         pairs = zip(ids[0].tolist(), values[0].tolist(), strict=True)
@@ -278,7 +278,7 @@ class Programs:
         return int(ids[0, 0])
 
     def _at(self, path: Path) -> ForwardCoroutine[Sequence]:
-        """A sequence that stands behind `path`: forked off the longest beginning at hand, the rest read in one pass."""
+        """A sequence that stands after `path`: forked off the longest beginning at hand, the rest read in one pass."""
         found = next((path[:cut] for cut in range(len(path), 0, -1) if path[:cut] in self._points), ())
         seq = (self._points[found] if found else self.branches.root).fork()
         rest = path[len(found) :]

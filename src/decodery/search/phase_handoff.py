@@ -49,7 +49,7 @@ class PhaseHandoff(Stepped):
     number: in the original 8 of 10 scales of an image are the large model's.
     below: the model's phase also ends where the entropy of what it draws from, meaned over the last `window` tokens of
     the phase, has fallen below so many nats; above: the second model's where its own has risen above. That is of the
-    model's own law, whatever the sampler makes of it, of its 20 likeliest tokens and the others as one. rounds counts
+    model's own law, whatever the sampler makes of it, of its 20 most likely tokens and the others as one. rounds counts
     these phases, too. Of sampling both models have the request's settings.
     """
 
@@ -116,7 +116,7 @@ class PhaseHandoff(Stepped):
 
 
 def entropy(token: TokenLogprob) -> float:
-    """Nats of the law that a token was drawn from, of the likeliest ones as told and all others as one."""
+    """Nats of the law that a token was drawn from, of the most likely ones as told and all others as one."""
     told = [how for _, how in token.top]
     rest = max(1.0 - math.fsum(map(math.exp, told)), 0.0)
     return -math.fsum(math.exp(how) * how for how in told) - (rest * math.log(rest) if rest > 0 else 0.0)

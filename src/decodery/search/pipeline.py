@@ -1,4 +1,4 @@
-"""What pipelines have in common: searches that ask for several texts, each behind a prompt of its own."""
+"""What pipelines have in common: searches that ask for several texts, each after a prompt of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Pipeline(Search):
     """A search by several prompts, which are made of the request's own.
 
-    What it finds are answers to the request, whatever prompts they were written behind; nothing of them is kept in a
+    What it finds are answers to the request, whatever prompts they were written after; nothing of them is kept in a
     cache. Where a server goes away, or a prompt outgrows the model's context, the best that stands is found, with
     `complete=False`.
     """
@@ -73,7 +73,7 @@ class Pipeline(Search):
 
 
 def as_answers(calls: Calls, texts: Ordered[Sequence]) -> list[Sequence]:
-    """The texts as answers to the request's own prompt, behind which nothing of them is read."""
+    """The texts as answers to the request's own prompt, after which nothing of them is read."""
     prompt = [int(token) for token in calls.request.prompt]
     return [
         replace(

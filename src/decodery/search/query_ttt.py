@@ -90,7 +90,7 @@ class QueryTTT(Search):
         self, model: Transformer, tokens: Ordered[int], cache: KVCache, progress: Progress = silent
     ) -> Transformer:
         """The model with queries trained on `tokens`, of which `cache` holds all but the last; itself without steps."""
-        # A row needs the token behind it, and what is kept ends before the last one.
+        # A row needs the token after it, and what is kept ends before the last one.
         length = min(self.span, len(tokens) - 1)
         if not self.steps or length < 1:
             return model

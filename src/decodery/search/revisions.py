@@ -30,7 +30,7 @@ from .votes import elected, no_answer, vote_weights
 class Revisions(Judged, Pipeline):
     """Writes n chains of `length` attempts side by side, each of which is shown those before it, and lets them vote.
 
-    An attempt is asked for behind the prompt, the last `window` attempts of its chain, each as `shown` says, and `ask`.
+    An attempt is asked for after the prompt, the last `window` attempts of its chain, each as `shown` says, and `ask`.
     scorer: of finished texts; its scores are the weights of votes, and what it remarks on an attempt, such as the first
     test that fails, may be shown with it. shown, ask: texts, in which {attempt} and {remark} stand for these. A model
     that was trained to revise wants the form it learned, as one of `decodery train puzzle-model prog:attempts=3` does:

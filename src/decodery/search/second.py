@@ -45,7 +45,7 @@ class Second:
         self._text: Sequence | None = None
 
     def write(self, parent: Node) -> ForwardCoroutine[Node]:
-        """A step behind a text, of which the text's own model has read nothing yet."""
+        """A step after a text, of which the text's own model has read nothing yet."""
         written = self._taken_over(parent.seq)
         if parent.depth + 1 < self.growth.search.rounds:
             written.held = self.growth.search.ends(written)

@@ -36,7 +36,7 @@ _ASKED = (
 class SpecReason(Stepped, Judged):
     """Lets a second model write each step, has it scored, and keeps it where the score reaches the threshold.
 
-    scorer: by default the model itself is asked for a digit, in one token behind the step; its likeliest token counts,
+    scorer: by default the model itself is asked for a digit, in one token after the step; its most likely token counts,
     and what is no digit is 0. Any scorer of beginnings and answers will do. model, dtype: the second model, as for the
     drafter draft-model; it needs the same tokens. threshold: what a score must reach; a step that does not is left, and
     the model writes it from the same place with the same noise, by the request's drafter, budget and rule: with

@@ -22,7 +22,7 @@ from .steps import Growth, Node, StepSearch, distinct
 )
 @dataclass(frozen=True)
 class StepBeam(StepSearch):
-    """Draws n first steps, keeps the n / m texts that are worth most, draws m steps behind each of them, and so on.
+    """Draws n first steps, keeps the n / m texts that are worth most, draws m steps after each of them, and so on.
 
     n: texts judged in a round; m: continuations of each that is kept. A text that ends leaves the beam with its worth;
     it ends with the first n of them, or when nothing is left to continue. Where fewer than n / m are left they share

@@ -98,7 +98,7 @@ class Stepped(Search):
         return (yield from self.follow(Growth(engine, request, self, progress)))
 
     def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
-        """What holds a text at the end of the step that it is about to write behind what it has."""
+        """What holds a text at the end of the step that it is about to write after what it has."""
         return StepEnd(seq, self.delimiter, self.step_tokens)
 
     @abstractmethod
@@ -164,7 +164,7 @@ def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
 
 
 class Growth:
-    """The tree of texts that a search over steps writes behind one prompt.
+    """The tree of texts that a search over steps writes after one prompt.
 
     root: the prompt. trace: of all of it; its `grown` is the tree, from which everything that was chosen can be
     followed again without a model. Texts that nobody holds any more give their memory back.

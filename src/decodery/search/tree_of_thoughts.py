@@ -1,4 +1,4 @@
-"""Tree of Thoughts: several steps behind each of several texts; those of most value are followed, broad or deep."""
+"""Tree of Thoughts: several steps after each of several texts; those of most value are followed, broad or deep."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .steps import Growth, Node, StepSearch, distinct
 )
 @dataclass(frozen=True)
 class TreeOfThoughts(StepSearch):
-    """Draws n steps behind each text that is followed, has them valued, and follows the b best, or goes deep first.
+    """Draws n steps after each text that is followed, has them valued, and follows the b best, or goes deep first.
 
     scorer: by default `rating`, which asks the model itself whether a text can still lead to an answer and counts
     impossible as 0.001, likely as 1 and sure as 20; any other will do. order: "bfs" follows b texts at a time, chosen
     by select: "greedy" the best, "sampled" drawn without replacement by their values, which must be no less than 0,
     or logarithms. "dfs" goes on from the best child, turns back where a value is below `threshold`, and stops when
     `answers` texts have ended; texts below it are followed, the best first, only where no other text ends. Equal steps
-    behind one text are one, and a text is valued once. rounds: the depth of the tree; other settings: see step-beam.
+    after one text are one, and a text is valued once. rounds: the depth of the tree; other settings: see step-beam.
     The published values are sums over answers, these are their mean. Proposing steps by a prompt of its own and voting
     among states, which are other prompts for every task, are not here. Cost: b * n steps a round, and as many values.
     """
@@ -98,7 +98,7 @@ class TreeOfThoughts(StepSearch):
         return ended
 
     def _children(self, growth: Growth, parents: list[Node]) -> ForwardCoroutine[list[list[Node]]]:
-        """n steps behind each of these texts, judged, of equals behind one text the first."""
+        """n steps after each of these texts, judged, of equals after one text the first."""
         drawn = yield from growth.extend([parent for parent in parents for _ in range(self.n)])
         apart = [distinct(drawn[first : first + self.n]) for first in range(0, len(drawn), self.n)]
         judged = {id(node) for node in (yield from growth.judge(list(chain(*apart))))}

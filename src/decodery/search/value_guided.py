@@ -27,7 +27,7 @@ class ValueGuided(StepSearch):
 
     A step is a block of `step_tokens` tokens, so that nobody has to say where a step of reasoning ends; a delimiter may
     end it sooner. scorer: of beginnings wherever a block ends, and answers, as in value-head(head=FILE). n: blocks in
-    a round; width: blocks behind each text that is kept; lines: beams that do not compete, None for as many as keep one
+    a round; width: blocks after each text that is kept; lines: beams that do not compete, None for as many as keep one
     text each. A line keeps n / lines / width texts. A text that ends leaves its line, and a line ends with its texts.
     choose: "vote" weights each text's answer by its value. The published budgets are 64 to 256 blocks a round. The
     other settings are those of all searches over steps, see step-beam. Guidance by a value token by token is the source

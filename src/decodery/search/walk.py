@@ -71,7 +71,7 @@ class Walk:
         self._first: torch.Tensor | None = None
 
     def start(self, count: int) -> ForwardCoroutine[list[Branch]]:
-        """Particles that stand behind the prompt."""
+        """Particles that stand after the prompt."""
         self._first = (yield from self.branches.score([self.branches.root]))[0]
         return [Branch(seq=self._parted(self.branches.root), logits=self._first) for _ in range(count)]
 

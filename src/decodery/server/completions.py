@@ -200,7 +200,7 @@ class CompletionForm(Form):
         return [*self.grown(index, news), last]
 
     def _offsets(self, index: int, at: int) -> answer.Offsets:
-        """Of the text behind a choice's prompt, of which `at` characters are shown."""
+        """Of the text after a choice's prompt, of which `at` characters are shown."""
         stream = self.tokenizer.stream()
         stream.push(self.prompts[index])
         return answer.Offsets(stream, at)

@@ -11,12 +11,12 @@ _LONG_SPEC = Annotated[StrictStr, Field(max_length=65536)]
 
 
 def _whole(value: Any) -> Any:
-    """5.0 is a whole number in JSON."""
+    """5.0 is a integer in JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-# Bounds stand before it: those behind are checked, and not published as bounds.
+# Bounds stand before it: those after are checked, and not published as bounds.
 _WHOLE = BeforeValidator(_whole)
 Token = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), _WHOLE]
 Tokens = Annotated[list[Token], Field(min_length=1)]

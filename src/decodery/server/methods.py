@@ -58,7 +58,7 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "kv": own.kv,
         "monitor": own.monitor,
         "fresh_memory": own.fresh_memory or None,
-        # 64 bits of whatever whole number it is.
+        # 64 bits of whatever integer it is.
         "seed": None if body.seed is None else body.seed % (1 << 64),
         "stop_token_ids": body.stop_token_ids,
         "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,

@@ -79,7 +79,7 @@ class NodeDistributions:
     def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
         """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
 
-        Their rows stand behind the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
+        Their rows stand after the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
         if seq.kv is not None and seq.kv.opens and not seq.position:
@@ -116,7 +116,7 @@ class NodeDistributions:
             parent = int(self.tree.parents[node])
             before = self.context(parent)
             token = int(self.tree.tokens[node])
-            # What stands behind a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
+            # What stands after a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
             known = token != MASK_TOKEN
             self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]

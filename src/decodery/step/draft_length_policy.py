@@ -70,7 +70,7 @@ class Budget:
     context: int = 0
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Times of passes over `rows` [k] int rows behind this text: [k] float64, all 1 where they are not known."""
+        """Times of passes over `rows` [k] int rows after this text: [k] float64, all 1 where they are not known."""
         return np.ones(len(rows)) if self.pass_seconds is None else _at(self.pass_seconds(self.context), rows)
 
     def batch_seconds(self, rows: np.ndarray, contexts: Ordered[int]) -> np.ndarray:

@@ -42,7 +42,7 @@ class DraftTree:
     distributions: {node: [vocab] float64 probabilities its children were drawn from}. draws: {node: its children in
     draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
     inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where every
-    token is known. Such nodes ask what comes behind a token not known yet. They are nobody's children: rules never see
+    token is known. Such nodes ask what comes after a token not known yet. They are nobody's children: rules never see
     them, and what they are scored with is for the drafter.
     changes: what changes the states of such nodes on their way through the model, by site, see `models.hooks`.
     entered: where scoring may go on, of exactly these nodes; a tree made of this one has none.
@@ -73,7 +73,7 @@ class DraftTree:
         logq: np.ndarray | None = None,
         distributions: dict[int, torch.Tensor] | None = None,
     ) -> DraftTree:
-        """One token after another behind the pending one."""
+        """One token after another after the pending one."""
         tokens = np.concatenate(([pending], np.asarray(drafted, dtype=np.int64)))
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls(tokens, parents, origin, logq, distributions or {})
@@ -111,10 +111,10 @@ class DraftTree:
     def asking(
         self, counts: np.ndarray, inputs: torch.Tensor, changes: Mapping[Tap, Change] | None = None
     ) -> DraftTree:
-        """This tree, of known tokens, and behind each of its nodes a chain of nodes without a token.
+        """This tree, of known tokens, and after each of its nodes a chain of nodes without a token.
 
         counts: [n] how long the chains are; inputs: [longest, hidden] what the first, second, ... node of a chain
-        reads. The chains stand behind all other nodes, in the order of those they hang on.
+        reads. The chains stand after all other nodes, in the order of those they hang on.
         """
         owners = np.arange(len(self)).repeat(counts)
         places = np.arange(len(owners)) - (np.cumsum(counts) - counts).repeat(counts)
@@ -191,7 +191,7 @@ class DraftTree:
         return np.flatnonzero((self.parents == node) & (self.tokens != MASK_TOKEN))
 
     def asked(self, node: int) -> list[int]:
-        """The chain of nodes without a token behind `node`."""
+        """The chain of nodes without a token after `node`."""
         chain: list[int] = []
         while (child := self.child(node, MASK_TOKEN)) is not None:
             chain.append(child)

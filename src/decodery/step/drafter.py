@@ -68,7 +68,7 @@ class VerificationFeedback:
         return VerificationFeedback(self.tree.prune(known), self.logits[rows], hidden, path, self.emitted, self.start)
 
     def likeliest(self, nodes: Ordered[int]) -> list[int]:
-        """The token the model itself finds likeliest after each of `nodes`, the lowest id among equals."""
+        """The token the model itself finds most likely after each of `nodes`, the lowest id among equals."""
         if self.logits.device.type != "cpu":
             return self.logits[list(nodes)].argmax(dim=-1).tolist()
         # Row by row in numpy: nothing is copied and no thread is woken.
@@ -250,7 +250,7 @@ class TreeDrafter(Drafter):
     def likeliest(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
-        """The k likeliest tokens of `expand`: ids [len(nodes), at most k] int64, best first, and log-probabilities."""
+        """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs."""
         if not seq.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
@@ -269,7 +269,7 @@ class TreeDrafter(Drafter):
         return (yield from self._chain(seq, budget, length))
 
     def _likeliest_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
-        """What `_chain` comes to where nothing of a distribution counts but its likeliest token."""
+        """What `_chain` comes to where nothing of a distribution counts but its most likely token."""
         drafted: list[int] = []
         tree = DraftTree.root(seq.pending)
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.eos_ids):
@@ -343,7 +343,7 @@ def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
 class Composite(Drafter):
     """A drafter made of others, each of which has a memory of its own.
 
-    `seq.draft_state` is the list of the parts' memories, and of whatever a subclass adds behind them.
+    `seq.draft_state` is the list of the parts' memories, and of whatever a subclass adds after them.
     """
 
     @property

@@ -95,7 +95,7 @@ class Embeddings:
         return np.isin(np.arange(start, start + count), self.places)
 
     def behind(self, start: int, count: int) -> torch.Tensor:
-        """[count, 1 + hidden] of places from `start` on: whether an embedding stands behind each, 1 or 0, and which."""
+        """[count, 1 + hidden] of places from `start` on: whether an embedding stands after each, 1 or 0, and which."""
         held = self.mask(start + 1, count)
         found = self.rows.new_zeros(count, 1 + self.rows.shape[1])
         first, end = np.searchsorted(self.places, (start + 1, start + 1 + count))

@@ -31,7 +31,7 @@ class Row:
 
     token: its id; position: its place in the output, 0 for the first. logits: [vocab] of that row, the model's own.
     hidden: {tap: [width]} of that row: what the model made of all that stands before the token. final: whether the text
-    ends behind it.
+    ends after it.
     """
 
     token: int
@@ -55,7 +55,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the text behind the token that was seen; it finishes with "content_filter"."""
+    """End the text after the token that was seen; it finishes with "content_filter"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class Monitor(Contract):
         """The state before anything is read."""
 
     def read(self, state: Any, rows: Prompt) -> Any:
-        """The state behind further rows of the prompt; asked where `needs.prompt_taps` is set."""
+        """The state after further rows of the prompt; asked where `needs.prompt_taps` is set."""
         return state
 
     @abstractmethod
     def observe(self, state: Any, row: Row) -> Any:
-        """The state behind one more committed token."""
+        """The state after one more committed token."""
 
     @abstractmethod
     def score(self, state: Any) -> float | None:
@@ -140,7 +140,7 @@ class Monitor(Contract):
         return math.inf if self.threshold is None else self.threshold
 
     def act(self, state: Any) -> Action | None:
-        """What to do behind a token whose score is above the limit."""
+        """What to do after a token whose score is above the limit."""
         actions: dict[str, Action] = {"stop": Stop(), "regenerate": Regenerate()}
         return actions.get(self.action)
 

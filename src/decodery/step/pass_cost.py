@@ -29,11 +29,11 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT = 128
 """Tokens in the cache while a pass is timed."""
 FAR_ROWS, FAR_CONTEXT = (1, 16), 1024
-"""Rows that are timed behind a long text too, to tell what its tokens cost."""
+"""Rows that are timed after a long text too, to tell what its tokens cost."""
 _SECONDS = 1.0
 """What measuring a model may take, beyond the passes that a curve cannot be without."""
 _FAR = ((FAR_CONTEXT, FAR_ROWS[0]), *((FAR_CONTEXT, rows) for rows in FAR_ROWS))
-"""Passes behind a long text. The first one through so large a cache meets memory nobody has touched: of a single one
+"""Passes after a long text. The first one through so large a cache meets memory nobody has touched: of a single one
 a text of 1,024 tokens looked ten times as dear as it is."""
 _ORDER = (
     *((CONTEXT, rows) for rows in (1, 8, 16)),
@@ -56,7 +56,7 @@ _known: WeakKeyDictionary[LanguageModel, CostCurve] = WeakKeyDictionary()
 class CostCurve:
     """Time of a pass by its number of rows and the tokens before them.
 
-    rows: ascending, at least one; times: seconds of each behind `CONTEXT` tokens. token, row_token: seconds that every
+    rows: ascending, at least one; times: seconds of each after `CONTEXT` tokens. token, row_token: seconds that every
     further token in the cache costs, once and for every row that attends to it.
     """
 
@@ -78,7 +78,7 @@ class CostCurve:
 
         What else runs on the machine only ever adds time, so the shortest timing is the nearest to the truth; and fewer
         rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
-        far: timings of `FAR_ROWS` behind `FAR_CONTEXT` tokens; without them a longer text costs nothing.
+        far: timings of `FAR_ROWS` after `FAR_CONTEXT` tokens; without them a longer text costs nothing.
         """
         rows = sorted(timings)
         shortest = np.array([min(timings[n]) for n in rows])
@@ -91,7 +91,7 @@ class CostCurve:
         return cls(near.rows, near.times, max(0.0, few - row_token), row_token)
 
     def seconds(self, rows: float, context: int = CONTEXT) -> float:
-        """Time of a pass over `rows` rows behind `context` tokens.
+        """Time of a pass over `rows` rows after `context` tokens.
 
         A straight line between measured numbers of rows, and on along the last one.
         """
@@ -99,7 +99,7 @@ class CostCurve:
         return near + max(0, context - CONTEXT) * (self.token + self.row_token * rows)
 
     def times_of(self, rows: np.ndarray) -> np.ndarray:
-        """Times of passes over `rows` [n] behind `CONTEXT` tokens: [n] float64."""
+        """Times of passes over `rows` [n] after `CONTEXT` tokens: [n] float64."""
         known = np.interp(rows, self.rows, self.times)
         if len(self.rows) == 1:
             return known
@@ -171,7 +171,7 @@ def time_passes(
 ) -> dict[str, dict[int, list[float]]]:
     """Seconds of single passes by model and number of rows, repeats interleaved so that disturbances hit all alike.
 
-    Every pass scores a chain of tokens behind `context` tokens in the cache and wants all logits. enough: called
+    Every pass scores a chain of tokens after `context` tokens in the cache and wants all logits. enough: called
     with the number of rounds done, says when to stop. Numbers of rows beyond a model's context are left out.
     """
     prepared = {name: _prepare(model, context, max(rows)) for name, model in models.items()}
@@ -207,7 +207,7 @@ def _too_dear(curve: CostCurve, timings: Mapping[int, Mapping[int, Sequence[floa
 
 
 def time_far(models: Mapping[str, LanguageModel], repeats: int) -> dict[str, dict[int, list[float]]]:
-    """`time_passes` of `FAR_ROWS` behind `FAR_CONTEXT` tokens; nothing for models whose context is shorter."""
+    """`time_passes` of `FAR_ROWS` after `FAR_CONTEXT` tokens; nothing for models whose context is shorter."""
     long = {name: model for name, model in models.items() if model.config.max_positions >= FAR_CONTEXT + FAR_ROWS[-1]}
     timings = time_passes(long, FAR_ROWS, context=FAR_CONTEXT, enough=lambda done: done >= repeats) if long else {}
     return {name: timings.get(name, {}) for name in models}
@@ -229,7 +229,7 @@ def _timings(
     """
     begin, most = perf_counter(), model.config.max_positions
     widest = {context: max(rows for each, rows in cases if each == context) for context, _ in cases}
-    # Behind less than a far context nothing is learned of far ones.
+    # After less than a far context nothing is learned of far ones.
     caches = {
         context: _prepare(model, context, rows)
         for context, rows in widest.items()

@@ -31,14 +31,14 @@ __all__ = ["Candidates", "Scorer", "judge", "log_scores"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Texts behind one prompt, to be scored together.
+    """Texts after one prompt, to be scored together.
 
     prompt: token ids. outputs: m lists of the ids that were written after it, end tokens left out. finished: of each,
     whether it is an answer or a beginning. hidden: {tap: [m, hidden]} states of the last tokens, where the scorer
     needs them. texts: the outputs as text where somebody has it already; decode: ids to text, None without a tokenizer.
     begins: how many ids of each output stand before its last step, None where texts do not grow by steps.
     model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
-    end, to be forked and never changed; None to read all of it. calls: opens texts behind prompts of a scorer's own;
+    end, to be forked and never changed; None to read all of it. calls: opens texts after prompts of a scorer's own;
     None where the prompt is token ids alone. role: what `model` goes by in the ledger where it is not the writer.
     """
 
@@ -98,7 +98,7 @@ class Scorer(Contract):
 
     @property
     def apart(self) -> bool:
-        """Whether it is read behind prompts of its own, made of question and answer, which any model can be asked."""
+        """Whether it is read after prompts of its own, made of question and answer, which any model can be asked."""
         return False
 
     @property

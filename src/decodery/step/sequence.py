@@ -39,7 +39,7 @@ FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the model's own softmax, and of the likeliest tokens beside it."""
+    """Log-probability of an emitted token under the model's own softmax, and of the most likely tokens beside it."""
 
     token: int
     logprob: float
@@ -50,7 +50,7 @@ class TokenLogprob:
 class Watched:
     """What a monitor found of a text. limit: scores above it are flagged.
 
-    scores: behind every output token, None where nothing was known yet. flagged: the first output position whose score
+    scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
     was above the limit, None for none. error: what turned it off, where it was to go on without.
     """
 
@@ -94,23 +94,22 @@ class Sequence:
     max_nodes: most drafted tokens per step.
     memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
     where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
-    logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
-    ranked it by, higher is better; None where nothing was ranked.
-    kv: what of its keys and values is kept and read, None for all.
-    like: a sequence with the same prompt and source, whose prefill this one will share by forking its cache.
-    prompt_logprobs: how many likeliest tokens to report beside each of the prompt's; told: those that are known, from
-    its second token on. salt, trees: see `Request`. cached: how many tokens of the prompt others had read before;
-    prompt_kept: whether it has been left for others in turn.
-    paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the drafter has seen:
-    where they are read again, because the cache was given up, it is not shown them twice. branches: all forks of a text
-    that a search has, itself included, while they are about; None for a text that is decoded by itself. held: where a
-    search writes it in parts, whether it has come to the end of one; asked after every token that is committed, and
-    what was accepted behind it is left. role: what `model` goes by in the ledger where it is not the engine's own.
-    conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
-    None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
-    it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for none.
-    embeddings: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`. padding: ids that
-    are no token and are never written, None where there are none.
+    logprobs: how many most likely tokens to report beside each emitted one, None to report nothing. score: what a
+    search ranked it by, higher is better; None where nothing was ranked. kv: what of its keys and values is kept and
+    read, None for all. like: a sequence with the same prompt and source, whose prefill this one will share by forking
+    its cache. prompt_logprobs: how many most likely tokens to report beside each of the prompt's; told: those that are
+    known, from its second token on. salt, trees: see `Request`. cached: how many tokens of the prompt others had read
+    before; prompt_kept: whether it has been left for others in turn. paused: takes part in no pass until that is taken
+    back. shown: the first tokens whose rows the drafter has seen: where they are read again, because the cache was
+    given up, it is not shown them twice. branches: all forks of a text that a search has, itself included, while they
+    are about; None for a text that is decoded by itself. held: where a search writes it in parts, whether it has come
+    to the end of one; asked after every token that is committed, and what was accepted after it is left. role: what
+    `model` goes by in the ledger where it is not the engine's own. conversation: what its prompt was made of; calls:
+    opens texts behind other prompts, for whoever judges this one, None where nobody can. written_by: what a model that
+    writes texts by itself keeps of this one. complete: False where it is not all that it would have been, because
+    whoever wrote it went away. watch: its monitors, None for none. embeddings: what its prompt holds beside tokens,
+    None for nothing. user_spans: see `PromptTokens`. padding: ids that are no token and are never written, None where
+    there are none.
     """
 
     tokens: list[int]

@@ -21,7 +21,7 @@ _MOST_FORKS = 4
 def check_cache(
     model: LanguageModel, *, programs: int = 6, steps: int = 14, seed: int = 0, tolerance: float = 1e-9
 ) -> float:
-    """State-identical, for the caches of `model` alone: any kind that stands behind the interface of `KVCache`.
+    """State-identical, for the caches of `model` alone: any kind that stands after the interface of `KVCache`.
 
     Random programs of trees fed in one pass or several, through all layers or part of them at a time, kept paths, cuts,
     forks, marks and returns to them. After every step every cache of the family must score rows as a model does that

@@ -92,7 +92,7 @@ class Diffusion:
         return mean, width, earlier
 
     def _denoised(self, x: np.ndarray, kept: float) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance [n, d] of the mixture's value behind x [n, d], of whose variance the share `kept` is it."""
+        """Mean and variance [n, d] of the mixture's value after x [n, d], of whose variance the share `kept` is it."""
         centres, widths = np.sqrt(kept) * self.mixture.means, kept * self.mixture.widths**2 + 1 - kept
         apart = x[:, None] - centres
         log_share = np.log(self.mixture.weights) - 0.5 * (apart**2 / widths + np.log(widths)).sum(axis=2)

@@ -91,7 +91,7 @@ class Tabular(TableModel):
         return (-noise.log()).log().log_softmax(-1)
 
     def law(self, prompt: Sequence[int]) -> tuple[list[tuple[int, ...]], torch.Tensor]:
-        """All texts behind the prompt, and their probabilities [texts] float64."""
+        """All texts after the prompt, and their probabilities [texts] float64."""
         texts = list(itertools.product(range(self.vocab_size), repeat=self.length))
         rows = {
             begun: self.logits([*prompt, *begun])

@@ -1,6 +1,6 @@
 """The laws of texts: no draft and no company changes what is decoded; each raises LawBroken with what was seen.
 
-They hold for any model behind `LanguageModel`. A method of your own is checked by passing it in:
+They hold for any model after `LanguageModel`. A method of your own is checked by passing it in:
 
     from decodery.testing import check_identical, tiny_transformer
     check_identical(tiny_transformer(), [[1, 2, 3]], drafter=MyDrafter())

@@ -78,7 +78,7 @@ def _compare(model: LanguageModel, expected: Sequence, found: Sequence, how: str
 
 
 def _following(model: LanguageModel, cache: KVCache, token: int) -> torch.Tensor:
-    """Logits of a tree of which some rows are kept, and of a token behind them."""
+    """Logits of a tree of which some rows are kept, and of a token after them."""
     mask = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=bool)
     tree = Segment(cache.next_position + mask.sum(axis=1) - 1, np.array([token, 1, 2, 3]), mask=mask, cache=cache)
     first = model.forward(Batch([tree])).logits

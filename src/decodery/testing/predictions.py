@@ -20,7 +20,7 @@ from .running import LawBroken, decode
 def check_predictions(
     model: LanguageModel, prompt: Ordered[int], *, length: int = 4, max_new_tokens: int = 41, **settings: Any
 ) -> None:
-    """Chains of `length` tokens that are foretold rightly but at planted places cost the passes that they must.
+    """Chains of `length` tokens that are predicted rightly but at planted places cost the passes that they must.
 
     No place: one pass for length + 1 tokens. Some: at most a pass more for each of them. All: one for each token.
     settings: of the request, as in `decode`.

@@ -85,7 +85,7 @@ def possible(node: Node) -> bool:
 
 
 def derivative(node: Node, code: int) -> Node:
-    """What matches behind the character `code`."""
+    """What matches after the character `code`."""
     if isinstance(node, Chars):
         return Sequence(()) if any(low <= code <= high for low, high in node.ranges) else NOTHING
     if isinstance(node, Either):

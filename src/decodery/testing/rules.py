@@ -47,7 +47,7 @@ class NoResidual(Rejection):
 
 @dataclass(frozen=True)
 class Shallow(Rejection):
-    """Speculative sampling that tests the first drafted token alone and believes all behind it."""
+    """Speculative sampling that tests the first drafted token alone and believes all after it."""
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         right = super().choose(tree, laws, seq)

@@ -45,7 +45,7 @@ class BothWays(Coupled):
             return super().choose(tree, laws, seq)
         noting = _Noting(laws)
         accepted = super().choose(tree, noting, seq)
-        # Behind a token that a constraint forbids there is no law; what was accepted has one. Accelerators may round
+        # After a token that a constraint forbids there is no law; what was accepted has one. Accelerators may round
         # a call of several rows differently.
         forbids = constrained(seq.sampler.processors) is not None
         visited = [0, *accepted.path]

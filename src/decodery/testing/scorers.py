@@ -112,7 +112,7 @@ class _Trial:
         return found, charged()
 
     def _after(self, cache: KVCache) -> torch.Tensor:
-        """What the model says after a probe behind what a cache holds."""
+        """What the model says after a probe after what a cache holds."""
         fork = cache.fork()
         return self.model.forward(Batch([Segment.chunk([1], fork)])).logits
 

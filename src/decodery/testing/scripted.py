@@ -39,7 +39,7 @@ class Asked:
 @dataclass(frozen=True)
 class Said:
     """An answer. likely: log-probabilities of its first token's alternatives, by text. gone: the server goes away
-    behind the text, so that it is not whole.
+    after the text, so that it is not whole.
     """
 
     text: str

@@ -186,10 +186,10 @@ def judged(
 ) -> Examples:
     """One text's examples.
 
-    At each position behind the prompt the draft draws a token from what it expects after the text so far; its label is
+    At each position after the prompt the draft draws a token from what it expects after the text so far; its label is
     min(1, p / q). Then the draft reads the text with these in place of the text's own, but for a share `kept` of them,
     and its states after its own tokens are taken: labels are those of a pure prefix, states those of a mixed one, as
-    published. temperature: the one the text was written at; at 0 both models take their likeliest token.
+    published. temperature: the one the text was written at; at 0 both models take their most likely token.
     """
     tokens = np.asarray(text.tokens, dtype=np.int64)
     first, random = max(text.written, 1), torch.Generator().manual_seed(seed)
@@ -246,7 +246,7 @@ def _examples(
 
 
 def _fingerprint(model: LanguageModel) -> str:
-    """What tells a model from others: the tokens it finds likeliest after a few."""
+    """What tells a model from others: the tokens it finds most likely after a few."""
     rows = list(range(16))
     likely = _read(model, np.arange(16) % model.vocab_size, rows).logits.topk(min(8, model.vocab_size)).indices
     return hashlib.sha256(likely.cpu().numpy().tobytes()).hexdigest()

@@ -1,6 +1,6 @@
-"""Learn to say tokens ahead: rows behind places of texts that stand for the tokens there, as drafts will put them.
+"""Learn to say tokens ahead: rows after places of texts that stand for the tokens there, as drafts will put them.
 
-A text is read once, by the model at the precision it is used at; behind each of many places stand rows of their own,
+A text is read once, by the model at the precision it is used at; after each of many places stand rows of their own,
 which see the text up to there and each other, as a draft's rows without a token do.
 """
 
@@ -64,11 +64,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Some places of one text, each with a segment of rows behind it; [p, n] is by place and row.
+    """Some places of one text, each with a segment of rows after it; [p, n] is by place and row.
 
-    A place is the last token known: the model itself says the next one, the rows those behind it. likely, share: [p, n,
+    A place is the last token known: the model itself says the next one, the rows those after it. likely, share: [p, n,
     k] what the model expects where a row stands, knowing the tokens before. weight: [p, n] what that counts, 0 where it
-    is not taught. right: [p, n] the tokens of the text there, -1 behind its end.
+    is not taught. right: [p, n] the tokens of the text there, -1 after its end.
     """
 
     segments: list[Segment]
@@ -81,7 +81,7 @@ class Lesson:
 def sure_runs(text: Text, alpha: float) -> np.ndarray:
     """[n] int64: from each token on, how many in a row the model gave at least the probability `alpha`.
 
-    0 for tokens of the prompt and the first one behind it, about which the model was not asked.
+    0 for tokens of the prompt and the first one after it, about which the model was not asked.
     """
     likely, logprobs, n = text.likely, text.logprobs, len(text.tokens)
     if likely is None or logprobs is None:
@@ -98,7 +98,7 @@ class School:
     """The model, which stays as it is, what learns, and what that is taught.
 
     reader: the model at the precision it is used at; it reads the texts. model: the same one in floating point. ahead:
-    how many rows stand behind a place; places: how many places of a text are taught in a step. alpha: taught are the
+    how many rows stand after a place; places: how many places of a text are taught in a step. alpha: taught are the
     tokens of runs in which the model gave each at least this probability; decay: what a row counts, as a part of what
     the one before it does.
     """
@@ -122,7 +122,7 @@ class School:
 
     @abstractmethod
     def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
-        """The rows behind a place of a text, to be run through `route`.
+        """The rows after a place of a text, to be run through `route`.
 
         past: [layers, 2, kv_heads, n, head_dim] keys and values up to the place, itself included. hidden: what was read
         at `taps`, [n, hidden], up to there.
@@ -189,7 +189,7 @@ class School:
     def figures(self, texts: Sequence[Text]) -> dict[str, float]:
         """What validation looks at, over places evenly spread along texts that were not learned from.
 
-        right_n: how often the likeliest token at row n was the text's. accepted: how many in a row were right before
+        right_n: how often the most likely token at row n was the text's. accepted: how many in a row were right before
         the first wrong one, on average, which is what a pass that checks them emits beyond its own token.
         """
         totals, nats, places = np.zeros(self.ahead + 1), 0.0, 0
@@ -207,7 +207,7 @@ class School:
 
     @torch.no_grad()
     def rates(self, texts: Sequence[Text], progress: Progress) -> torch.Tensor:
-        """[ahead, ranks] float32: how often each of the likeliest tokens at a row was the text's.
+        """[ahead, ranks] float32: how often each of the most likely tokens at a row was the text's.
 
         Nowhere 0 and falling along the ranks: rank r is assumed to be right once in 2 (r + 1)(r + 2) times, which
         counts as much as 32 places do.
@@ -237,7 +237,7 @@ def distance(logq: torch.Tensor, lessons: Sequence[Lesson]) -> torch.Tensor:
 
 
 def behind(states: torch.Tensor, place: int, past: torch.Tensor, **settings: Any) -> Segment:
-    """A segment of rows [n, hidden] at the positions behind a place, before which `past` was read."""
+    """A segment of rows [n, hidden] at the positions after a place, before which `past` was read."""
     positions = np.arange(place + 1, place + len(states) + 1)
     return Segment(positions, states=states, cache=TracedCache(past), **settings)
 

@@ -159,7 +159,7 @@ def best_axis(
     """The axis of the site at which the labels of the validation part are told best, either way round for a component.
 
     It is learned from the part "train" of `ranking.parts`. `facts` hold all sites as "selection", and as "way" -1 where
-    the label stands at the low end. chat: whether the statements were read behind the chat template.
+    the label stands at the low end. chat: whether the statements were read after the chat template.
     """
     part = parts([each.group for each in statements], seed)
     learned, chosen = part == "train", part == "validation"

@@ -63,7 +63,7 @@ class Ternary(Form):
 
 
 def rounded(rows: torch.Tensor) -> torch.Tensor:
-    """[N, in] activations as layers of whole numbers see them."""
+    """[N, in] activations as layers of integers see them."""
     whole, scale = quantize_rows(rows.detach().float())
     return (whole * scale[..., None]).flatten(1)[:, : rows.shape[1]].to(rows.dtype)
 

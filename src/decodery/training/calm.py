@@ -122,7 +122,7 @@ def calibrate(
     """Calibrate the source `calm` for `target` on prompts (token ids), and leave the threshold in the folder `out`.
 
     learned: prompts of the texts that a classifier learns from, where that is the confidence; others than those of the
-    test, whose losses would be too small otherwise. Interrupted, it goes on behind the last threshold that was tested
+    test, whose losses would be too small otherwise. Interrupted, it goes on after the last threshold that was tested
     when called again. Raises SettingsError for prompts so few that no threshold can pass or no classifier can be
     trained, and for models that cannot be left early.
     """

@@ -65,7 +65,7 @@ MORE = ("opposites", "continents")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """prompt: plain text, behind which the answer is the rest of the line, or what a user says in a chat. group: what
+    """prompt: plain text, after which the answer is the rest of the line, or what a user says in a chat. group: what
     must not be both learned from and tested on. family: the kind of question; stratum: how hard it looks from outside,
     such as its number of digits.
     """
@@ -86,7 +86,7 @@ class Question:
 
 
 def _asked(text: str, chat: bool) -> str:
-    """A question as a user's message, or as a plain text behind examples that show what an answer is."""
+    """A question as a user's message, or as a plain text after examples that show what an answer is."""
     return text if chat else f"{_SHOTS}Question: {text}\nAnswer:"
 
 
@@ -99,7 +99,7 @@ def capitals() -> dict[str, str]:
 def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False) -> list[Question]:
     """`count` questions in a random order: sums of numbers of one to three digits, and lists as far as they go.
 
-    chat: as a user asks them; else behind examples.
+    chat: as a user asks them; else after examples.
     """
     if count < 1 or not families or set(families) - {*FAMILIES, *MORE}:
         raise SettingsError(f"built-in questions are of {', '.join((*FAMILIES, *MORE))}, and at least one is needed")

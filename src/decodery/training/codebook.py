@@ -29,7 +29,7 @@ class Coding(Hooks):
     normed: codes come near the normed rows, as in the paper, where the model learns to live with their length; else
     near the rows as they are, which a model that stays as it is needs. The gradient goes to the codes, and through
     them to what they come near as if it had stayed. Without the norm nothing would hold the length of rows that are
-    learned: no loss depends on it, and codes that run behind it would never arrive.
+    learned: no loss depends on it, and codes that run after it would never arrive.
     """
 
     def __init__(self, codes: Mapping[HookPoint, torch.Tensor], k: int, normed: bool) -> None:

@@ -14,7 +14,7 @@ from decodery.speculative.stores.warm import WarmContexts
 from .corpus import Corpus
 
 _COUNTED = 8
-"""Of the likeliest tokens after each place this many are counted."""
+"""Of the most likely tokens after each place this many are counted."""
 _BITS = 20
 """Enough for a token of any vocabulary; three of them share an integer."""
 

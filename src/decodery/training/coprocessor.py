@@ -1,4 +1,4 @@
-"""Train a coprocessor: what a model is to be given behind a prompt so that it foresees what follows."""
+"""Train a coprocessor: what a model is to be given after a prompt so that it foresees what follows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocess
 
 @dataclass(frozen=True)
 class CoprocessorRecipe:
-    """How a coprocessor learns. latents: how many it makes. ahead: tokens behind a prompt that it is to make likelier.
+    """How a coprocessor learns. latents: how many it makes. ahead: tokens after a prompt that it is to make likelier.
 
     rank: width of its adapters. static: to learn latents that are the same for all prompts, with no coprocessor: what
     the same number of entries is worth without looking at the prompt.
@@ -75,7 +75,7 @@ class School:
         return cache.data[:, :, :, : len(tokens)]
 
     def made(self, past: torch.Tensor) -> torch.Tensor:
-        """[latents, hidden] what is given to the model behind this past."""
+        """[latents, hidden] what is given to the model after this past."""
         if self.recipe.static:
             return latents(self.tensors, None)
         n, last = past.shape[3], self.model.config.num_layers

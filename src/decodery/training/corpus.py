@@ -31,8 +31,8 @@ class Text:
     """One text to learn from.
 
     tokens: [n] int32. written: where what is to be learned begins: tokens before it are a prompt.
-    likely, logprobs: [n, k] int32 and float16, the k likeliest tokens after each one according to the target at
-    temperature 1, likeliest first; logprobs are -inf where it was not asked, as in prompts. None: never asked.
+    likely, logprobs: [n, k] int32 and float16, the k most likely tokens after each one according to the target at
+    temperature 1, most likely first; logprobs are -inf where it was not asked, as in prompts. None: never asked.
     """
 
     tokens: np.ndarray
@@ -85,7 +85,7 @@ class Corpus:
 
 
 def padded(texts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts side by side: ids [b, n] int64, zeros behind each end, and [b, n] bool: which token is to be learned."""
+    """Texts side by side: ids [b, n] int64, zeros after each end, and [b, n] bool: which token is to be learned."""
     size = max(len(text.tokens) for text in texts)
     ids = torch.zeros(len(texts), size, dtype=torch.int64, device="cpu")
     learned = torch.zeros(len(texts), size, dtype=torch.bool, device="cpu")

@@ -230,7 +230,7 @@ class School:
         return loss + self.recipe.aside * beside
 
     def _wanted(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """[b, slots] which of its tokens each slot is to say, -1 behind a text's end."""
+        """[b, slots] which of its tokens each slot is to say, -1 after a text's end."""
         wanted = torch.full((len(texts), self.slots.count), _NOTHING, dtype=torch.int64, device="cpu")
         for row, text in enumerate(texts):
             held = torch.tensor(text[: self.slots.count], dtype=torch.int64, device="cpu")
@@ -240,7 +240,7 @@ class School:
 
 @torch.no_grad()
 def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The encoder's states [b, n, hidden] of sources, and [b, 1, 1, n] -inf behind their ends."""
+    """The encoder's states [b, n, hidden] of sources, and [b, 1, 1, n] -inf after their ends."""
     given = torch.full((len(sources), max(map(len, sources))), _NOTHING, dtype=torch.int64, device="cpu")
     for row, source in enumerate(sources):
         given[row, : len(source)] = torch.tensor(source, dtype=torch.int64, device="cpu")

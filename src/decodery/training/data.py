@@ -54,7 +54,7 @@ def write_texts(
 ) -> Corpus:
     """Let `target` continue each of `prompts` (token ids) and keep what it writes in the folder `out`.
 
-    Text i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. top: how many of the likeliest
+    Text i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. top: how many of the most likely
     tokens to keep beside each one but the first, see `Text`. batch: texts decoded at a time. progress: told how many
     texts of how many are written, halves of two counting as one. embeddings: what each of the prompts holds beside
     tokens, where they hold any. A folder that was begun with the same settings is
@@ -156,7 +156,7 @@ def read_prompts(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _Recorder(Drafter):
-    """Drafts nothing and keeps the target's `top` likeliest tokens after each token of the text."""
+    """Drafts nothing and keeps the target's `top` most likely tokens after each token of the text."""
 
     top: int
 

@@ -2,7 +2,7 @@
 
 DEER: Draft with Diffusion, Verify with Autoregressive Models (2025) first distils the target into a diffusion model
 that continues texts cut at random places, then refines what stands next to the cut. Here the drafter is cut from the
-target as a draft model is, and blocks are put behind many places of a text at once: rows of the text see what is before
+target as a draft model is, and blocks are put after many places of a text at once: rows of the text see what is before
 them alone, so that all of its blocks may share them.
 """
 
@@ -42,9 +42,9 @@ _JUDGED = 24
 class DeerRecipe:
     """How a block drafter learns. block: tokens of a draft, and of the longest block that is learned.
 
-    places: of a text, behind which blocks stand, in a step of `batch` texts. continuing, refining: how often all texts
+    places: of a text, after which blocks stand, in a step of `batch` texts. continuing, refining: how often all texts
     are learned from in the first and the second stage, at the rates lr and lr / 2. alpha: what a token of a block
-    counts in the second stage, as a multiple of what the one behind it does.
+    counts in the second stage, as a multiple of what the one after it does.
     """
 
     block: int = 8
@@ -65,7 +65,7 @@ class DeerRecipe:
 
 @dataclass(frozen=True)
 class Block:
-    """A block behind a place of a text, the last token that is known. hidden: [length] which of its tokens are masked.
+    """A block after a place of a text, the last token that is known. hidden: [length] which of its tokens are masked.
 
     weight: [length] what each counts. The first one is said by the row of the place itself, and is always hidden; so is
     the last one, in whose place stands the end of the block.
@@ -90,9 +90,9 @@ def suffix(place: int, length: int, alpha: float) -> Block:
 
 
 def blocks_behind(text: Text, blocks: Sequence[Block], mask: int) -> Part:
-    """A text with blocks behind places of it, each of which sees the text up to there and itself.
+    """A text with blocks after places of it, each of which sees the text up to there and itself.
 
-    Every row of the text behind the prompt learns to predict what follows, too: it is what says the first token of a
+    Every row of the text after the prompt learns to predict what follows, too: it is what says the first token of a
     block. Those of a block count one each on average.
     """
     part, n = Part.read(text), len(text.tokens) - 1
@@ -127,12 +127,12 @@ def blocks_behind(text: Text, blocks: Sequence[Block], mask: int) -> Part:
 
 
 def places_of(text: Text, least: int) -> np.ndarray:
-    """Places behind which at least `least` tokens of what the target wrote follow."""
+    """Places after which at least `least` tokens of what the target wrote follow."""
     return np.arange(max(text.written - 1, 0), len(text.tokens) - least)
 
 
 def drawn(text: Text, recipe: DeerRecipe, stage: int, random: np.random.Generator) -> list[Block]:
-    """Blocks behind random places of a text, for a stage, 1 or 2; none where it is too short."""
+    """Blocks after random places of a text, for a stage, 1 or 2; none where it is too short."""
     found = places_of(text, 2)
     found = random.choice(found, min(recipe.places, len(found)), replace=False) if len(found) else found
     blocks = []
@@ -146,7 +146,7 @@ def drawn(text: Text, recipe: DeerRecipe, stage: int, random: np.random.Generato
 
 
 def with_mask(draft: Transformer, block: int) -> Transformer:
-    """The same model with two tokens more, behind all others: one not written yet, and the end of a block.
+    """The same model with two tokens more, after all others: one not written yet, and the end of a block.
 
     Both begin as the mean of the embeddings.
     """
@@ -212,7 +212,7 @@ class _Course:
     def figures(self) -> dict[str, float]:
         """What validation looks at: blocks of which nothing is known, at places evenly spread along texts held out.
 
-        cross_entropy: of all that is taught there, in nats a token. right_n: how often the likeliest token at place n
+        cross_entropy: of all that is taught there, in nats a token. right_n: how often the most likely token at place n
         of a block is the text's; accepted: how many in a row are, from the first on, on average.
         """
         totals, nats, weight, count = np.zeros(self.recipe.block + 1), 0.0, 0.0, 0

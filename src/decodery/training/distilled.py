@@ -1,8 +1,8 @@
 """Let a small encoder-decoder learn from a decoder alone, on what the small one writes itself.
 
 Return of the Encoder: Maximizing Parameter Efficiency for SLMs (2025). The student draws texts of its sources; the
-teacher reads each source with such a text behind it and says what it would have written at every place; both say the
-token behind the same beginning, so that their places align one to one.
+teacher reads each source with such a text after it and says what it would have written at every place; both say the
+token after the same beginning, so that their places align one to one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_teacher(model: LanguageModel, vocabulary: str) -> None:
 def drawn(
     model: EncoderDecoder, given: torch.Tensor, most: int, how: Distillation, chance: torch.Generator
 ) -> torch.Tensor:
-    """[b, <= most] int64 texts that a model draws of sources [b, n], each with its end, -1 behind that.
+    """[b, <= most] int64 texts that a model draws of sources [b, n], each with its end, -1 after that.
 
     A text that comes to no end within `most` tokens stays without one.
     """

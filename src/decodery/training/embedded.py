@@ -1,4 +1,4 @@
-"""Prompts that hold embeddings, in a file: what a model that was shown images writes its texts to learn from behind."""
+"""Prompts that hold embeddings, in a file: what a model that was shown images writes its texts to learn from after."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_shown(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Shown:
-    """Let `target` write `count` texts behind these prompts, in turns; those that are in the folder `out` are read."""
+    """Let `target` write `count` texts after these prompts, in turns; those that are in the folder `out` are read."""
     tokens, embeddings = zip(*(prompts[number % len(prompts)] for number in range(count)), strict=True)
     corpus = write_texts(
         target, tokens, out, max_new_tokens=max_new_tokens, seed=seed, embeddings=embeddings, progress=progress

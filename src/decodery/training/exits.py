@@ -29,7 +29,7 @@ _ROWS = 256
 class Places:
     """The places of one text at which a token follows. states: [n, checks, hidden] float32, the residual stream there.
 
-    following: [n] int64, the text's next token; last: [n] int64, the one that the whole model finds likeliest.
+    following: [n] int64, the text's next token; last: [n] int64, the one that the whole model finds most likely.
     """
 
     states: torch.Tensor
@@ -64,7 +64,7 @@ class Checks:
 
     @torch.no_grad()
     def said(self, states: torch.Tensor, heads: ExitHeads | None = None) -> torch.Tensor:
-        """[n, checks] int64: the likeliest token by the head, corrected where there are corrections, of states
+        """[n, checks] int64: the most likely token by the head, corrected where there are corrections, of states
         [n, checks, hidden]."""
         n, checks, width = states.shape
         flat, numbers = states.reshape(-1, width), np.tile(np.arange(checks), n)
@@ -102,7 +102,7 @@ class Reading:
         return range(max(text.written - 1, 0), len(text.tokens) - 1)
 
     def said(self, numbers: Sequence[int], heads: ExitHeads | None, progress: Progress) -> dict[int, torch.Tensor]:
-        """By number, what is found likeliest at the checks of these texts, see `Checks.said`."""
+        """By number, what is found most likely at the checks of these texts, see `Checks.said`."""
         found: dict[int, torch.Tensor] = {}
         for number in numbers:
             found[number] = self.checks.said(self[number].states, heads)
@@ -111,7 +111,7 @@ class Reading:
 
 
 def fit_agreement(reading: Reading, out: Path, *, progress: Progress) -> tuple[torch.Tensor, dict[str, float]]:
-    """What tells, by states at the checks, whether the model's head finds the last layer's token likeliest there.
+    """What tells, by states at the checks, whether the model's head finds the last layer's token most likely there.
 
     A logistic regression [hidden + 1] float32 (`models.trained.exits.agreeing`), both answers counting the same; and of
     texts held out: how often the head agrees, and how often the regression is right about that, as the mean over both

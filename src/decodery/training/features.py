@@ -1,4 +1,4 @@
-"""What a target shows of texts while it reads them: hidden states and likeliest tokens, worked out once and kept."""
+"""What a target shows of texts while it reads them: hidden states and most likely tokens, worked out once and kept."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _TOGETHER = 8
 class Features:
     """One text as the target reads it. text: its tokens; states: {tap: [n, width]} float16 after each of them.
 
-    likely, logprobs: [n, k] int64 and float32, the k tokens the target finds likeliest after each, at temperature 1.
-    behind: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
+    likely, logprobs: [n, k] int64 and float32, the k tokens the target finds most likely after each, at temperature 1.
+    after: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
     """
 
     text: Text

@@ -36,7 +36,7 @@ from .schedules import Evolution, evolve
 
 TRIED = "tried.json"
 _LIKELY = 64
-"""Of how many of the whole model's likeliest tokens the divergence is computed; all others count as one."""
+"""Of how many of the whole model's most likely tokens the divergence is computed; all others count as one."""
 _EVERY = 10
 """Schedules between two writings of what was tried."""
 check_folder = partial(refuse_others, made=ROUTERS, what="holds no routers")
@@ -76,7 +76,7 @@ class FTPRecipe:
 
 
 def pruned(model: LanguageModel, routers: TokenRouters, sinks: int, tokens: np.ndarray) -> tuple[Climb, torch.Tensor]:
-    """Read tokens [n] as a prompt: what was decided on the way, and the states [n, hidden] behind the last layer."""
+    """Read tokens [n] as a prompt: what was decided on the way, and the states [n, hidden] after the last layer."""
     reader = Pruned(model, routers, sinks, tuple(tokens.tolist()))
     climb = Climb(reader, reader.new_cache(), "layers")
     return climb, run_sync(climb.run())
@@ -88,7 +88,7 @@ def masked(
     skips: Mapping[int, torch.Tensor],
     keeps: Mapping[int, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """[n, hidden] states behind the last layer of tokens [n], all of them computed in every layer.
+    """[n, hidden] states after the last layer of tokens [n], all of them computed in every layer.
 
     skips: {layer: [n] bool}, whose states stay as they were there and who is not seen. keeps: the same as numbers that
     gradients go through, 1 for those that go through the layer and 0 for the others.
@@ -111,16 +111,16 @@ def masked(
 
 
 def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
-    """[n, vocab] logits of states behind the last layer."""
+    """[n, vocab] logits of states after the last layer."""
     return model.forward(Batch([Segment(np.arange(len(states)), states=states)]), route=LayerPlan(())).logits
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the whole model makes of what was written behind a prompt: of m rows, from the prompt's last one on.
+    """What the whole model makes of what was written after a prompt: of m rows, from the prompt's last one on.
 
-    text: prompt and what was written; ids: [m, k] the likeliest tokens, logprobs: [m, k + 1] of these and of all others
-    together.
+    text: prompt and what was written; ids: [m, k] the most likely tokens, logprobs: [m, k + 1] of these and of all
+    others together.
     """
 
     text: Text
@@ -141,7 +141,7 @@ class Expected:
 
 
 def _rows(text: Text) -> range:
-    """The rows behind which something was written."""
+    """The rows after which something was written."""
     return range(text.written - 1, len(text.tokens))
 
 

@@ -69,7 +69,7 @@ class HamburgerRecipe:
 
 
 def entropies(text: Text) -> np.ndarray:
-    """[m] nats, how unsure the model was of each written token, by those that it found likeliest; 0 where unknown."""
+    """[m] nats, how unsure the model was of each written token, by those that it found most likely; 0 where unknown."""
     assert text.logprobs is not None
     logprobs = text.logprobs[text.written - 1 : -1].astype(np.float64)
     kept = np.exp(logprobs)
@@ -101,7 +101,7 @@ class Lesson:
 
     parts: of each text its rows: where its prompt lies among the tokens, which groups are its own, and their positions.
     heads: [g] the row that says each group's first token. likely, share: [m, k] what is to be said of each grouped
-    token; right: [m] the tokens; ends: [m] 1 where a group ends; behind: [m] bool, what the small decoder says.
+    token; right: [m] the tokens; ends: [m] 1 where a group ends; after: [m] bool, what the small decoder says.
     """
 
     ids: torch.Tensor
@@ -123,7 +123,7 @@ class Lesson:
         for text, own in zip(texts, sizes, strict=True):
             starts = text.written + np.cumsum([0, *own])
             slots = first + starts[:-1, None] + np.arange(most)
-            # What lies behind a group's end is not looked at.
+            # What lies after a group's end is not looked at.
             members.append(slots.clip(max=first + len(text.tokens) - 1))
             begun = sum(map(len, members[:-1]))
             positions = np.concatenate([np.arange(text.written), starts[1:-1] - 1])
@@ -250,7 +250,7 @@ class Course:
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
         """Of texts held out, cut into groups by the model's own entropies: loss; nats of what is to be said of a
-        group's first token and of those behind it, and how often the likeliest token is the text's; how often the stop
+        group's first token and of those after it, and how often the most likely token is the text's; how often the stop
         head is right; tokens of a group."""
         totals = dict.fromkeys(("loss", "nats first", "nats behind", "right first", "right behind", "ends right"), 0.0)
         counts, tokens = {"first": 0, "behind": 0}, 0
@@ -281,10 +281,10 @@ def train_hamburger(
 ) -> MicroSteps:
     """Train micro steps for `target` on its own texts, and leave them in the folder `out`.
 
-    corpus: see `data.write_texts`, with its likeliest tokens; every twentieth text is held out. Where the model learns,
-    too, its copy is left in the folder `model` there, in int8, and the parts are for that one. Interrupted, it goes on
-    from what is in `out` when called again. Raises SettingsError for texts of another model or without likeliest
-    tokens, UnsupportedModel for a model that groups cannot be learned with.
+    corpus: see `data.write_texts`, with its most likely tokens; every twentieth text is held out. Where the model
+    learns, too, its copy is left in the folder `model` there, in int8, and the parts are for that one. Interrupted, it
+    goes on from what is in `out` when called again. Raises SettingsError for texts of another model or without most
+    likely tokens, UnsupportedModel for a model that groups cannot be learned with.
     """
     recipe, model = recipe or HamburgerRecipe(), target.model
     check_folder(out)

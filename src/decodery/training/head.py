@@ -1,6 +1,6 @@
 """Train a draft head on the target's own texts: one recipe for all kinds, which differ in how they are unrolled.
 
-A head is unrolled over texts that are known and learns what the target expects behind every token of them (EAGLE-3:
+A head is unrolled over texts that are known and learns what the target expects after every token of them (EAGLE-3:
 Scaling up Inference Acceleration of Large Language Models via Training-Time Test, 2025, for all kinds). The target is
 read once; what it showed is kept on disk.
 """
@@ -33,7 +33,7 @@ from .head_lesson import DEPTHS, Taught, distance, judged, rank_rates, taught
 from .loop import History, Plan, batches, train
 
 TOP = 64
-"""Likeliest tokens of the target that are learned from at every place."""
+"""Most likely tokens of the target that are learned from at every place."""
 _HELD = 48
 check_folder = partial(refuse_others, made=HEAD, what="is no draft head")
 """Raises SettingsError where training would overwrite something else."""
@@ -75,7 +75,7 @@ def train_head(
 ) -> dict[str, float]:
     """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
 
-    shape: what the kind's `untrained` takes beside the model. shown: texts behind embeddings, from which it learns more
+    shape: what the kind's `untrained` takes beside the model. shown: texts after embeddings, from which it learns more
     and more in the second half of its steps, in place of the others, and by which it is then judged. Every twentieth
     text is held out. start: an earlier head of this kind that the training begins with. Returns what `judged` says of
     the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when called again; the best head
@@ -160,7 +160,7 @@ class _Store:
 
 
 class _Course:
-    """What the steps of a training share. shown: texts behind embeddings, None for none."""
+    """What the steps of a training share. shown: texts after embeddings, None for none."""
 
     def __init__(self, head: BoundHead, plain: _Store, shown: _Store | None, recipe: HeadRecipe, steps: int) -> None:
         self.head, self.plain, self.shown, self.recipe, self.steps = head, plain, shown, recipe, steps

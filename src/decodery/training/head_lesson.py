@@ -24,7 +24,7 @@ _RANKS = 10
 class Taught:
     """Texts side by side. states: {tap: [b, n, width]}; tokens: [b, n + steps - 1], of which token i follows state i.
 
-    likely, share: [b, n + steps - 1, k], what the target expects behind each of these tokens, as outputs of the head,
+    likely, share: [b, n + steps - 1, k], what the target expects after each of these tokens, as outputs of the head,
     and with which probability; 0 for tokens the head lacks. weight: [b, n + steps - 1], 0 where nothing is taught.
     """
 
@@ -68,7 +68,7 @@ def taught(
         known = torch.where(outputs >= 0, each.logprobs[1:].exp(), 0.0)
         mass = known.sum(dim=1)
         likely[row, :own], share[row, :own] = outputs.clamp(min=0), known / mass.clamp(min=1e-9)[:, None]
-        # What the target expects behind the last token of its prompt is the first thing it wrote.
+        # What the target expects after the last token of its prompt is the first thing it wrote.
         first = max(each.text.written - 2, 0)
         weight[row, first:own] = mass[first:]
         if each.behind is not None:
@@ -109,7 +109,7 @@ def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
     """What a head is worth on texts held out, unrolled over their own tokens.
 
-    agreement.D: how often its likeliest token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
+    agreement.D: how often its most likely token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
     accepted per greedy chain of as many drafts, were the depths independent.
     """
     depths = min(DEPTHS, head.reach)

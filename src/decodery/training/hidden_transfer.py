@@ -1,7 +1,7 @@
 """Train the maps of `hidden-transfer`, and count how often what the states they make come to is right.
 
 Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration (2024): the state of a token after
-some layer is made into one that stands for a token behind it, and the layers above, which stay as they are, go on with
+some layer is made into one that stands for a token after it, and the layers above, which stay as they are, go on with
 it. The maps learn what the model expects there once it knows the tokens between.
 """
 
@@ -35,7 +35,7 @@ check_folder = partial(refuse_others, made=TRANSFER, what="holds no hidden trans
 
 @dataclass(frozen=True)
 class TransferRecipe(Recipe):
-    """How maps learn. layers: after how many layers the state of the first, second, ... token behind is made,
+    """How maps learn. layers: after how many layers the state of the first, second, ... token after is made,
     ascending; decay: what each counts, as a part of the one before.
     """
 

@@ -94,7 +94,7 @@ def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = Fa
     says = hmm.emission.T.contiguous()
     for columns, known in _side_by_side(texts):
         length, count = columns.shape
-        # Behind the end of a text every state is as good, and nothing is counted.
+        # After the end of a text every state is as good, and nothing is counted.
         chances = torch.where(known[..., None], says[columns], 1.0)
         sure, scales = torch.empty_like(chances), chances.new_empty(length, count)
         belief = hmm.start.expand(count, -1)
@@ -120,7 +120,7 @@ def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = Fa
 
 
 def _side_by_side(texts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Texts of like lengths: columns [length, b] int64, zeros behind each end, and bool: what is text."""
+    """Texts of like lengths: columns [length, b] int64, zeros after each end, and bool: what is text."""
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
     for first in range(0, len(order), _TEXTS):
         part = [texts[number] for number in order[first : first + _TEXTS]]
@@ -172,7 +172,7 @@ def train_hmm(
     """Learn a hidden Markov model of the texts that `target` has written, and leave it in the folder `out`.
 
     corpus: see `data.write_texts`. Kept is the iteration that gives the texts held out, every twentieth, most; the
-    facts tell bits per token by iteration. Interrupted, it goes on behind its last iteration when called again, and
+    facts tell bits per token by iteration. Interrupted, it goes on after its last iteration when called again, and
     ends the same. Raises SettingsError for texts of another vocabulary, and for too few of them.
     """
     recipe = recipe or HMMRecipe()

@@ -85,7 +85,7 @@ def labelled(
     eos_ids: Sequence[int] = (),
     progress: Progress = silent,
 ) -> Labelled:
-    """What static decoding in blocks of `places` writes behind prompts, and which proposals on the way are that."""
+    """What static decoding in blocks of `places` writes after prompts, and which proposals on the way are that."""
     method = Static(block=places)
     rows, owners, passes, static = [], list[int](), 0, 0
     for first in range(0, len(prompts), _TOGETHER):

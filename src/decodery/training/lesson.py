@@ -51,7 +51,7 @@ class Part:
 
     @classmethod
     def read(cls, text: Text) -> Part:
-        """A text read from left to right, of which every row behind the prompt predicts what follows."""
+        """A text read from left to right, of which every row after the prompt predicts what follows."""
         n = len(text.tokens) - 1
         rows = np.arange(max(text.written - 1, 0), n)
         segment = Segment(np.arange(n), text.tokens[:-1].astype(np.int64))
@@ -113,7 +113,7 @@ def of_parts(parts: Sequence[Part], kept: Kept, place: np.ndarray) -> Lesson:
 def predictions(draft: Transformer, taught: Lesson) -> list[torch.Tensor]:
     """Log-probabilities [m, outputs] of the draft where there is something to predict, at each of its exits.
 
-    All of them come from one pass; a draft that was cut for no exits has one, behind its last layer.
+    All of them come from one pass; a draft that was cut for no exits has one, after its last layer.
     """
     exits = [HookPoint("residual", leave) for leave in draft.config.exits or (draft.config.num_layers,)]
     visits = Hooks.reading(exits)
@@ -133,7 +133,7 @@ def judged(draft: Transformer, taught: Lesson) -> dict[str, float]:
 
     cross_entropy: see `distance`. acceptance: the mean of sum min(p, q) over the target's kept likely tokens, at
     temperature 1: how often rejection sampling accepts a drawn token, at least. agreement: how often the two models'
-    likeliest tokens are the same, which is how often a greedy draft is accepted. Both are those of all layers; of a
+    most likely tokens are the same, which is how often a greedy draft is accepted. Both are those of all layers; of a
     draft with several exits they are told of each, as in "agreement 4".
     """
     with torch.no_grad():
@@ -144,6 +144,6 @@ def judged(draft: Transformer, taught: Lesson) -> dict[str, float]:
             found["acceptance"] = float(torch.minimum(p, logq.exp().gather(1, taught.likely)).sum()) / taught.count
             found["agreement"] = float(same.sum()) / taught.count
             if leave:
-                # The last exit is all layers, whose figures stay behind as the draft's own.
+                # The last exit is all layers, whose figures stay after as the draft's own.
                 found |= {f"{name} {leave}": found[name] for name in ("acceptance", "agreement")}
         return found

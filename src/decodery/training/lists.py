@@ -3,7 +3,7 @@
 Some have one answer, so that tokens of one pass cannot contradict each other if each is right; others have many, and
 then they can (ParallelBench: Understanding the Trade-offs of Parallel Decoding in Diffusion LLMs, 2025). Its two
 puzzles are squares of four by four. Others are not of that benchmark: sums, whose one answer takes a carry;
-expressions, whose value is written behind a step in between; JSON, most of whose tokens are there for the sake of the
+expressions, whose value is written after a step in between; JSON, most of whose tokens are there for the sake of the
 form; the least case of two tokens that hang on each other; groups that each copy one letter, any; and lists of names of
 two letters, whose tokens hang on each other within a name as well.
 """
@@ -36,7 +36,7 @@ Words = list[str]
 
 @dataclass(frozen=True)
 class Task:
-    """pose: the words behind the task's name, of a list of letters. answer: a right one to what was posed, at random.
+    """pose: the words after the task's name, of a list of letters. answer: a right one to what was posed, at random.
 
     right: whether an answer to what was posed is one. room: places that an answer to `most` letters needs, an end with
     them; asks: words that are posed at most.
@@ -54,7 +54,7 @@ def _posed(items: Words, draws: np.random.Generator) -> Words:
 
 
 def _with_place(more: int) -> Callable[[Words, np.random.Generator], Words]:
-    """A place of the list before the list; more: how many there are behind its last letter."""
+    """A place of the list before the list; more: how many there are after its last letter."""
     return lambda items, draws: [DIGITS[int(draws.integers(min(len(items) + more, len(DIGITS))))], *items]
 
 
@@ -244,7 +244,7 @@ VOCABULARY = (
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt [length] and one answer [places], ends behind it, as words.
+    """A prompt [length] and one answer [places], ends after it, as words.
 
     posed: what stands between the task's name and the sign that the prompt ends with.
     """

@@ -117,7 +117,7 @@ def train(
 
     if not history.metrics:
         judge()
-    # A run that was interrupted behind its last step had ended.
+    # A run that was interrupted after its last step had ended.
     ended = enough(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
     while history.step < plan.steps and not ended:
         for group in optimizer.param_groups:

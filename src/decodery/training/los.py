@@ -86,7 +86,7 @@ def train_los(
 
 
 def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, t, k + 5] signatures with the k largest log-probabilities, 0 behind the ends, and [n] lengths."""
+    """[n, t, k + 5] signatures with the k largest log-probabilities, 0 after the ends, and [n] lengths."""
     rows = [_cut(each.signatures, k)[:MOST_TOKENS] for each in answers]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor(
         [len(each) for each in rows], dtype=torch.int64, device="cpu"

@@ -1,4 +1,4 @@
-"""Train what makes embeddings of merged tokens: the model should go on behind a shorter prompt as behind the whole one.
+"""Train what makes embeddings of merged tokens: the model should go on after a shorter prompt as after the whole one.
 
 Retrofitting Large Language Models with Dynamic Tokenization (2024), whose networks come from zero-shot tokenizer
 transfer; this one is a small residual beside the mean, and the model itself stays as it is.
@@ -66,7 +66,7 @@ class School:
         return merged([tokens[: len(tokens) // 2]], self.tokenizer, shorter=share, within="sentence")[0]
 
     def laws(self, rows: torch.Tensor, behind: int) -> torch.Tensor:
-        """[behind, vocab] log-probabilities of what stands at the end of these rows [n, hidden]."""
+        """[after, vocab] log-probabilities of what stands at the end of these rows [n, hidden]."""
         n = len(rows)
         segment = Segment(
             np.arange(n), states=rows, cache=TracedCache.empty(self.model), logit_rows=range(n - behind - 1, n - 1)
@@ -74,7 +74,7 @@ class School:
         return self.model.forward(Batch([segment])).logits.float().log_softmax(dim=-1)
 
     def loss(self, tokens: Sequence[int], step: int | None = None, net: MergeNet | None = None) -> torch.Tensor:
-        """KL(behind the whole prompt || behind the shorter one) in nats a token."""
+        """KL(after the whole prompt || after the shorter one) in nats a token."""
         text, behind = self.shortened(tokens, step), tokens[len(tokens) // 2 :]
         with torch.no_grad():
             whole = self.model.embed_tokens(torch.tensor(tokens, dtype=torch.int64, device=self.model.device))

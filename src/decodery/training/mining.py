@@ -237,7 +237,7 @@ def _alternatives(
 
 @torch.no_grad()
 def states_of(model: LanguageModel, prompt: list[int], tree: DraftTree, nodes: np.ndarray) -> np.ndarray:
-    """[len(nodes), hidden] last states of a tree's nodes behind the prompt, as the head sees them."""
+    """[len(nodes), hidden] last states of a tree's nodes after the prompt, as the head sees them."""
     layer, cache = model.config.num_layers, model.new_cache()
     if len(prompt) > 1:
         model.forward(Batch([Segment.chunk(prompt[:-1], cache, logit_rows=[])]))

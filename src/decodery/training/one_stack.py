@@ -96,7 +96,7 @@ def train_one_stack(
 
 
 def lesson(kind: Transduction, recipe: OneStackRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A step's tokens [batch, longest], filled up behind their ends, and what is learned of them, -1 for nothing."""
+    """A step's tokens [batch, longest], filled up after their ends, and what is learned of them, -1 for nothing."""
     drawn = islice(sources(kind, "train", (recipe.seed << 32) + step), recipe.batch)
     rows = [(asking(each), [*encoded(kind.write(each)), END_ID]) for each in drawn]
     tokens = np.full((len(rows), max(len(ask) + len(text) for ask, text in rows)), END_ID, dtype=np.int64)

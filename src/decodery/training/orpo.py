@@ -1,4 +1,4 @@
-"""ORPO on the trees of a search: the step behind which it found most is learned, against the worst one beside it."""
+"""ORPO on the trees of a search: the step after which it found most is learned, against the worst one beside it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def pairs(
         worth: see `backed_up`.
 
     Returns:
-        Pairs by what the search found behind the steps. The better step was walked where any step beside it was; of
+        Pairs by what the search found after the steps. The better step was walked where any step beside it was; of
         equal values the step with more walks is the better one.
     """
     known = backed_up(grown, visits, worth)

@@ -1,7 +1,7 @@
 """Train the prompt tokens that `ppd` feeds, and count how often what the model expects there is right.
 
 Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference (2024) cuts a text at one
-random place and puts prompt tokens behind it; here they are put behind many of its places, each seeing the text up to
+random place and puts prompt tokens after it; here they are put after many of its places, each seeing the text up to
 there and the prompt tokens of the same place before it.
 """
 

@@ -213,7 +213,7 @@ def _rolled_out(
     model: LanguageModel, puzzle: Puzzle, prompt: str, texts: Sequence[str], recipe: PRMRecipe, seed: int
 ) -> tuple[dict[str, float], int]:
     """The share of right completions of every beginning that some completion solves, and the tokens that took."""
-    # Behind what no solver could mend none is right, and none need be drawn.
+    # After what no solver could mend none is right, and none need be drawn.
     begun = dict.fromkeys(each for text in texts for each in _beginnings(puzzle, text) if each != text)
     asked = [each for each in begun if puzzle.open(prompt, each)]
     rolled = solved(

@@ -168,7 +168,7 @@ def solves(model: Transformer, puzzle: Puzzle, prompts: list[str], samples: int 
 
 
 def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The texts of a training step: tokens [count, longest], filled up behind their ends, and what is learned of them.
+    """The texts of a training step: tokens [count, longest], filled up after their ends, and what is learned of them.
 
     The second is -1 where nothing is to be predicted: prompts and what fills up.
     """
@@ -184,7 +184,7 @@ def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tens
 
 
 def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
-    """Logits [count, length, vocab] behind every token of texts [count, length], with gradients.
+    """Logits [count, length, vocab] after every token of texts [count, length], with gradients.
 
     visits: what is done with rows on the way, those of all texts in one [count * length, width].
     """
@@ -194,7 +194,7 @@ def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = N
 
 
 def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordered[int]]]) -> torch.Tensor:
-    """[n] log-probabilities of what is written behind beginnings, token ids both, with gradients."""
+    """[n] log-probabilities of what is written after beginnings, token ids both, with gradients."""
     longest = max(len(begin) + len(written) for begin, written in rows)
     tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
     counted = np.zeros((len(rows), longest), dtype=np.float32)

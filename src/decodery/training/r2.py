@@ -113,7 +113,7 @@ def states(
 
 def _passes(canvas: Canvas) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Of every pass that wrote something: the canvas before, the whole answer, and what was written."""
-    # Behind an end nothing is filled in any more, since no text changes by it: ends are what belongs there.
+    # After an end nothing is filled in any more, since no text changes by it: ends are what belongs there.
     whole, shown = np.where(canvas.masked, _END, canvas.tokens), canvas.tokens.copy()
     shown[canvas.prompt_length :] = _MASK
     found = []

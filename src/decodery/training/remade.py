@@ -75,7 +75,7 @@ class Remaking(Contract):
 
     @property
     def whole_numbers(self) -> bool:
-        """Whether its layers are of whole numbers."""
+        """Whether its layers are of integers."""
         return False
 
     @property
@@ -233,7 +233,7 @@ def learn(
 def written_rows(taught: Lesson, model: Transformer) -> torch.Tensor:
     """[N, 1] of a lesson's rows, see `Course.written`."""
     found = torch.zeros(sum(map(len, taught.batch.segments)), 1, dtype=model.dtype, device=taught.rows.device)
-    # Those behind `count` only fill up.
+    # Those after `count` only fill up.
     found[taught.rows[: taught.count]] = 1.0
     return found
 

@@ -31,7 +31,7 @@ _PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "let
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt behind which a behaviour completes, or one of the same form behind which it cannot. group: what must not
+    """A prompt after which a behaviour completes, or one of the same form after which it cannot. group: what must not
     be both learned from and tested on.
     """
 

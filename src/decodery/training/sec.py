@@ -232,7 +232,7 @@ def _figures(
     taught: Mapping[int, torch.Tensor],
     classifier: torch.Tensor,
 ) -> dict[str, Any]:
-    """Of texts held out, by check: how often head and corrected head are right, and likeliest classes, and of what."""
+    """Of held-out texts, by check: how often head and corrected head are right, and likeliest classes, and of what."""
     following = torch.cat([reading[number].following for number in reading.held])[:, None]
     plain, heads, wanted = (torch.cat([each[n] for n in reading.held]) for each in (before, after, taught))
     whole = torch.cat([reading[number].last for number in reading.held])[:, None] == following
@@ -242,7 +242,7 @@ def _figures(
         return [round(each, 4) for each in found.double().mean(dim=0).tolist()]
 
     def right(kind: int) -> float | None:
-        """How often a class is right where it is the likeliest one; None where it is nowhere."""
+        """How often a class is right where it is the most likely one; None where it is nowhere."""
         chosen = wanted[said == kind]
         return round(float((chosen == kind).double().mean()), 4) if len(chosen) else None
 

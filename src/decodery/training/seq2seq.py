@@ -149,7 +149,7 @@ def right(model: EncoderDecoder, kind: Transduction, held: Sequence[str]) -> flo
 
 
 def lesson(kind: Transduction, recipe: Seq2SeqRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A training step's sources [b, n], what the decoder reads [b, m], and what it is to say behind each token [b, m].
+    """A training step's sources [b, n], what the decoder reads [b, m], and what it is to say after each token [b, m].
 
     -1 fills up sources and what is to be said; END_ID what is read.
     """

@@ -52,7 +52,7 @@ _TRIPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """What a user says, turn by turn. completes: the turn, from 0, behind which the whole is what is looked for, None
+    """What a user says, turn by turn. completes: the turn, from 0, after which the whole is what is looked for, None
     for never. group: what must not be both learned from and tested on.
     """
 

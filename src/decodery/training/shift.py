@@ -99,7 +99,7 @@ def _loss(model: OpenModel, tensors: dict[str, torch.Tensor], taught: _Taught, b
 
 @torch.no_grad()
 def _taught(lm: LLM, answers: Ordered[Answered], chat: bool, progress: Progress) -> _Taught:
-    """The states behind each prompt and the right answer's tokens, up to the end of its line or turn."""
+    """The states after each prompt and the right answer's tokens, up to the end of its line or turn."""
     states, tokens, wrong = [], list[int](), list[bool]()
     for number, each in enumerate(answers):
         prompt = lm.encode(each.question.prompt, raw=not chat)

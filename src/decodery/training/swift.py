@@ -1,7 +1,7 @@
 """Find beforehand which sublayers `swift` should skip, on texts that the model has written.
 
 The search is the one of SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (2024), over several
-texts at a time, and measured by what the model itself found likeliest, whatever token was drawn.
+texts at a time, and measured by what the model itself found most likely, whatever token was drawn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SkipRecipe:
 
 
 class Window:
-    """The first tokens of some texts, behind prompts that the whole model has read, and what it found likeliest."""
+    """The first tokens of some texts, after prompts that the whole model has read, and what it found most likely."""
 
     def __init__(self, model: LanguageModel, texts: Sequence[Text], window: int) -> None:
         self.model, self.cases = model, list[tuple[KVCache, np.ndarray, np.ndarray]]()
@@ -76,7 +76,7 @@ class Window:
 
     @torch.no_grad()
     def matchness(self, skip: frozenset[str]) -> float:
-        """The share of all places at which the model without these sublayers finds the same token likeliest."""
+        """The share of all places at which the model without these sublayers finds the same token most likely."""
         segments = [Segment.chunk(tokens, cache.fork()) for cache, tokens, _ in self.cases]
         said = self.model.forward(Batch(segments), route=LayerPlan(skip=skip)).logits.argmax(dim=-1).cpu().numpy()
         return float((said == np.concatenate([right for _, _, right in self.cases])).mean())

@@ -59,7 +59,7 @@ def train_text_prm(
 ) -> ProcessHead:
     """Leave in `out` a head that tells, at the end of every step of a text, what reward the text may expect.
 
-    Every beginning has the reward of its text, as one rollout behind it: for texts drawn by the model itself that is an
+    Every beginning has the reward of its text, as one rollout after it: for texts drawn by the model itself that is an
     unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is held out, of those with a good
     text and of the others; the head's facts say how well it ranks beginnings there (auc), the cross-entropy, and that
     of always saying the mean. Interrupted, it goes on from what is in `out` when called again.

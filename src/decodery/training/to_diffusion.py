@@ -1,7 +1,7 @@
 """Adapt a model that writes from left to right to fill canvases: attention opens, and a mask token is learned.
 
 DiffuLLaMA's way (Scaling Diffusion Language Models via Adaptation from Autoregressive Models, 2024): a row goes on
-predicting the token behind it, and the causal mask dissolves while thin matrices learn. What such a model can be taught
+predicting the token after it, and the causal mask dissolves while thin matrices learn. What such a model can be taught
 in an hour of two cores is one narrow kind of text, here short lists of words.
 """
 

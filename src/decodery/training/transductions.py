@@ -40,7 +40,7 @@ class Transduction(ABC):
 class Reorder(Transduction):
     """Letters are written thirteen places on in the alphabet; a digit k turns the k letters right before it around.
 
-    What the last letters become hangs on what comes behind them, three tokens at most: whoever writes while the source
+    What the last letters become hangs on what comes after them, three tokens at most: whoever writes while the source
     arrives has to wait, or to take back. turns: the share of places that hold a digit; most, least: tokens of a source.
     """
 

@@ -52,7 +52,7 @@ def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def predicted(model: EncoderDecoder, given: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-    """Logits [b, m, vocab] behind every token of texts [b, m], with sources [b, n] in view, with gradients."""
+    """Logits [b, m, vocab] after every token of texts [b, m], with sources [b, n] in view, with gradients."""
     return behind(model, read(model, given), written)
 
 

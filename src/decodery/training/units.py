@@ -2,7 +2,7 @@
 
 Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024) fine-tunes the model on
 runs of tokens it is sure of, read as placeholders. Here the placeholders learn and nothing else does, so that the model
-writes what it wrote before. A text is read once, and placeholders are put behind many of its places.
+writes what it wrote before. A text is read once, and placeholders are put after many of its places.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UnitsRecipe(Recipe):
 
 
 class PlaceholderSchool(School):
-    """A school in which embeddings learn that stand for the tokens behind a place."""
+    """A school in which embeddings learn that stand for the tokens after a place."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class Admitted(AttentionPolicy):
 
 
 class Choosing(Admitted):
-    """Rows behind the prompt are stored where their margin, with noise [n], is above 0; gradients see how nearly so.
+    """Rows after the prompt are stored where their margin, with noise [n], is above 0; gradients see how nearly so.
 
     margins: [n], once they are known.
     """
@@ -121,7 +121,7 @@ class School:
         return max(1, round(self.recipe.prompt * len(tokens)))
 
     def behind(self, tokens: Sequence[int], policy: AttentionPolicy | None) -> torch.Tensor:
-        """Log-probabilities [m, vocab] of all rows behind the prompt."""
+        """Log-probabilities [m, vocab] of all rows after the prompt."""
         return self.model.project(self._states(tokens, policy)).log_softmax(dim=-1)
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class School:
 
     @torch.no_grad()
     def levels(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """[101] quantiles of the margins of what is behind the prompts."""
+        """[101] quantiles of the margins of what is after the prompts."""
         found = []
         for tokens in texts:
             policy = self.choosing(tokens)

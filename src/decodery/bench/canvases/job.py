@@ -31,7 +31,7 @@ def measure(
     stopped: Callable[[], bool] = lambda: False,
     earlier: Result | None = None,
 ) -> Result:
-    """Fill canvases by every method; returns the result, and writes it behind each where `out` is a folder.
+    """Fill canvases by every method; returns the result, and writes it after each where `out` is a folder.
 
     stopped: asked before every method; what is done is kept, and `complete` is then false. earlier: an interrupted
     result of the same settings, whose methods are not measured again.

@@ -19,7 +19,7 @@ _FILLER_TOKENS = 25
 DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LINES = 8
 PROMPT, FOLLOWING, TEXTS = 256, 64, 5
-"""Tokens of a text that a policy takes for the prompt, tokens behind it that are scored, and how many texts."""
+"""Tokens of a text that a policy takes for the prompt, tokens after it that are scored, and how many texts."""
 
 
 @dataclass(frozen=True)

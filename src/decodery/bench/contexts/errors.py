@@ -19,7 +19,7 @@ from .cases import PROMPT
 from .measure import Bench, Meter
 
 ROWS = 8
-"""Rows behind a prompt that are looked at."""
+"""Rows after a prompt that are looked at."""
 SINKS = 4
 """First positions, which often hold most of the weight whatever is read."""
 BEST = 32
@@ -73,7 +73,7 @@ class Whole:
 
 @dataclass
 class Errors:
-    """Errors of attention's output (E1), captured weight (E2) and found keys (E3), of the rows behind a few prompts.
+    """Errors of attention's output (E1), captured weight (E2) and found keys (E3), of the rows after a few prompts.
 
     Open loop: every layer is given what enters it without a policy, so that each loses what it loses alone. Closed
     loop: the policy acts in all layers, and errors compound.
@@ -86,7 +86,7 @@ class Errors:
     def of(self, kv: CachePolicy) -> dict[str, float]:
         """Means over texts, layers, rows and heads.
 
-        error, error closed: of the output's length; mass, mass behind the sinks, recall: shares of the full weight and
+        error, error closed: of the output's length; mass, mass after the sinks, recall: shares of the full weight and
         of its `BEST` keys, where the policy reads keys as they were. Keys that it has joined count as lost.
         """
         if not self._wholes:

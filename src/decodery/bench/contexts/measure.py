@@ -90,7 +90,7 @@ class Reading:
         return logits
 
     def greedy(self, cache: KVCache, logits: torch.Tensor, count: int) -> list[int]:
-        """The likeliest tokens after what was read."""
+        """The most likely tokens after what was read."""
         found = [int(logits[-1].argmax())]
         while len(found) < count:
             found.append(int(self.feed(cache, found[-1:])[-1].argmax()))
@@ -133,15 +133,15 @@ class Bench(Reading):
         return self.lm.tokenizer.decode(self.greedy(cache, logits, _ANSWER)).strip().startswith(case.answer)
 
     def drift(self, kv: CachePolicy | None) -> list[torch.Tensor]:
-        """Log-probabilities [rows, vocab] of the end of each text, behind a prompt of `PROMPT` tokens."""
+        """Log-probabilities [rows, vocab] of the end of each text, after a prompt of `PROMPT` tokens."""
         return [self.start(kv, text, PROMPT)[1].log_softmax(dim=-1) for text in self.texts]
 
     def written(self, kv: CachePolicy | None) -> list[list[int]]:
-        """What it writes behind each text's prompt."""
+        """What it writes after each text's prompt."""
         return [self.greedy(*self.start(kv, text[:PROMPT], PROMPT), _WRITTEN) for text in self.texts]
 
     def held(self, kv: CachePolicy) -> dict[str, float]:
-        """Keys and values behind the first text, and those that the last row has read: shares of all, and MiB."""
+        """Keys and values after the first text, and those that the last row has read: shares of all, and MiB."""
         cache, _ = self.start(kv, self.texts[0], PROMPT)
         self.feed(cache, self.texts[0][:1])
         config = self.model.config

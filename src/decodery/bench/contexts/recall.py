@@ -1,4 +1,4 @@
-"""Associative recall: a small model that is trained here and answers what stood behind a letter, under each policy."""
+"""Associative recall: a small model that is trained here and answers what stood after a letter, under each policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other programs measured beside this one: one file each, behind one class."""
+"""Other programs measured beside this one: one file each, after one class."""
 
 from __future__ import annotations
 

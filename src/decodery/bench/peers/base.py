@@ -123,7 +123,7 @@ class Peer(Contract):
 
 
 def checkpoint(name: str) -> Path:
-    """The folder or .gguf file behind a model's name."""
+    """The folder or .gguf file after a model's name."""
     from decodery.models.loaders import hub
     from decodery.models.loaders import package_index as embedded
 
@@ -134,7 +134,7 @@ def checkpoint(name: str) -> Path:
 
 
 def gguf(name: str) -> Path:
-    """The .gguf file behind a name, for a program that reads nothing else. Raises UnavailableError where it is none."""
+    """The .gguf file after a name, for a program that reads nothing else. Raises UnavailableError where it is none."""
     from decodery.models.loaders import package_index as embedded
 
     path = embedded.gguf_path(name) if name in embedded.EMBEDDED else Path(name).expanduser()

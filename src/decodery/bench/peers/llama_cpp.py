@@ -80,7 +80,7 @@ def _opened(path: Path, order: Order, most_positions: int, **options: Any) -> An
 
 
 def _second(llama: Any) -> Any:
-    """A model that drafts its likeliest tokens; it keeps what it has read of the text."""
+    """A model that drafts its most likely tokens; it keeps what it has read of the text."""
     import numpy as np
     from llama_cpp.llama_speculative import LlamaDraftModel
 

@@ -135,7 +135,7 @@ def estimated(pool: dict[str, Any], method: str, judged: str, n: int) -> dict[st
 
 
 def best_within(pool: dict[str, Any], judged: str, tokens: float) -> float:
-    """How often best-of-n is right that writes as many tokens, between whole numbers n in proportion; at most all."""
+    """How often best-of-n is right that writes as many tokens, between integers n in proportion; at most all."""
     lengths = pool["lengths"]
     n = min(max(tokens * len(lengths) / sum(lengths), 1.0), float(len(lengths)))
     below = int(n)

@@ -84,7 +84,7 @@ class Subject:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def written(self, prompts: Sequence[str], **settings: Any) -> list[str]:
-        """What it writes behind prompts."""
+        """What it writes after prompts."""
         found = self.lm.generate(list(prompts), **{"drafter": None} | self.settings | settings)
         assert isinstance(found, list)
         return [each.text for each in found]
@@ -138,11 +138,11 @@ def agreement(original: LLM, other: LLM, texts: Sequence[str]) -> dict[str, Meas
 
 
 Branches = tuple[Sequence[int], Sequence[Sequence[int]]]
-"""The tokens of a prompt, at least one, and of what may stand behind it, each at least one."""
+"""The tokens of a prompt, at least one, and of what may stand after it, each at least one."""
 
 
 def _branched(prompt: Sequence[int], behind: Sequence[Sequence[int]]) -> Segment:
-    """A prompt and all that may stand behind it as rows of one tree, with logits of all but the prompt's first rows."""
+    """A prompt and all that may stand after it as rows of one tree, with logits of all but the prompt's first rows."""
     n, sizes = len(prompt), [len(each) - 1 for each in behind]
     rows = n + sum(sizes)
     mask, positions, tokens = np.tri(rows, dtype=bool), list(range(n)), list(prompt)
@@ -158,7 +158,7 @@ def _branched(prompt: Sequence[int], behind: Sequence[Sequence[int]]) -> Segment
 
 @torch.no_grad()
 def log_probs(lm: LLM, texts: Sequence[Branches]) -> np.ndarray:
-    """[texts, branches] nats of all that may stand behind each prompt, as many for one as for another."""
+    """[texts, branches] nats of all that may stand after each prompt, as many for one as for another."""
     found: list[list[float]] = []
     for some in _parts(texts):
         scores = lm.model.forward(Batch([_branched(*each) for each in some]))
@@ -196,7 +196,7 @@ def losses(subject: Subject, texts: Sequence[str]) -> np.ndarray:
 
 
 def _choices(subject: Subject, asked: Sequence[Question]) -> dict[str, Measure]:
-    """Which of four answers it finds likeliest, asked in several manners; and what it writes."""
+    """Which of four answers it finds most likely, asked in several manners; and what it writes."""
     right = {}
     found: dict[str, Measure] = {}
     for style in STYLES:

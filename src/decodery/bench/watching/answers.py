@@ -191,7 +191,7 @@ class Anywhere(TruthPrInt):
 
 @dataclass(frozen=True)
 class Unasked(TruthPrInt):
-    """Goes back where the probe objects, and takes the likeliest other branch, whatever the probe says of that one."""
+    """Goes back where the probe objects, and takes the most likely other branch, whatever the probe says of it."""
 
     tries: int = 1
 

@@ -125,7 +125,7 @@ def _rows(
 
 
 def nexts(model: Transformer, walk: list[int], changes: tuple[Intervention, ...]) -> torch.Tensor:
-    """[states + 1] float64: the chance of each next state behind a walk, both digits, and that of no state at all."""
+    """[states + 1] float64: the chance of each next state after a walk, both digits, and that of no state at all."""
     first = _rows(model, walk, changes, [])[0][-1].double()
     found = torch.zeros(100, dtype=torch.float64, device="cpu")
     for digit in range(-(-_STATES // 10)):

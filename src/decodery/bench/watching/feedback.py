@@ -87,7 +87,7 @@ def _reported(
     *,
     shuffled: bool,
 ) -> tuple[dict[str, _Told], dict[int, float]]:
-    """What is told of labels behind 16 examples and more, by who tells it, and the model's accuracy by examples seen.
+    """What is told of labels after 16 examples and more, by who tells it, and the model's accuracy by examples seen.
 
     states: [statements, width] that the axis reads; place: [statements] along it; free: what it was not learned from.
     """

@@ -22,7 +22,7 @@ _QUESTION = "Are all three things of a forbidden set on the list?"
 class Judge:
     """p(yes) / (p(yes) + p(no)) of the first token of the verdict, without sampling. shots: examples in its prompt.
 
-    Turns are read into one cache as they come, and the question behind each of them is never kept, so that a
+    Turns are read into one cache as they come, and the question after each of them is never kept, so that a
     conversation is read once. rows: tokens read so far.
     """
 

@@ -125,7 +125,7 @@ def _trained(seed: int, progress: Progress) -> Transformer:
 
 @torch.no_grad()
 def by_examples(model: Transformer, seed: int) -> np.ndarray:
-    """[pairs + 1] the share of values told rightly behind so many pairs, which rises where a model learns in context;
+    """[pairs + 1] the share of values told rightly after so many pairs, which rises where a model learns in context;
     and last that of all values whose key stood there before."""
     tokens, known = draw(256, torch.Generator().manual_seed(1000 + seed))
     right = predicted(model, tokens[:, :-1])[:, ::2].argmax(dim=-1) == tokens[:, 1::2]
@@ -196,7 +196,7 @@ def _scores(model: Transformer, seed: int, rate: float) -> dict[str, np.ndarray]
         return np.array([found[layer, head] for layer in range(_SHAPE.layers) for head in range(heads)])
 
     means = (rows[labels].mean(dim=0) - rows[~labels].mean(dim=0)).norm(dim=1)
-    # To the value that stood behind the same key.
+    # To the value that stood after the same key.
     mass = np.zeros(rows.shape[1])
     for at in np.flatnonzero(known):
         text = tokens[at].tolist()

@@ -53,7 +53,7 @@ class DiffusionCache(Contract):
     """A way of reusing keys and values. Fields are settings; what is remembered is in `Kept`.
 
     steady: whether what is read stays the same from the second pass of a region to its last. causal: whether it goes
-    with models whose rows see nothing of later blocks. foretold: whether it needs a method that is, see `Diffusion`.
+    with models whose rows see nothing of later blocks. predicted: whether it needs a method that is, see `Diffusion`.
     """
 
     @property

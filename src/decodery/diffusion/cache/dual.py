@@ -1,4 +1,4 @@
-"""The dual cache of Fast-dLLM: what stands before and behind a block is computed once for the block."""
+"""The dual cache of Fast-dLLM: what stands before and after a block is computed once for the block."""
 
 from __future__ import annotations
 

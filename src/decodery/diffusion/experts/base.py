@@ -14,7 +14,7 @@ __all__ = ["ExpertSharing"]
 
 @dataclass(frozen=True)
 class ExpertSharing(Contract):
-    """A way of sharing. Every row then takes its likeliest experts among those that are kept, weighed as ever.
+    """A way of sharing. Every row then takes its most likely experts among those that are kept, weighed as ever.
 
     Shared are the rows of one canvas in one pass, in each layer by themselves, so what a canvas becomes does not hang
     on others in its pass. What it saves is the reading of experts' weights, which a pass over few rows is bound by;

@@ -25,7 +25,7 @@ __all__ = ["SimultaneousPolicy", "Stream", "StreamOutput"]
 
 @dataclass(frozen=True)
 class StreamOutput:
-    """What there is behind a chunk of the source. committed: tokens that never change again; guess: those behind them.
+    """What there is after a chunk of the source. committed: tokens that never change again; guess: those after them.
 
     read: tokens of the source that the encoder has read. text, guessed: the texts of both, where there is a tokenizer.
     """
@@ -125,7 +125,7 @@ class Stream:
         self.cache.truncate(place + 1)
 
     def step(self, logits: torch.Tensor) -> ForwardCoroutine[torch.Tensor | None]:
-        """Write the likeliest token of logits [vocab]; returns those behind it, None where the model waits."""
+        """Write the most likely token of logits [vocab]; returns those after it, None where the model waits."""
         token = int(logits.argmax())
         if token in self.eos_ids or len(self.written) >= self.limit:
             return None
@@ -133,14 +133,14 @@ class Stream:
         return (yield from self.reread(len(self.written)))[-1]
 
     def extend(self, logits: torch.Tensor | None, most: int) -> ForwardCoroutine[None]:
-        """Write on greedily behind logits [vocab] until the model waits, up to `most` tokens in all."""
+        """Write on greedily after logits [vocab] until the model waits, up to `most` tokens in all."""
         while logits is not None and len(self.written) < most:
             logits = yield from self.step(logits)
 
     def verify(self, floor: int) -> ForwardCoroutine[torch.Tensor]:
         """Cut the text where the model, with all of the source in view, would write something else.
 
-        One pass over all of it, as over a draft; what stands is what greedy decoding writes behind the first `floor`
+        One pass over all of it, as over a draft; what stands is what greedy decoding writes after the first `floor`
         tokens, which are taken as they are. Returns logits [vocab] of what follows.
         """
         logits = yield from self.reread(0)

@@ -1,4 +1,4 @@
-"""Re-decoding: behind every chunk the text is what greedy decoding makes of all that has come."""
+"""Re-decoding: after every chunk the text is what greedy decoding makes of all that has come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .base import SimultaneousPolicy, Stream
 )
 @dataclass(frozen=True)
 class Redecode(SimultaneousPolicy):
-    """Verifies the text so far as a draft behind every chunk, and commits nothing before the source ends.
+    """Verifies the text so far as a draft after every chunk, and commits nothing before the source ends.
 
     One pass tells how far the earlier text is still what the model writes, and greedy decoding goes on from there: as
     many passes as there are new tokens and one, in place of one for every token. The lossless member of the family;

@@ -1,4 +1,4 @@
-"""Stability: the last few tokens are asked again behind every chunk, and stay while they look no worse."""
+"""Stability: the last few tokens are asked again after every chunk, and stay while they look no worse."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .base import SimultaneousPolicy, Stream
 )
 @dataclass(frozen=True)
 class Stability(SimultaneousPolicy):
-    """Reads the last few tokens again behind every chunk, and cuts the text at the first that has become unlikely.
+    """Reads the last few tokens again after every chunk, and cuts the text at the first that has become unlikely.
 
     lookback: how many tokens are asked again; those before them are committed, and their keys and values stay as they
-    were read, with less of the source in view. A token stays where it is still the likeliest, or where its logit has
+    were read, with less of the source in view. A token stays where it is still the most likely, or where its logit has
     not fallen since the last chunk. cap: tokens written per chunk at most. Cost: a pass over lookback + 1 rows and one
     for each new token, however long the text is.
     """

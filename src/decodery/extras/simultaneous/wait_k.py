@@ -18,7 +18,7 @@ from .base import SimultaneousPolicy, Stream
 )
 @dataclass(frozen=True)
 class WaitK(SimultaneousPolicy):
-    """Writes one token for each of the source behind its first `k`, and commits it at once.
+    """Writes one token for each of the source after its first `k`, and commits it at once.
 
     Where the model would wait, it does; when the source ends, the text is written to its end. The model need not have
     been trained for a fixed lag, and the simplest of the baselines is what it is.

@@ -20,13 +20,13 @@ __all__ = ["NGrams", "load_ngrams"]
 _KIND = "table of n-grams"
 _MADE = "make one with decodery train ngrams -m MODEL"
 _END = 2**32 - 1
-"""Stands behind every text; no token has this id."""
+"""Stands after every text; no token has this id."""
 
 
 class NGrams:
     """What followed every run of tokens, of any length, in some texts; counted when it is asked for.
 
-    shards: suffix arrays over texts, each text with an end behind it. Memory: 8 bytes per token.
+    shards: suffix arrays over texts, each text with an end after it. Memory: 8 bytes per token.
     """
 
     def __init__(self, shards: Iterable[SuffixArray] = ()) -> None:
@@ -51,7 +51,7 @@ class NGrams:
         total, counts = 0, np.zeros(len(tokens))
         for shard in self.shards:
             begin, end = shard.find(run)
-            # Every text has an end behind it, so that something follows every run.
+            # Every text has an end after it, so that something follows every run.
             followers = shard.tokens[shard.order[begin:end].astype(np.int64) + len(run)]
             followers = followers[followers != _END]
             total += len(followers)

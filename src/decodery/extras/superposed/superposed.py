@@ -43,7 +43,7 @@ class Superposition:
     The model reads, at every position, the average of the drafts' last tokens; all drafts share its prediction, and
     what distinguishes them is how often their own last tokens went on with each candidate in other texts, and in the
     prompt. For 5 to 20 tokens: the longer, the worse. alpha: weight of those n-grams against the model; temperature: of
-    the model's distribution; top: how many of its likeliest tokens are candidates. unseen: what becomes of candidates
+    the model's distribution; top: how many of its most likely tokens are candidates. unseen: what becomes of candidates
     that the n-grams do not know after a draft. "floor" gives them a small frequency. "drop", as published, leaves them
     out while the draft has others, and ranks a draft that has none last; the published tables are of 200,000 documents,
     small ones drop what the model is sure of. `Superposition.published(k)` has the published values for k drafts but
@@ -136,7 +136,7 @@ def superpose(
 
 
 def candidates(logits: torch.Tensor, settings: Superposition) -> list[tuple[int, float]]:
-    """The likeliest tokens of [vocab] logits and their log-probabilities among themselves, likeliest first."""
+    """The most likely tokens of [vocab] logits and their log-probabilities among themselves, most likely first."""
     row = logits.double().cpu().numpy()
     # A stable sort: of equal logits the lowest id comes first, as in greedy decoding.
     near = np.flatnonzero(row >= np.partition(row, -min(settings.top, len(row)))[-min(settings.top, len(row))])
@@ -146,7 +146,7 @@ def candidates(logits: torch.Tensor, settings: Superposition) -> list[tuple[int,
 
 
 def ngram_scores(ngrams: NGrams, history: Ordered[int], tokens: Ordered[int]) -> np.ndarray:
-    """[n] the weighted relative frequency of each of `tokens` [n] behind the last 1 to 5 tokens of `history`."""
+    """[n] the weighted relative frequency of each of `tokens` [n] after the last 1 to 5 tokens of `history`."""
     scores, wanted = np.zeros(len(tokens)), np.asarray(tokens)
     for n, weight in enumerate(_ORDER_WEIGHTS[: len(history)], start=1):
         scores += weight * ngrams.frequencies(history[len(history) - n :], wanted)

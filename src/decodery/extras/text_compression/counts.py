@@ -20,7 +20,7 @@ _UNIT = 1 << 32
 
 @cache
 def _weights() -> np.ndarray:
-    """[n] int64: e^(-i / steps) as a multiple of 2^-32, the last one 0. Only whole numbers are multiplied."""
+    """[n] int64: e^(-i / steps) as a multiple of 2^-32, the last one 0. Only integers are multiplied."""
     # e^(-1 / 256) to 128 binary digits, from its series; no machine's own exponential function is asked.
     one, term, ratio, k = 1 << 128, 1 << 128, 0, 0
     while term:

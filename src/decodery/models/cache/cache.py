@@ -1,4 +1,4 @@
-"""One sequence's keys and values: content that counts, and tentative rows of passes behind it."""
+"""One sequence's keys and values: content that counts, and tentative rows of passes after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .slot_positions import SlotPositions
 _MOST = torch.finfo(torch.float16).max
 
 _BEHIND = 256
-"""Positions behind all windows that stay, and at least so many more go at a time."""
+"""Positions after all windows that stay, and at least so many more go at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Mark:
 class KVCache:
     """Keys and values of one sequence, per layer, with a length per layer and the position of every slot.
 
-    Slots [0, length) are content in ascending position order; passes write their rows behind them, tentatively, and
+    Slots [0, length) are content in ascending position order; passes write their rows after them, tentatively, and
     `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
     or more, or for all that is `expected`; from then on it grows by a sixteenth, so growing costs no copy per token.
     Forks share `blocks` of slots, and copy only those that they write to.
@@ -90,7 +90,7 @@ class KVCache:
 
     @property
     def coded(self) -> bool:
-        """Whether it holds bytes, a row's scale behind its numbers."""
+        """Whether it holds bytes, a row's scale after its numbers."""
         return self.blocks.nothing.dtype == coded.DTYPE
 
     @property
@@ -173,7 +173,7 @@ class KVCache:
 
         Args:
             tokens: how many the text has, read or not.
-            most: how many it may come to have, with those that are drafted behind it.
+            most: how many it may come to have, with those that are drafted after it.
         """
         self._expected = self._slots_of(tokens), self._slots_of(most)
 
@@ -315,7 +315,7 @@ class KVCache:
     def pass_by(self) -> None:
         """Let layers with a window give back what no later row sees, some hundreds of positions at a time.
 
-        What marks may come back to stays, and some positions more, for what is cut shortly behind.
+        What marks may come back to stays, and some positions more, for what is cut shortly after.
         """
         if self.window is None or self.policy is not None or self.prefix:
             return
@@ -328,7 +328,7 @@ class KVCache:
         """Forget every slot whose position is n or later.
 
         Where layers with a window have given back what the next row would see, forget everything: what is left of the
-        text, behind `next_position`, has to be read again.
+        text, after `next_position`, has to be read again.
         """
         if n < self._reach:
             n = 0
@@ -408,7 +408,7 @@ class KVCache:
         self._forget()
 
     def shrink(self, spare: int) -> None:
-        """Give back the memory behind the content but that of `spare` slots."""
+        """Give back the memory after the content but that of `spare` slots."""
         self._forget()
         if self.capacity > self.length + spare:
             self._first = self.length + spare
@@ -444,11 +444,11 @@ class KVCache:
         return self.written if layers is None else self.written[np.asarray(layers, dtype=np.int64)]
 
     def _check(self, rows: list[int], layers: Sequence[int] | None) -> int:
-        """The position of the last of rows that may become content: written, and ascending behind it."""
+        """The position of the last of rows that may become content: written, and ascending after it."""
         known = self.written.max() if layers is None else self._known(layers).min()
         if min(rows) < 0 or max(rows) >= known:
             raise IndexError(f"rows {rows} are not all among the {known} tentative rows")
-        # Layers that are told apart may lag behind others, and ascend on their own.
+        # Layers that are told apart may lag after others, and ascend on their own.
         layer, first = (0, self.next_position) if layers is None else (layers[0], self._end(layers[0]))
         start = int(self.lengths[layer])
         held = self.places.of(layer)[start : start + max(rows) + 1].tolist()
@@ -459,7 +459,7 @@ class KVCache:
         return last
 
     def _end(self, layer: int) -> int:
-        """The position behind the content of one layer."""
+        """The position after the content of one layer."""
         length = int(self.lengths[layer])
         return int(self.places.of(layer)[length - 1]) + 1 if length else 0
 

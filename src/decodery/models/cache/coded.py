@@ -1,4 +1,4 @@
-"""Rows of numbers in bytes with a scale behind each: what caches may hold, as csrc/coded.h writes and reads it."""
+"""Rows of numbers in bytes with a scale after each: what caches may hold, as csrc/coded.h writes and reads it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 DTYPE = torch.int8
 SCALE = torch.bfloat16.itemsize
-"""Elements behind a row's numbers, which are the scale's bytes."""
+"""Elements after a row's numbers, which are the scale's bytes."""
 MOST = 127
 QUERY_MOST = 8191
-"""The largest whole number of a query: sums of `WIDEST` products fit 32 bits."""
+"""The largest integer of a query: sums of `WIDEST` products fit 32 bits."""
 WIDEST = 1024
 _NOTHING = 1e-30
 
@@ -20,7 +20,7 @@ def row_bytes(dim: int, dtype: torch.dtype) -> int:
 
 
 def encode(rows: torch.Tensor) -> torch.Tensor:
-    """[..., dim] floats -> [..., dim + SCALE] int8: whole numbers of a step that is a row's largest over `MOST`.
+    """[..., dim] floats -> [..., dim + SCALE] int8: integers of a step that is a row's largest over `MOST`.
 
     What `decode` makes of them is encoded as the same bytes. A row with a number that is not finite is none.
     """
@@ -47,19 +47,19 @@ def apart(coded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def products(queries: torch.Tensor, coded: torch.Tensor) -> torch.Tensor:
-    """queries [..., dim] times coded keys [..., dim + SCALE] in whole numbers, over the last dimension: [...]."""
+    """queries [..., dim] times coded keys [..., dim + SCALE] in integers, over the last dimension: [...]."""
     numbers, scale = apart(coded)
     largest = queries.abs().amax(dim=-1, keepdim=True)
     # Python's number over a tensor would be that number times the tensor's inverse, which is rounded twice.
     inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, QUERY_MOST) / largest)
     whole = (queries * inverse).round().clamp(-QUERY_MOST, QUERY_MOST)
-    # Whole numbers below 2^53, so that no order of the sum changes it.
+    # Integers below 2^53, so that no order of the sum changes it.
     sums = (whole.double() * numbers.double()).sum(dim=-1).float()
     return sums * (largest / QUERY_MOST * scale)[..., 0]
 
 
 def weigh(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Weights of whole numbers whose rows have these scales, of 17 bits: products with seven bits are exact."""
+    """Weights of integers whose rows have these scales, of 17 bits: products with seven bits are exact."""
     exact = weights * scales
     far = exact * 129.0
     return far - (far - exact)

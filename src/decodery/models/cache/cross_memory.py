@@ -29,5 +29,5 @@ class CrossMemory:
         return self.data.nbytes + self.states.nbytes
 
     def extended(self, more: CrossMemory) -> CrossMemory:
-        """This memory with that of the tokens behind it."""
+        """This memory with that of the tokens after it."""
         return CrossMemory(torch.cat([self.data, more.data], dim=3), torch.cat([self.states, more.states]))

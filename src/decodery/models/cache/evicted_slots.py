@@ -41,7 +41,7 @@ class Losses:
             self.cut(layer, len(slots))
 
     def cut(self, layer: int, length: int) -> None:
-        """What comes behind the first slots of a layer will be held by every head."""
+        """What comes after the first slots of a layer will be held by every head."""
         if self._lost is not None:
             self._lost[layer, :, length:] = False
 

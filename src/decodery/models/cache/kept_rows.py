@@ -50,7 +50,7 @@ def parents(seen: torch.Tensor) -> torch.Tensor:
 
 
 def behind(line: torch.Tensor, reach: int) -> torch.Tensor:
-    """[reach + T] the row right before each of `reach` rows of content and the tentative ones behind them.
+    """[reach + T] the row right before each of `reach` rows of content and the tentative ones after them.
 
     line: [T] what `parents` says of those.
     """

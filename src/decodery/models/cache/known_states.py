@@ -11,7 +11,7 @@ _MOST = 4
 
 @dataclass
 class States:
-    """By layer: behind how much content a state stands, ascending, and the state; the latest few alone.
+    """By layer: after how much content a state stands, ascending, and the state; the latest few alone.
 
     They follow from what a cache holds, and are made anew where they are missing: forgetting them costs time alone.
     """
@@ -23,12 +23,12 @@ class States:
         return sum(state.nbytes for each in self.known.values() for _, state in each)
 
     def last(self, layer: int) -> tuple[int, torch.Tensor] | None:
-        """The state behind the most content."""
+        """The state after the most content."""
         found = self.known.get(layer)
         return found[-1] if found else None
 
     def add(self, layer: int, length: int, state: torch.Tensor) -> None:
-        """Remember the state behind so much content."""
+        """Remember the state after so much content."""
         self.known[layer] = [*self.known.get(layer, [])[1 - _MOST :], (length, state)]
 
     def doubt(self, layer: int, length: int) -> None:

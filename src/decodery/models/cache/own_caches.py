@@ -20,7 +20,7 @@ from .cache import KVCache
 
 
 class OwnCaches(Contract):
-    """A model whose texts remember in another way: behind a learned past, or under a cache policy.
+    """A model whose texts remember in another way: after a learned past, or under a cache policy.
 
     It equals the model itself and all others over it, so that texts with one and texts without share passes.
     """

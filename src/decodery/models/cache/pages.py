@@ -121,7 +121,7 @@ class Blocks:
 
         Args:
             start: the first slot that is to be written.
-            stop: the slot behind the last one.
+            stop: the slot after the last one.
             least: slots of a text's only piece at least.
             most: slots that the text will ever have; it is given no more than these, unless it has more already.
 
@@ -202,7 +202,7 @@ class Blocks:
         self.passed = 0
 
     def _extend(self, stop: int) -> None:
-        """Take blocks behind the last one that nobody holds any more, as far as slot `stop`."""
+        """Take blocks after the last one that nobody holds any more, as far as slot `stop`."""
         wanted = -(-(stop - self.capacity) // SLOTS)
         if wanted <= 0 or not self.runs or self.runs[-1].slots % SLOTS:
             return

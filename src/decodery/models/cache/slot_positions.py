@@ -32,7 +32,7 @@ class SlotPositions:
         self._rows = positions[None]
 
     def put(self, lengths: np.ndarray, stays: int, positions: np.ndarray, room: int) -> None:
-        """Hold `positions` [n] behind the content of layers of these lengths [layers], and what stays there.
+        """Hold `positions` [n] after the content of layers of these lengths [layers], and what stays there.
 
         room: slots that may be written to before memory grows again.
         """

@@ -1,7 +1,7 @@
 """Families whose blocks differ from Llama's: OLMo 2, StableLM, GPT-NeoX and GPT-2.
 
 Their configurations are restated in Llama's names, and what is left is a handful of switches of `ModelConfig`: norms
-that take the mean away, norms behind sublayers, attention and MLP side by side, MLPs without a gate, learned positions.
+that take the mean away, norms after sublayers, attention and MLP side by side, MLPs without a gate, learned positions.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MIXER = {
     "skip": "D",
     "gate_norm": "norm.weight",
 }
-"""What checkpoints call the parts of a recurrent layer, behind the name of its mixer."""
+"""What checkpoints call the parts of a recurrent layer, after the name of its mixer."""
 
 
 def limits(raw: Any, origin: str) -> tuple[float, float]:
@@ -28,7 +28,7 @@ def limits(raw: Any, origin: str) -> tuple[float, float]:
     plain = [one.get("__float__") if isinstance(one, dict) else one for one in each]
     values = [_ENDLESS_STEP if one in _WORDS else one for one in plain if isinstance(one, (int, float, str))]
     if len(values) == 2 and not any(isinstance(one, (str, bool)) for one in values):
-        # Whole numbers may be too large for a float.
+        # Integers may be too large for a float.
         least, most = (float(max(min(one, _ENDLESS_STEP), -1.0)) for one in values)
         if 0.0 <= least < most:
             return least, most

@@ -131,7 +131,7 @@ class _Reader:
         return torch.cat(pair if order is None else [each[order] for each in pair])
 
     def dense(self, inputs: int, outputs: int, *names: str) -> Dense:
-        """Layers of the same shape, one behind the other."""
+        """Layers of the same shape, one after the other."""
         weight = torch.cat([self.part(f"{name}.weight", outputs, inputs) for name in names])
         return Dense(weight, torch.cat([self.part(f"{name}.bias", outputs) for name in names]))
 

@@ -1,7 +1,7 @@
 """UniXcoder: a RoBERTa whose mode is said by a token, and by what its tokens see of each other.
 
 UniXcoder: Unified Cross-Modal Pre-training for Code Representation (2022). As a decoder it is a causal language
-model, which is what `load` gives. As encoder and decoder it reads a prompt with sight both ways and writes behind it,
+model, which is what `load` gives. As encoder and decoder it reads a prompt with sight both ways and writes after it,
 which the source `prefix-lm` does. As an encoder it makes one vector of a text.
 """
 

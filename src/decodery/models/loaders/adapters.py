@@ -170,7 +170,7 @@ _making = Lock()
 def tuned(model: Reader, adapter: Adapter) -> Transformer:
     """The model with an adapter's matrices added, which shares all others with it; made once for the last few of them.
 
-    Matrices of whole numbers become int8, rounded anew with what is added to them; the model itself stays as it is.
+    Matrices of integers become int8, rounded anew with what is added to them; the model itself stays as it is.
     Raises UnsupportedModel for models that others run, SettingsError for an adapter of another one.
     """
     if not isinstance(model, Transformer) or model.config.experts:

@@ -167,7 +167,7 @@ class Endpoint:
 
 
 def likely(path: str, top: int | None) -> dict[str, Any]:
-    """How a route is asked for log-probabilities of tokens, and of the `top` likeliest beside each."""
+    """How a route is asked for log-probabilities of tokens, and of the `top` most likely beside each."""
     if top is None:
         return {}
     return {"logprobs": True, "top_logprobs": top} if path == CHAT else {"logprobs": top}

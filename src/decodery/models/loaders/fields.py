@@ -37,7 +37,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number within bounds, both included."""
+    """A integer within bounds, both included."""
 
     least: int
     most: int
@@ -62,7 +62,7 @@ class Number(Kind):
         return f"a number from {self.least:g} to {self.most:g}"
 
     def fits(self, value: Any) -> bool:
-        # A whole number may be too large for a float; comparing it is exact all the same. NaN fails both comparisons.
+        # A integer may be too large for a float; comparing it is exact all the same. NaN fails both comparisons.
         return isinstance(value, int | float) and not isinstance(value, bool) and self.least <= value <= self.most
 
 

@@ -1,4 +1,4 @@
-"""The blocks of GGUF files in the forms of `Int4Linear` and `BlockLinear`: the same whole numbers, in another order."""
+"""The blocks of GGUF files in the forms of `Int4Linear` and `BlockLinear`: the same integers, in another order."""
 
 from __future__ import annotations
 

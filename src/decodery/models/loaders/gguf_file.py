@@ -45,7 +45,7 @@ class TensorInfo:
 class GGUFFile:
     """An opened file. metadata: {key: str, number, bool, list or array}; tensors: {name: TensorInfo}.
 
-    others: the parts behind the first one of a split file, whose tensors are among those of the first.
+    others: the parts after the first one of a split file, whose tensors are among those of the first.
     """
 
     def __init__(self, path: Path) -> None:

@@ -41,7 +41,7 @@ def state_name(part: str, family: str) -> str | None:
 def states_config(fields: Fields, family: str, vocab_size: int, tied: bool, normed: bool) -> ModelConfig:
     """The configuration of such a file.
 
-    fields: its metadata, whose names are those behind the architecture's; normed: whether what states say is normed.
+    fields: its metadata, whose names are those after the architecture's; normed: whether what states say is normed.
     """
     inner, heads = fields.need("ssm.inner_size"), fields.need("ssm.time_step_rank")
     if inner % heads:

@@ -59,7 +59,7 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Behind its last byte."""
+        """After its last byte."""
         return self.begin + self.rows * self.row_bytes
 
     def places(self) -> np.ndarray:

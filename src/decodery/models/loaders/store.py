@@ -96,7 +96,7 @@ def _in_cache(path: Path) -> bool:
 def workspace() -> Iterator[Path]:
     """A directory inside the cache for something unfinished; it is gone when the block ends, however it ends.
 
-    What a killed process left behind is removed by the next one that needs a workspace.
+    What a killed process left after is removed by the next one that needs a workspace.
     """
     from filelock import FileLock
 

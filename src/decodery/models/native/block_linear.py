@@ -87,7 +87,7 @@ class BlockLinear(Native):
         return _FORMS[self.bits]
 
     def values(self) -> torch.Tensor:
-        """[out, in] float32 what the numbers stand for before any scale, whole numbers from -128 to 127."""
+        """[out, in] float32 what the numbers stand for before any scale, integers from -128 to 127."""
         outputs, inputs = self.shape
         bits = self.bits
         if bits == 8:

@@ -63,7 +63,7 @@ class Int4Linear(Native):
         return torch.stack((self.step, self.least), dim=-1)
 
     def values(self) -> torch.Tensor:
-        """[out, in] float32 whole numbers in [0, 15]."""
+        """[out, in] float32 integers in [0, 15]."""
         return torch.stack((self.weight & 15, self.weight >> 4), dim=-1).view(self.shape).float()
 
     def dense(self) -> torch.Tensor:
@@ -113,7 +113,7 @@ def even_steps(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _steps(blocks: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[n, 32] -> whole numbers [n, 32] uint8 in [0, most], step and least [n] float16."""
+    """[n, 32] -> integers [n, 32] uint8 in [0, most], step and least [n] float16."""
     blocks = blocks.float()
     first, last = blocks.amin(dim=-1, keepdim=True), blocks.amax(dim=-1, keepdim=True)
     weight = blocks.abs() + blocks.square().mean(dim=-1, keepdim=True).sqrt()

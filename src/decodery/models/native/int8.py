@@ -79,7 +79,7 @@ class Int8Linear(Native):
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, in] float32 -> whole numbers in [-127, 127], [N, groups, 64] float32, and scales [N, groups]."""
+    """[N, in] float32 -> integers in [-127, 127], [N, groups, 64] float32, and scales [N, groups]."""
     n, inputs = rows.shape
     groups = -(-inputs // packed.GROUP)
     parts = pad(rows, (0, groups * packed.GROUP - inputs)).view(n, groups, packed.GROUP)

@@ -131,7 +131,7 @@ class Packed:
 
 
 class Native(ABC):
-    """A linear layer of whole numbers: on the native kernels where there are any, and else the same bits in PyTorch."""
+    """A linear layer of integers: on the native kernels where there are any, and else the same bits in PyTorch."""
 
     _packed: Packed | None = None
 

@@ -42,7 +42,7 @@ class NativeScan:
         """What the last n rows say, gated and normed: [n, inner].
 
         held: [reach + T, channels + heads], rows of content and then all tentative ones; line: [T] the tentative row
-        right before each, -1 for none, None where they follow each other; state: [heads, head_dim, state] behind the
+        right before each, -1 for none, None where they follow each other; state: [heads, head_dim, state] after the
         content; gate: [n, inner] of a tensor whose rows may be further apart.
         """
         out = torch.empty(len(gate), self._shape.inner, dtype=torch.float32, device="cpu")
@@ -56,7 +56,7 @@ class NativeScan:
         return out
 
     def advance(self, held: torch.Tensor, reach: int, state: torch.Tensor) -> torch.Tensor:
-        """The state behind rows that follow each other, held behind `reach` others."""
+        """The state after rows that follow each other, held after `reach` others."""
         after = torch.empty_like(state)
         self._run(MixedStruct(after=address(after, torch.float32, *state.shape)), held, reach, state)
         return after

@@ -299,7 +299,7 @@ _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 
 @lru_cache(maxsize=1024)
 def _after(layer: int) -> HookPoint:
-    """The stream behind a layer."""
+    """The stream after a layer."""
     return HookPoint("residual", layer + 1)
 
 

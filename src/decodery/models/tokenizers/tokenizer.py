@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the exact bytes behind every token."""
+"""Text to token ids and back, with the exact bytes after every token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GAPS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""What stands before a text, between it and the one behind a gap, and behind both, where the gap is to be filled."""
+"""What stands before a text, between it and the one after a gap, and after both, where the gap is to be filled."""
 _MARK = "\x02"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -219,7 +219,7 @@ class Tokenizer:
         last, behind = (self.backend.id_to_token(id) if id >= 0 else None for id in (size - 1, size))
         whole = self.backend.get_vocab_size(with_added_tokens=True) == size and behind is None
         if whole and last not in (None, f"[PAD{size - 1}]"):
-            # As many tokens as ids, and none behind them: each id is one.
+            # As many tokens as ids, and none after them: each id is one.
             return np.empty(0, dtype=np.int64)
         missing = np.ones(size, dtype=np.bool_)
         # As converters to GGUF spell what they pad a vocabulary with.

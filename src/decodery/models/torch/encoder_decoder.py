@@ -81,7 +81,7 @@ class Block:
 
 @dataclass
 class Stack:
-    """The layers of an encoder or a decoder. distance: [buckets, heads], added to scores; norm: behind the last layer.
+    """The layers of an encoder or a decoder. distance: [buckets, heads], added to scores; norm: after the last layer.
 
     ahead: whether distances to later tokens have buckets of their own.
     """
@@ -115,7 +115,7 @@ class Rows(Protocol):
 
 
 def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: Rows, visits: Hooks) -> torch.Tensor:
-    """All layers of a stack over [N, hidden], and the norm behind them."""
+    """All layers of a stack over [N, hidden], and the norm after them."""
     heads, dim = config.num_heads, config.head_dim
     hidden = visits.enter(0, hidden)
     for index, block in enumerate(stack.blocks):
@@ -222,7 +222,7 @@ class Encoder:
         return KVCache(config.num_layers, config.num_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     def segment(self, tokens: Sequence[int], cache: KVCache | None = None) -> Segment:
-        """Tokens of a source, all of it or, of an encoder in blocks, whole blocks behind what `cache` holds."""
+        """Tokens of a source, all of it or, of an encoder in blocks, whole blocks after what `cache` holds."""
         ids = np.asarray(tokens, dtype=np.int64)
         first = 0 if cache is None else cache.next_position
         positions = np.arange(first, first + len(ids))
@@ -305,7 +305,7 @@ class EncoderDecoder:
         return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
-        """[M, hidden] states behind the last norm -> [M, vocab] logits, at least float32."""
+        """[M, hidden] states after the last norm -> [M, vocab] logits, at least float32."""
         scaled = normed * self.config.hidden_size**-0.5 if self.config.scaled_head else normed
         logits = self.weights.head(scaled)
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

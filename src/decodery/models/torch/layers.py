@@ -1,4 +1,4 @@
-"""The layers of a transformer in PyTorch: every family, in floating point or whole numbers, with gradients."""
+"""The layers of a transformer in PyTorch: every family, in floating point or integers, with gradients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TorchLayers:
             index: ShortConvolution(layer, index, config)
             for index, layer in enumerate(weights.layers if config.short_conv is not None else ())
         }
-        # By layer, the block it shares as it runs it, and what is behind that.
+        # By layer, the block it shares as it runs it, and what is after that.
         self._sharing = {
             layer: (with_use(weights.shared[turn % len(weights.shared)], use), use.back)
             for turn, (layer, use) in enumerate(zip(config.sharing, weights.uses, strict=True))
@@ -109,7 +109,7 @@ class TorchLayers:
         return branch if post_norm is None else self._norm(branch, post_norm)
 
     def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-        """The stream behind a sublayer."""
+        """The stream after a sublayer."""
         return self._norm(stream, norm) if self.config.joined_norms else stream
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Sharing(Protocol):
 
 
 class Shared(NamedTuple):
-    """A way of sharing, and where the rows of each segment of a pass begin, the end of the last one behind them."""
+    """A way of sharing, and where the rows of each segment of a pass begin, the end of the last one after them."""
 
     way: Sharing
     offsets: Sequence[int]
@@ -31,7 +31,7 @@ class Shared(NamedTuple):
 
 class Mixture:
     """The experts of one layer, as views into its stacked matrices. activation: of the gates. floor: the share of its
-    likeliest expert's weight below which a row does without another one."""
+    most likely expert's weight below which a row does without another one."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Mixture:
             gate_up, down = self._expert(number)
             gate, up = gate_up(rows[row]).chunk(2, dim=-1)
             found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
-        # One after the other, the likeliest first, or in their own order where they are summed: a row's sum is the same
-        # whatever else is in the pass.
+        # One after the other, the most likely first, or in their own order where they are summed: a row's sum is the
+        # same whatever else is in the pass.
         total = found[:, 0]
         for each in range(1, found.shape[1]):
             total = total + found[:, each]

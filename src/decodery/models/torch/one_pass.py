@@ -77,7 +77,7 @@ class Pass:
         return self._lines[number]
 
     def convolve(self, convolution: ShortConvolution, normed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values of every segment behind a layer's convolution."""
+        """Queries, keys and values of every segment after a layer's convolution."""
         parts = [convolution(projected[first:last], normed[first:last], segment) for segment, first, last in self.spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

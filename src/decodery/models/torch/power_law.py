@@ -2,7 +2,7 @@
 
 PLDR-LLMs Learn A Generalizable Tensor Operator That Can Replace Its Own Deep Neural Net At Inference (2025). Of each
 head's rotated queries Q [n, d], all rows of a text: A = norm(Q^T Q); A goes through residual units, each of stacked
-gated layers, with a norm behind; P = iSwiGLU(W A + b) + 1e-9 with iSwiGLU(x) = x silu(x); G = a P^p + c, where products
+gated layers, with a norm after; P = iSwiGLU(W A + b) + 1e-9 with iSwiGLU(x) = x silu(x); G = a P^p + c, where products
 of W and a are those of matrices and powers elementwise. Scores are Q G K^T / sqrt(d).
 
 Since A sums over all rows, what a row sees hangs on later ones: such a model is no causal one, and nothing can be
@@ -156,7 +156,7 @@ def side_by_side(model: Transformer, tokens: torch.Tensor, rows: SideBySide | No
 def with_operators(model: Transformer, operators: torch.Tensor) -> Transformer:
     """A model whose queries are turned by operators [layers, heads, d, d]; identities change nothing.
 
-    Raises UnsupportedModel for models in whole numbers or without queries, keys and values.
+    Raises UnsupportedModel for models in integers or without queries, keys and values.
     """
     config = model.config
     wanted = (config.num_layers, config.num_heads, config.head_dim, config.head_dim)

@@ -6,7 +6,7 @@ on as h' = exp(t a) h + t x b, and a row says c h' + d x, where t, x, b and c co
 it, and a < 0 belongs to the head.
 
 What the cache keeps of a row is not a state but the few numbers a state is made from, in the slots where other layers
-have keys and values. So a text is kept, cut, marked and forked as any other is, and the state behind its content is
+have keys and values. So a text is kept, cut, marked and forked as any other is, and the state after its content is
 made of these numbers when the next pass needs it: no state is ever stored for a node of a tree. In float32 on a CPU
 native kernels go through the rows (`native_scan`); elsewhere, and where gradients are gathered, PyTorch scans them.
 """
@@ -38,7 +38,7 @@ def tree_scan(
     seen: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """What the last n of T rows say, each behind `state` and the rows it sees, itself included, in their order.
+    """What the last n of T rows say, each after `state` and the rows it sees, itself included, in their order.
 
     steps: [T, heads] > 0; decay: [heads] < 0; x: [T, heads, head_dim]; b: [T, groups, size]; c: [n, groups, size];
     seen: [n, T] bool; state: [heads, head_dim, size] before the first row. Returns [n, heads, head_dim].
@@ -57,7 +57,7 @@ def tree_scan(
 def advance(
     steps: torch.Tensor, decay: torch.Tensor, x: torch.Tensor, b: torch.Tensor, state: torch.Tensor
 ) -> torch.Tensor:
-    """The state [heads, head_dim, size] behind a chain of rows; see `tree_scan`."""
+    """The state [heads, head_dim, size] after a chain of rows; see `tree_scan`."""
     passed = steps * decay
     between = passed.flip(0).cumsum(0).flip(0) - passed
     weighted = x * (between.clamp(max=0.0).exp() * steps)[..., None]
@@ -169,7 +169,7 @@ class Recurrence:
         return steps, x.unflatten(1, (shape.heads, -1)), b.unflatten(1, groups), c.unflatten(1, groups)
 
     def _state(self, cache: KVCache) -> torch.Tensor:
-        """The state behind the content of a cache, from the last one that is known and what has come since."""
+        """The state after the content of a cache, from the last one that is known and what has come since."""
         content = int(cache.lengths[self._index])
         done, state = cache.states.last(self._index) or (0, self._nothing)
         if done == content:

@@ -4,7 +4,7 @@ Dynamic Short Convolutions Improve Transformers (2026). Of a row x_t of queries,
 u_t, what they are projected from: y_t = x_t + sum over w < W of K_t[w] * x_{t-w}, elementwise, where K_t = (P u_t) U +
 s. The row before a row is the one that it sees last, its parent in a tree; before the first row there are zeros.
 
-The cache keeps the rows before the convolution beside keys and values, which are those behind it. A text may be cut
+The cache keeps the rows before the convolution beside keys and values, which are those after it. A text may be cut
 anywhere, so all of them are kept and not the last W - 1 alone: it costs memory, and reads of W - 1 rows.
 """
 
@@ -20,7 +20,7 @@ from .weights import Layer
 
 
 def slots_of(config: ModelConfig, layer: int) -> range:
-    """The layers of a cache that hold a layer's rows before the convolution: behind those of keys and values."""
+    """The layers of a cache that hold a layer's rows before the convolution: after those of keys and values."""
     assert config.short_conv is not None
     spans = config.short_conv.spans(config.num_heads, config.num_kv_heads)
     return range(config.num_layers + layer * spans, config.num_layers + (layer + 1) * spans)

@@ -84,7 +84,7 @@ class Transformer(TorchLayers):
         config = self.config
         shape = config.cache_layers, config.num_kv_heads, config.head_dim
         windowed = [layer for layer in range(config.num_layers) if config.window(layer)]
-        # Rows that see later ones are computed out of order, and may come back to what lies behind.
+        # Rows that see later ones are computed out of order, and may come back to what lies after.
         window = config.sliding_window if windowed and config.causal else None
         return KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
 
@@ -92,7 +92,7 @@ class Transformer(TorchLayers):
         """Let new caches hold keys and values in `dtype`.
 
         torch.float16: attention computes in float32 as before. torch.int8: a row's numbers are bytes with a scale
-        (`coded`), and its scores are sums of whole numbers. Raises SettingsError where the rows of a pass are not
+        (`coded`), and its scores are sums of integers. Raises SettingsError where the rows of a pass are not
         computed by themselves, bit for bit.
         """
         name = str(dtype).removeprefix("torch.")
@@ -159,7 +159,7 @@ class Transformer(TorchLayers):
     def layers(
         self, hidden: torch.Tensor, batch: Batch, visits: Hooks | None = None, route: LayerPlan = WHOLE
     ) -> torch.Tensor:
-        """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
+        """Run the layers of a route over [N, hidden]; returns the residual stream after them."""
         config, layers = self.config, self.config.num_layers
         visits = Hooks.reading(()) if visits is None else visits
         open_caches(batch, config, None if route == WHOLE else attending(route, layers))

@@ -50,7 +50,7 @@ class Dense:
 
 
 QUANTIZED = (Int8Linear, Int4Linear, BlockLinear, TernaryLinear)
-"""Linear layers that compute in whole numbers."""
+"""Linear layers that compute in integers."""
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
@@ -129,7 +129,7 @@ class Layer:
 class Use:
     """What one layer adds to the block it shares with others (`config.Shared`).
 
-    back: hidden -> hidden, behind the block; gate_up_in, gate_up_out: to the block's gate_up, hidden -> rank ->
+    back: hidden -> hidden, after the block; gate_up_in, gate_up_out: to the block's gate_up, hidden -> rank ->
     2 inner; qkv_in: 2 hidden -> 3 rank, a rank each for q_out, k_out and v_out, or None where nothing is added there.
     """
 

@@ -25,7 +25,7 @@ _MADE = "make one with `decodery train kv coprocessor -m MODEL FILES --out DIR`"
 
 
 def adapted(tensors: Mapping[str, torch.Tensor]) -> tuple[Intervention, ...]:
-    """What turns a model's passes into the coprocessor's: behind each layer, what its adapter makes of the stream."""
+    """What turns a model's passes into the coprocessor's: after each layer, what its adapter makes of the stream."""
     return tuple(
         Intervention(f"resid_post.{layer}", partial(_adapt, down=down, up=up))
         for layer, (down, up) in enumerate(zip(tensors["down"], tensors["up"], strict=True))

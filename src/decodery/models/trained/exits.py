@@ -38,7 +38,7 @@ def unit(states: torch.Tensor) -> torch.Tensor:
 
 
 def agreeing(states: torch.Tensor, classifier: torch.Tensor) -> torch.Tensor:
-    """[n] how likely the last layer will find the same token likeliest, by states [n, hidden] after an earlier one.
+    """[n] how likely the last layer will find the same token most likely, by states [n, hidden] after an earlier one.
 
     classifier: [hidden + 1], the weights of a logistic regression and its bias.
     """
@@ -92,9 +92,9 @@ class Exits:
 class ExitHeads:
     """What `sec` learned: a correction of the head for every check, and what says who leaves.
 
-    every: a check stands behind so many layers, again and again, none behind the last one. classifier: [3, hidden]
+    every: a check stands after so many layers, again and again, none after the last one. classifier: [3, hidden]
     float32, of `STOP`, `EXIT` and `CONTINUE`, over unit states. down, up: [checks, rank, hidden] and [checks, hidden,
-    rank] float32: what the vocabulary projection reads at check k is `x + up[k] down[k] x`, x the state there behind
+    rank] float32: what the vocabulary projection reads at check k is `x + up[k] down[k] x`, x the state there after
     the final norm. facts, model: as in `Exits`.
     """
 
@@ -114,7 +114,7 @@ class ExitHeads:
         return (unit(states) @ self.classifier.to(states.device, torch.float64).T).softmax(dim=-1)
 
     def corrected(self, normed: torch.Tensor, checks: np.ndarray) -> torch.Tensor:
-        """Rows [n, hidden] behind the final norm, as the head is to read those of check `checks` [n]; -1: as they are.
+        """Rows [n, hidden] after the final norm, as the head is to read those of check `checks` [n]; -1: as they are.
 
         In float64, so that a row's logits do not depend on the rows beside it.
         """

@@ -1,7 +1,7 @@
 """Shorter prompts for a model as it is: pairs of tokens that a batch has often become one row each.
 
 Retrofitting Large Language Models with Dynamic Tokenization (2024). Nothing but the prompt's embeddings changes: its
-text stays the same bytes, what is written behind it has the model's own tokens, and without merges it is the prompt.
+text stays the same bytes, what is written after it has the model's own tokens, and without merges it is the prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pair = tuple[bytes, bytes]
 
 @dataclass(frozen=True)
 class Merged:
-    """One text behind merges. spans: [m] first and last + 1 of the original tokens that each row stands for."""
+    """One text after merges. spans: [m] first and last + 1 of the original tokens that each row stands for."""
 
     tokens: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
@@ -111,7 +111,7 @@ class _Merging:
         return found
 
     def _join(self, place: int) -> None:
-        """Make one row of the one at `place` and the one behind it."""
+        """Make one row of the one at `place` and the one after it."""
         gone = self.behind[place]
         for each in (self.before[place], place, gone):
             self._forget(each)
@@ -125,7 +125,7 @@ class _Merging:
         self._note(place)
 
     def _pair(self, place: int) -> Pair | None:
-        """What stands at a place and behind it."""
+        """What stands at a place and after it."""
         behind = self.behind[place] if place >= 0 else -1
         if behind < 0 or not self.words[place] or not self.words[behind]:
             return None

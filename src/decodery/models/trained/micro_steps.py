@@ -1,4 +1,4 @@
-"""Token smashing: what writes a group of tokens behind one row of a model, and makes one row of it, kept in a file."""
+"""Token smashing: what writes a group of tokens after one row of a model, and makes one row of it, kept in a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LAYER = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
 
 @dataclass(frozen=True, eq=False)
 class MicroSteps:
-    """What a model needs to read groups of tokens as one row each, and to write a group behind one row.
+    """What a model needs to read groups of tokens as one row each, and to write a group after one row.
 
     tensors: as `shapes` names them: a merger of embeddings, a small decoder, and what says where a group ends. taps:
     after how many layers of the model the decoder reads its states, all layers at last. heads, kv_heads, theta: of the
@@ -98,7 +98,7 @@ class MicroSteps:
         return torch.where(lengths[:, None] == 1, rows[:, 0], merged)
 
     def spoken(self, taps: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[n, m, hidden] states behind the first tokens of groups, given by their embeddings, rows [n, m, hidden].
+        """[n, m, hidden] states after the first tokens of groups, given by their embeddings, rows [n, m, hidden].
 
         taps: [n, k, hidden], what the model's row before each group left. Before the model's final norm.
         """
@@ -108,7 +108,7 @@ class MicroSteps:
         return found.unflatten(0, whole.shape[:2])[:, taps.shape[1] :]
 
     def ends(self, said: torch.Tensor) -> torch.Tensor:
-        """[...] logits of a group's end with the token that rows [..., hidden] say, read behind the final norm."""
+        """[...] logits of a group's end with the token that rows [..., hidden] say, read after the final norm."""
         for layer in ("stop.0", "stop.1"):
             said = silu(self._linear(layer, said))
         return self._linear("stop.2", said)[..., 0]

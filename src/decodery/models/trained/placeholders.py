@@ -25,7 +25,7 @@ class Placeholders:
     """Learned input embeddings. data: [n, hidden] float32, row j for the (j + 1)-th token that is not known.
 
     facts: how they were made, as plain JSON; "vocabulary" names the tokenizer of the model they belong to, as in
-    `ModelConfig`, and is empty where that does not matter. rates: [n, ranks] float32, how often each of the likeliest
+    `ModelConfig`, and is empty where that does not matter. rates: [n, ranks] float32, how often each of the most likely
     tokens there was right in texts held out; None where that was not counted.
     """
 

@@ -1,4 +1,4 @@
-"""A learned past: keys and values before a text in every layer, and the model whose texts begin behind it."""
+"""A learned past: keys and values before a text in every layer, and the model whose texts begin after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KVPrefix:
     """What a text's cache begins with. data: [layers, 2 (keys, values), kv_heads, n, head_dim], any float dtype.
 
     Keys are stored as attention uses them, after rotation. They stand at positions -n to -1, and the text begins at 0
-    as it does without a prefix; rotary embeddings see differences only, so a text that begins at n, behind keys turned
+    as it does without a prefix; rotary embeddings see differences only, so a text that begins at n, after keys turned
     n positions further, is the same.
     """
 
@@ -76,7 +76,7 @@ def _load(path: Path) -> Prefixes:
 
 
 class Prefixed(OwnCaches):
-    """A model whose texts begin behind a prefix. It equals the model itself, see `OwnCaches`."""
+    """A model whose texts begin after a prefix. It equals the model itself, see `OwnCaches`."""
 
     def __init__(self, model: LanguageModel, prefix: KVPrefix) -> None:
         super().__init__(model)

@@ -92,7 +92,7 @@ class Slots:
         return int(ending.int().argmax()) + 1 if bool(ending.any()) else len(logits)
 
     def _layer(self, name: str, rows: torch.Tensor, seen: torch.Tensor, missing: torch.Tensor | None) -> torch.Tensor:
-        """Rows [b, q, hidden] behind attention to `seen` [b, n, hidden] and an MLP, each with a norm after it."""
+        """Rows [b, q, hidden] after attention to `seen` [b, n, hidden] and an MLP, each with a norm after it."""
         heads = max(rows.shape[-1] // _HEAD, 1)
 
         def project(part: str, given: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Maps that make the hidden state of a token into one of a token behind it, as a draft of what is not written yet."""
+"""Maps that make the hidden state of a token into one of a token after it, as a draft of what is not written yet."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MADE = "make one with decodery train hidden-transfer -m MODEL"
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """Map i makes the state after so many `layers`[i] that of the (i + 1)-th token behind, which is not known.
+    """Map i makes the state after so many `layers`[i] that of the (i + 1)-th token after, which is not known.
 
     maps: [n, hidden, hidden] float32, to be multiplied from the left; layers: ascending. rates: [n, ranks] float32, how
-    often each of the likeliest tokens there was right in texts held out. facts: how they were made, as plain JSON.
+    often each of the most likely tokens there was right in texts held out. facts: how they were made, as plain JSON.
     model: `fingerprint` of the model they belong to, "" where that does not matter.
     """
 

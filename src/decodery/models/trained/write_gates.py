@@ -31,7 +31,7 @@ def width(config: ModelConfig) -> int:
 
 
 def margin(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """[n] how much rather each of [n, width] rows is stored than not; gelu between layers, behind a layer norm."""
+    """[n] how much rather each of [n, width] rows is stored than not; gelu between layers, after a layer norm."""
     found = layer_norm(rows, rows.shape[-1:], tensors["scale"], tensors["shift"])
     last = sum(name.startswith("weight.") for name in tensors) - 1
     for number in range(last + 1):

@@ -74,7 +74,7 @@ def _max_positions(config: Any) -> int:
     most = getattr(config, "max_position_embeddings", None) or 2**31 - 1
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
-        # Behind the original context every key would have to be rotated anew.
+        # After the original context every key would have to be rotated anew.
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings")
             most = min(most, original or getattr(config, "original_max_position_embeddings", None) or most)

@@ -1,10 +1,10 @@
-"""Whether a model of `transformers` reads rows behind a cache as it reads them all anew, tried on random tokens.
+"""Whether a model of `transformers` reads rows after a cache as it reads them all anew, tried on random tokens.
 
 Models differ in how they take positions, masks and caches, and none says so: a window that counts slots of the cache is
 right for every chain and wrong for a tree, whose siblings stand in slots of their own at one position. So each model is
-put to the test before its first text. Chunks and single tokens must give what one plain call gives, behind more tokens
+put to the test before its first text. Chunks and single tokens must give what one plain call gives, after more tokens
 than the longest window of at most 512; a tree must give what its paths give as chains. What rows depend on is asked of
-the gradients: exact zeros in any precision, also behind longer windows, whose slots are filled with nothing.
+the gradients: exact zeros in any precision, also after longer windows, whose slots are filled with nothing.
 
 It reads about twice as many tokens as that window and 150 more, at most 1300, and differentiates three passes of eight
 rows per window. Windows that a cache cannot exceed in a quarter of the weights' memory are not
@@ -32,7 +32,7 @@ _CONTEXT, _LONGEST, _MARGIN = 32, 512, 24
 _FREE_BYTES = 1 << 28
 """Memory that slots may take in any case."""
 _CHUNKS = (1, 1, 5, 1, 3)
-"""Rows of the passes behind the first chunk, whose logits are compared."""
+"""Rows of the passes after the first chunk, whose logits are compared."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 5, 3)
 _LIMITS = {torch.float32: 1e-3, torch.float64: 1e-3}
 _COARSE_LIMIT = 0.05
@@ -41,7 +41,7 @@ _COARSE_LIMIT = 0.05
 def may_branch(model: TransformersModel) -> bool:
     """Whether rows of a pass may branch; chains are right where this returns at all.
 
-    Raises UnsupportedModel where a chain behind a cache gives other logits than all of its tokens read anew.
+    Raises UnsupportedModel where a chain after a cache gives other logits than all of its tokens read anew.
     """
     trial, name = _Trial(model), type(model.hf_model).__name__
     if not trial.chains_agree():
@@ -66,7 +66,7 @@ def may_branch(model: TransformersModel) -> bool:
 class _Trial:
     """Random tokens, always the same ones, and a cache that comes to hold them.
 
-    contexts: numbers of slots to look behind, one of them beyond each window that a text can exceed.
+    contexts: numbers of slots to look after, one of them beyond each window that a text can exceed.
     """
 
     def __init__(self, model: TransformersModel) -> None:
@@ -104,7 +104,7 @@ class _Trial:
         return bool((ours - theirs).abs().max() <= 1e-2)
 
     def branches_agree(self, cache: KVCache) -> bool:
-        """Whether the nodes of a tree give what their paths give, read as chains behind the same cache."""
+        """Whether the nodes of a tree give what their paths give, read as chains after the same cache."""
         got = self.model.run(self._tree(cache))
         apart = [node for node, depth in enumerate(self.depths.tolist()) if depth < node]
         paths = [Segment.chunk(self.nodes[self.mask[node]], cache, [int(self.depths[node])]) for node in apart]

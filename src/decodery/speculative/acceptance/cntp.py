@@ -23,7 +23,7 @@ from .lookahead import LookaheadRule, Run, View
 )
 @dataclass(frozen=True)
 class CNTP(LookaheadRule):
-    """Draws the more trials the higher the entropy, each up to a punctuation mark, and keeps the likeliest per token.
+    """Draws the more trials the higher the entropy, each up to a punctuation mark, and keeps the most likely per token.
 
     least, most: trials at and below the entropy `low`, at and above `high`, in between in proportion; entropies are in
     nats, of the sampler's distribution as in the authors' code, or of the model's own (entropy="raw"). With one trial

@@ -81,7 +81,7 @@ class LookaheadRule(AcceptanceRule):
                 continue
             for token in run:
                 child = view.tree.child(node, token)
-                # Nothing is looked for behind the text's end.
+                # Nothing is looked for after the text's end.
                 if child is None or token in seq.eos_ids or len(path) + 1 == seq.remaining:
                     return Accepted(path, token)
                 path.append(child)

@@ -56,7 +56,7 @@ class Rapid(AcceptanceRule):
     """Accepts a drafted token with probability min(1, p^/q), p^ being the target moved by `eta` towards the drafter.
 
     eta: size of the step; 0 is the lossless rejection rule. alpha: only tokens with at least this share of the
-    drafter's largest probability are moved. A rejected token gives way to a draw from norm((p - min(q, p^))+); behind
+    drafter's largest probability are moved. A rejected token gives way to a draw from norm((p - min(q, p^))+); after
     an accepted draft the target's own law is drawn from. At temperature 0 a token is accepted if it is the argmax of
     the moved logits, else the target's argmax is emitted. Source: John-AI-Lab/RAPID (2025), whose tasks have eta 5 to
     50.

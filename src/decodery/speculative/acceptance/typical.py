@@ -29,7 +29,7 @@ def threshold(p: torch.Tensor, epsilon: float, delta: float) -> float:
 class Typical(AcceptanceRule):
     """Accepts the longest drafted path of tokens x with p(x) > min(epsilon, delta * exp(-H(p))), H being p's entropy.
 
-    p is the request's own law, after its processors. Of equally long paths the likelier one wins. The token behind the
+    p is the request's own law, after its processors. Of equally long paths the likelier one wins. The token after the
     path is drawn from the target as under the coupled rule, where Medusa takes its own next draft's root. epsilon=1
     with delta=inf accepts nothing; epsilon=0 accepts every token with p > 0. Source: FasterDecoding/Medusa (2024),
     whose entropy is of probabilities plus 1e-5.

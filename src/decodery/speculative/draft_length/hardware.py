@@ -68,7 +68,7 @@ class ChildRates:
 
 
 def best_tree(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `nodes` likeliest places: their chances to be accepted [nodes], falling, and their depths [nodes].
+    """The `nodes` most likely places: their chances to be accepted [nodes], falling, and their depths [nodes].
 
     rates: [depths, ranks], see `ChildRates.rates`; deeper than its last row, that row holds. A place's chance is the
     product of the rates along its path, so that any first m places make up the best tree of m nodes.

@@ -54,7 +54,7 @@ class _Turn:
                 self._next()
 
     def _next(self) -> None:
-        """Behind a long turn, and the very first one, comes a trial of the other way; behind a trial the faster one."""
+        """After a long turn, and the very first one, comes a trial of the other way; after a trial the faster one."""
         now, other = self.drafting, not self.drafting
         if self._steps[other] and not self._long:
             drafting, without = (self._tokens[way] / self._seconds[way] for way in (True, False))

@@ -33,11 +33,11 @@ _PAIRS = 1 << 16
 )
 @dataclass(frozen=True)
 class ADED(Drafter):
-    """Searches the likeliest continuations in a table of trigrams that every new token reinforces.
+    """Searches the most likely continuations in a table of trigrams that every new token reinforces.
 
     increment, cap, window: before every draft each trigram of the last `window` tokens gains `increment`, up to `cap`.
     simulations, depth, c1, c2: the search; its tree has `depth` levels with the root. paths: the most visited nodes
-    become drafts, each with its heaviest continuation behind it; nodes: their lengths sum to no more than this.
+    become drafts, each with its heaviest continuation after it; nodes: their lengths sum to no more than this.
     A table so sparse that it allows no more than `paths` continuations is not searched but taken whole.
     datastore: a folder made by `decodery train datastore`, whose `successors` heaviest trigrams per pair fill the
     table first; without one it begins empty. scope: how long the table is kept. Memory: 65,536 pairs, the least

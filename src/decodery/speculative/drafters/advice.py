@@ -17,7 +17,7 @@ from ..stores.blending import Blending, Offer, Told
 from ..stores.expectations import Expectations
 
 WIDTH = 8
-"""Likeliest tokens of an adviser that are weighed."""
+"""Most likely tokens of an adviser that are weighed."""
 _TRIED = 5
 """Questions after which what they take is known."""
 _FALLS, _RISES = 0.3, 0.03
@@ -27,12 +27,12 @@ _PATIENCE = 32
 """Steps without a question after which one is asked whatever it seems worth: texts change. Twice as many each time."""
 
 Opinion = tuple[list[list[int]], list[list[float]]]
-"""The likeliest tokens after each of some nodes, and their probabilities; 0 for a token that is none."""
+"""The most likely tokens after each of some nodes, and their probabilities; 0 for a token that is none."""
 
 
 @dataclass(slots=True)
 class AskCosts:
-    """Seconds of a question about the end of the text, behind new text, and of one about nodes below it; 0: unknown.
+    """Seconds of a question about the end of the text, after new text, and of one about nodes below it; 0: unknown.
 
     share: what a question is believed to take until then, in units of a pass. asked: how many there were of both.
     idle: steps since the last one, in any text; patience: at most.
@@ -85,7 +85,7 @@ class Advice(Contract):
 
     @abstractmethod
     def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion | ForwardCoroutine[Opinion]:
-        """The `WIDTH` likeliest tokens after each of `nodes`, and how likely they are."""
+        """The `WIDTH` most likely tokens after each of `nodes`, and how likely they are."""
 
     def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """A pass was scored."""
@@ -123,7 +123,7 @@ class Advice(Contract):
         followed: Ordered[int],
         counted: Ordered[list],
     ) -> ForwardCoroutine[list[list[Offer]]]:
-        """What may follow each of some nodes, by the adviser and by what was counted, likeliest first."""
+        """What may follow each of some nodes, by the adviser and by what was counted, most likely first."""
         begin, usual = perf_counter(), self.unread(seq) <= _USUAL
         ids, said = yield from as_coroutine(self.likeliest(seq, tree, nodes))
         found = []
@@ -140,7 +140,7 @@ class Advice(Contract):
         return found
 
     def learn(self, path: Ordered[int], emitted: Ordered[int]) -> None:
-        """What came behind the root and the accepted nodes."""
+        """What came after the root and the accepted nodes."""
         with self.blending.lock:
             for node, token in zip((0, *path), emitted, strict=False):
                 if (told := self.told.get(node)) is not None:

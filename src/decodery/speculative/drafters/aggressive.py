@@ -43,7 +43,7 @@ class Aggressive(Drafter):
     edit the shortest end of the answer, up to this many tokens, that occurs exactly once in the source says where to go
     on. max_draft: most tokens of a draft.
     ambiguous: where even `max_ngram` tokens occur several times, copy nothing ("skip", published) or go on at
-    the occurrence "nearest" behind the place last copied from. A place once found is kept while the answer agrees with
+    the occurrence "nearest" after the place last copied from. A place once found is kept while the answer agrees with
     it, so long copies go on from pass to pass. Scope: the request; memory: `max_ngram` dictionary entries per source
     token. This is the input-guided kind; the generalized kind is any other drafter, and its tolerance the rule
     "tolerance". Source: microsoft/unilm, decoding/IAD (2022).
@@ -106,6 +106,6 @@ class Aggressive(Drafter):
 
     @staticmethod
     def _nearest(state: _State, ends: list[int]) -> int | None:
-        """The first of `ends` (ascending) behind the place last copied from."""
+        """The first of `ends` (ascending) after the place last copied from."""
         at = bisect_left(ends, state.last)
         return ends[at] if at < len(ends) else None

@@ -1,4 +1,4 @@
-"""`auto`: of all tokens that could be drafted, the likeliest ones, as many as pay for themselves on this machine."""
+"""`auto`: of all tokens that could be drafted, the most likely ones, as many as pay for themselves on this machine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHIPPED = "shipped"
 _LONG = 3
 """Repetitions of fewer tokens are no reason to copy another text."""
 _REST = 8
-"""Steps that a text whose drafts cannot pay lets pass before it reckons again."""
+"""Steps that a text whose drafts cannot pay lets pass before it computes again."""
 _FRUITLESS, _PAUSE = 8, 4
 """Steps without a draft after which a text by itself lets one pass, then one more each time, so many at most."""
 

@@ -22,7 +22,7 @@ from ..heads.parts import Held, LayerShape, teacher_attention
 
 @dataclass(slots=True)
 class _Memory:
-    """held: keys and values of the target's states and, as tentative rows, of the states made up behind its last token
+    """held: keys and values of the target's states and, as tentative rows, of the states made up after its last token
     and the nodes. last: [1, hidden], the target's last state; end: its position. read: [at most 2] tokens.
 
     grams: [1 + m, 3], the last three tokens at the text's end and at the nodes.
@@ -35,7 +35,7 @@ class _Memory:
     end: int = -1
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Memory:
-        # Nodes do not follow a fork, but what was made up behind the text does.
+        # Nodes do not follow a fork, but what was made up after the text does.
         held, grams = deepcopy(self.held, memo), self.grams[:1]
         held.rows = len(grams)
         return _Memory(held, self.last, self.read, grams, self.end)
@@ -109,7 +109,7 @@ class ChimeraHead(DraftHead):
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
         n = len(tokens)
-        # Every node sees what was made up behind the text.
+        # Every node sees what was made up after the text.
         mask = np.concatenate((np.ones((n, 1), dtype=bool), mask), axis=1)
         memory.held.rows = mask.shape[1] - n
         known = memory.grams[: memory.held.rows]
@@ -151,7 +151,7 @@ class ChimeraHead(DraftHead):
         return (made - wanted).square().sum() / wanted.square().sum().clamp(min=1e-9)
 
     def _make_up(self, memory: _Memory, grams: torch.Tensor, positions: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-        """The states [n, hidden] that stand for the target's behind trigrams [n, 3], for later rows to see."""
+        """The states [n, hidden] that stand for the target's after trigrams [n, 3], for later rows to see."""
         encoded = self._encoded(grams)
         made = self._layer.attention(self._layer.entered(encoded), positions, memory.held, mask)
         made = self._layer.left(encoded + made)

@@ -25,9 +25,9 @@ from ..heads.parts import Held, LayerShape
 
 @dataclass(slots=True)
 class _Memory:
-    """held: keys and values of the augmenting layer. first: [1, hidden], the state behind the text.
+    """held: keys and values of the augmenting layer. first: [1, hidden], the state after the text.
 
-    rows: [m, hidden], the states behind the nodes.
+    rows: [m, hidden], the states after the nodes.
     """
 
     held: Held

@@ -42,7 +42,7 @@ class CompressedCache(Following):
             raise SettingsError("compressed-cache cannot draft under a policy that reads pseudo tokens: use snapkv")
 
     def start(self, seq: Sequence) -> Follower:
-        # Its first pass reads the first token behind the prompt, too.
+        # Its first pass reads the first token after the prompt, too.
         return Follower.begin(self._kv.over(seq.model, len(seq.tokens) + 1), seq.model, slots=seq.slots)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:

@@ -43,7 +43,7 @@ class CPPD(TreeDrafter):
     slots: the file or folder that `decodery train cppd` made, or `Slots`. length: tokens of a draft at most; growth:
     how it becomes a tree, a chain where it is None.
 
-    One pass of the slots per text, when it begins; nothing is drafted behind the first slot that expects the end. After
+    One pass of the slots per text, when it begins; nothing is drafted after the first slot that expects the end. After
     a rejection the same slots go on at their places: they are right again where a token was mistaken for another, and
     wrong to the end where one is missing. Scope: the request; memory: a row for every slot. Published is the slots'
     own text as the answer, of images; here they draft, and the decoder has the last word.
@@ -95,7 +95,7 @@ class CPPD(TreeDrafter):
 
 
 def _place(seq: Sequence) -> int:
-    """The slot of the token behind the pending one: the text begins behind the model's start token."""
+    """The slot of the token after the pending one: the text begins after the model's start token."""
     return len(seq.tokens) - 1
 
 

@@ -32,7 +32,7 @@ _MADE = "train one with `decodery train deer -m MODEL --out DIR`, and name it, a
 class BlockReading:
     """What a block drafter has read of a text, and what of its last draft nobody has looked at.
 
-    mask: the token that stands for one not written yet; the one behind it ends a block. length: tokens of a block.
+    mask: the token that stands for one not written yet; the one after it ends a block. length: tokens of a block.
     tokens: the text that the cache holds. spare: (token, what it was drawn from, None where no rule asks) for places
     from `at` on, in order.
     """
@@ -61,7 +61,7 @@ class BlockReading:
             self.cache.provide(self.slots)
 
     def block(self, tokens: list[int], length: int) -> ForwardCoroutine[torch.Tensor]:
-        """The logits [length, vocab] of the places behind `tokens`, each without a word about the others."""
+        """The logits [length, vocab] of the places after `tokens`, each without a word about the others."""
         # The row of the last token says what comes next; it is read again, with the block.
         kept = min(shared(tokens, self.tokens), len(tokens) - 1)
         self.cache.truncate(kept)
@@ -82,7 +82,7 @@ class BlockReading:
 
 
 def block_segment(fresh: list[int], length: int, mask: int, cache: KVCache) -> Segment:
-    """The newest tokens of a text, and behind them a block that is not written yet.
+    """The newest tokens of a text, and after them a block that is not written yet.
 
     Rows of the text see what is before them, as ever, so that their keys and values stay true. Those of the block see
     the text and all of the block: length - 1 times `mask`, and the token that says where the block ends. As the row of

@@ -38,10 +38,10 @@ class _Reading:
 )
 @dataclass(frozen=True)
 class DiscreteKeyValue(Drafter):
-    """Drafts the tokens behind the next one from the model's last state, by values learned as the text is verified.
+    """Drafts the tokens after the next one from the model's last state, by values learned as the text is verified.
 
-    The state finds the nearest of each codebook's frozen keys; the mean of the values behind them is what the next but
-    one token, and with length=2 the one behind it, is guessed by. Every token that becomes text is a label for the
+    The state finds the nearest of each codebook's frozen keys; the mean of the values after them is what the next but
+    one token, and with length=2 the one after it, is guessed by. Every token that becomes text is a label for the
     states before it: one step of rate `lr` for the values found there, and for no others, so that a text of another
     kind, whose states find other keys, does not wear them off. Values change between passes only. keys: a `KeySet`, or
     the file or folder of one. scope: how long values are kept. Nothing is drafted where nothing was learned. Memory: 4
@@ -96,7 +96,7 @@ class DiscreteKeyValue(Drafter):
         reading: _Reading = seq.draft_state
         values, tokens, codes = reading.values, seq.tokens, reading.codes
         known = max(seq.prompt_length, reading.learned)
-        # The state at position i says token i + 1; what it is asked for here begins behind that.
+        # The state at position i says token i + 1; what it is asked for here begins after that.
         first = known - 1 - self.length
         rows = [0, *seen.path]
         places = [each for each in range(len(rows)) if first <= seen.start + each < len(tokens) - 1]

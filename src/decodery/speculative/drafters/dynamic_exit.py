@@ -48,7 +48,7 @@ class _State:
 
     right, asked: [n] how often each exit's token was the target's, of how often. sure, told: [2, n] what probability
     it gave its token where that was right and where it was wrong, of how often. exit: which of the layers drafts now.
-    last: the probability that the newest token's law gave its likeliest token.
+    last: the probability that the newest token's law gave its most likely token.
     """
 
     right: np.ndarray

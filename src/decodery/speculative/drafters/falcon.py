@@ -30,7 +30,7 @@ class _Memory:
     """held: the layer's keys and values, of the text's items and of the tree's blocks. end: position of the last item.
 
     tail: [block, hidden], what the layer was given at the last items, zeros before the first one. features: [m, block,
-    hidden] and states: [m, layers, 2, hidden], what was guessed and what is remembered behind the text, then behind
+    hidden] and states: [m, layers, 2, hidden], what was guessed and what is remembered after the text, then after
     every block of the tree. seen: [m - 1, m - 1], which of these blocks each sees. nodes: of every row its token, the
     row above and its block; starts: how many blocks there were before it.
     """
@@ -61,7 +61,7 @@ class _Memory:
 
 
 class FalconHead(DraftHead):
-    """An item is a state and the token that follows it; behind the last `block` items stand guesses of as many states.
+    """An item is a state and the token that follows it; after the last `block` items stand guesses of as many states.
 
     Items of a block see each other, whichever comes first, and blocks end where the text ends. As the layer's keys and
     values hang on nothing but the recurrent layers, which read in order, what is kept of a text hangs on no block.
@@ -197,7 +197,7 @@ class FalconHead(DraftHead):
     def recur(self, items: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Items [b, n, 2 * hidden] in order, from states [b, layers, 2, hidden] on.
 
-        Returns what the decoder layer is given [b, n, hidden], and the states behind every item.
+        Returns what the decoder layer is given [b, n, hidden], and the states after every item.
         """
         b, n, _ = items.shape
         rows, every = items, []

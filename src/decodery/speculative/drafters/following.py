@@ -21,7 +21,7 @@ class Following(TreeDrafter):
 
     def reach(self, seq: Sequence) -> int:
         reading: Follower = seq.draft_state
-        # Its own context may be the shorter one; behind its end it has nothing to say.
+        # Its own context may be the shorter one; after its end it has nothing to say.
         return reading.model.config.max_positions - len(seq.tokens) + 1
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:

@@ -26,7 +26,7 @@ _COUNT = 1
 @register("forced", paper="SGLang: Efficient Execution of Structured Language Model Programs (2023)", lossless=True)
 @dataclass(frozen=True)
 class Forced(Composite):
-    """Drafts the tokens a request's constraint forces, then what another drafter expects behind them.
+    """Drafts the tokens a request's constraint forces, then what another drafter expects after them.
 
     drafter: the other one, as an instance or a text. Forced tokens are always accepted, so they cost no pass of their
     own. Deterministic drafts lose what the constraint forbids; others stay whole, as rules that sample need. Without a
@@ -79,7 +79,7 @@ class Forced(Composite):
             return (yield from as_coroutine(drafter.propose(seq, budget)))
 
     def _behind(self, seq: Sequence, forced: list[int], tree: DraftTree) -> DraftTree:
-        """`tree`, whose root is the last forced token, behind the chain of them."""
+        """`tree`, whose root is the last forced token, after the chain of them."""
         count = len(forced)
         tokens = np.concatenate(([seq.pending], forced, tree.tokens[1:]))
         parents = np.concatenate((np.arange(-1, count), tree.parents[1:] + count))

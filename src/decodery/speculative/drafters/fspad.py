@@ -16,7 +16,7 @@ from ..heads.head import DraftHead
 
 
 class FSPADHead(FeatureHead):
-    """The token's embedding gates the state, both widened; behind the layer one matrix guesses the next state to go on
+    """The token's embedding gates the state, both widened; after the layer one matrix guesses the next state to go on
     from, and another what the vocabulary projection is given, which need not resemble any state.
     """
 

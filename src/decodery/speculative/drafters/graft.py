@@ -32,7 +32,7 @@ _RETRIEVED_DEPTH = 6
 class Graft(Composite):
     """Prunes a draft model's tree early where its best path is unlikely, and fills up from the model's past candidates.
 
-    drafter: one that can expand. width, depth: its tree is grown over so many levels from the `width` likeliest nodes
+    drafter: one that can expand. width, depth: its tree is grown over so many levels from the `width` most likely nodes
     of each. checkpoints, thresholds: after draft pass c the growth stops where its best path is less likely than the
     threshold. kept: how many of the `nodes` nodes are then the drafter's, by stage; the others hang below the root
     along Token Recycling's successors. successors: how many are remembered per token. The split is published; the

@@ -28,14 +28,14 @@ from .in_pass import Asked, InPass
 class HiddenTransfer(InPass):
     """Makes, between two layers, states of further tokens from those of the draft, and drafts what they come to.
 
-    length: rows of a pass at most, of which the pending token and the states behind it are some; None: as many as make
+    length: rows of a pass at most, of which the pending token and the states after it are some; None: as many as make
     this machine fastest by what passes of the model take on it, which may be one. transfer: a `Transfer`, or the file
     or folder of the one that `decodery train hidden-transfer` made; None: the one that comes with this package for the
     embedded model.
 
-    The rest of the layers sees the states made as tokens at the places they stand for. Those behind the last token
-    accepted make the next draft, of which the nodes are the likeliest places by how often guesses of each rank and
-    depth were right. Published are states behind all nodes; here nodes that are seldom the last one accepted have
+    The rest of the layers sees the states made as tokens at the places they stand for. Those after the last token
+    accepted make the next draft, of which the nodes are the most likely places by how often guesses of each rank and
+    depth were right. Published are states after all nodes; here nodes that are seldom the last one accepted have
     fewer, as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where
     nobody sees what they are: they cost as much as others. Scope: the request; memory: the guesses.
     """

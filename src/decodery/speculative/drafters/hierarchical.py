@@ -113,6 +113,6 @@ def _follow(writing: Writing, guess: DraftTree, logits: torch.Tensor, most: int)
 
 
 def _behind(chain: DraftTree, tree: DraftTree) -> DraftTree:
-    """A chain, and behind its last node a tree, of which that node is the root."""
+    """A chain, and after its last node a tree, of which that node is the root."""
     parents = np.concatenate((chain.parents, tree.parents[1:] + len(chain) - 1))
     return DraftTree(np.concatenate((chain.tokens, tree.tokens[1:])), parents)

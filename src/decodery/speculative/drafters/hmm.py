@@ -20,10 +20,10 @@ from .follower import shared
 
 @dataclass(slots=True)
 class BeliefReading:
-    """What is believed behind a text and behind drafts of what follows.
+    """What is believed after a text and after drafts of what follows.
 
-    tokens: the text that was read; beliefs: [S] each, before its first token and behind every one of them, so that a
-    text that departs from them goes on from where it did. drafts: behind the paths below the text's last token.
+    tokens: the text that was read; beliefs: [S] each, before its first token and after every one of them, so that a
+    text that departs from them goes on from where it did. drafts: after the paths below the text's last token.
     """
 
     hmm: HMM
@@ -53,7 +53,7 @@ class BeliefReading:
         self.drafts = {(): self.beliefs[-1]}
 
     def behind(self, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        """[k, S] what is believed behind nodes of a tree below the text's last token."""
+        """[k, S] what is believed after nodes of a tree below the text's last token."""
         paths = [tuple(tree.tokens[tree.path(node)].tolist()) for node in nodes]
         wanted = {path[:count] for path in paths for count in range(len(path) + 1)} - self.drafts.keys()
         # Parents before their children, all of a depth in one product.

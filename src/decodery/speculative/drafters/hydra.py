@@ -26,7 +26,7 @@ from ..heads.parts import Held, LayerShape
 
 @dataclass(slots=True)
 class _Memory:
-    """first: [1, inputs], what the heads read behind the text; rows: [m, inputs], behind the nodes. Zeros fill up.
+    """first: [1, inputs], what the heads read after the text; rows: [m, inputs], after the nodes. Zeros fill up.
 
     held: keys and values of the prefix layer, where there is one.
     """

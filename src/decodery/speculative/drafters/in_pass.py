@@ -1,4 +1,4 @@
-"""What drafters have in common that guess inside of the target's own pass, in rows behind those it scores."""
+"""What drafters have in common that guess inside of the target's own pass, in rows after those it scores."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ..tree_building.stages import LONGEST, SHORTEST, Stages, fastest_stages, fi
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the rows read that guess the tokens 1, 2, ... behind the next one, and how good their guesses are.
+    """What the rows read that guess the tokens 1, 2, ... after the next one, and how good their guesses are.
 
     inputs: [ahead, hidden]; changes: see `DraftTree.changes`. rates: [ahead, ranks] float64, how often each of the
-    likeliest tokens was right in texts held out, falling along the ranks.
+    most likely tokens was right in texts held out, falling along the ranks.
     """
 
     inputs: torch.Tensor
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _State:
-    """guesses: [m, ranks] tokens guessed behind the pending one. sequences: what the trees `stages` were chosen for."""
+    """guesses: [m, ranks] tokens guessed after the pending one. sequences: what the trees `stages` were chosen for."""
 
     asked: Asked
     guesses: np.ndarray
@@ -47,13 +47,13 @@ class _State:
 
 @dataclass(frozen=True)
 class InPass(Drafter):
-    """Puts rows without a token behind those of a draft, whose answers are the next draft.
+    """Puts rows without a token after those of a draft, whose answers are the next draft.
 
     length: rows of a pass at most, the pending token's included; None: as many as make this machine fastest, by what
     passes of the model take on it, which may be one.
 
-    The guesses behind the last token accepted make the next tree, of which the nodes are the likeliest places by the
-    rates of rank and depth; where rows are short, nodes that are seldom the last one accepted have fewer guesses behind
+    The guesses after the last token accepted make the next tree, of which the nodes are the most likely places by the
+    rates of rank and depth; where rows are short, nodes that are seldom the last one accepted have fewer guesses after
     them, and a pass that ends there is followed by a smaller tree (`shapes.stages`). Rows without a token are seen by
     none that has one, never verified, and forgotten after the pass. Scope: the request; memory: the guesses.
     """
@@ -97,7 +97,7 @@ class InPass(Drafter):
         else:
             whole, asks = root, np.array([len(trees)])
         whole = whole.asking(asks, state.asked.inputs, state.asked.changes)
-        # Nothing is said behind the end of a text.
+        # Nothing is said after the end of a text.
         ended = np.isin(whole.tokens[whole.parents], list(seq.eos_ids)) & (whole.parents > 0)
         return whole.prune(~ended & (whole.depths <= budget.depth) & (np.arange(len(whole)) <= budget.nodes))
 

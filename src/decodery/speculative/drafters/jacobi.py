@@ -25,7 +25,7 @@ _NEAR = 12.0
 
 @dataclass(slots=True)
 class _State:
-    """guesses: tokens behind the pending one, refined by the last pass; laws: what each was drawn from, if wanted.
+    """guesses: tokens after the pending one, refined by the last pass; laws: what each was drawn from, if wanted.
 
     followers: for every pair of tokens in the text, the token that followed it last; size: tokens read for it.
     """
@@ -78,7 +78,7 @@ class Jacobi(Drafter):
         state: _State = seq.draft_state
         self._fill(state, seq)
         guesses = state.guesses[: min(budget.nodes, budget.depth)]
-        # Nothing can be guessed behind an end of text.
+        # Nothing can be guessed after an end of text.
         end = next((at for at, guess in enumerate(guesses) if guess in seq.eos_ids), len(guesses))
         guesses = guesses[: end + 1]
         laws = dict(enumerate(state.laws[: len(guesses)]))
@@ -88,7 +88,7 @@ class Jacobi(Drafter):
         state: _State = seq.draft_state
         nodes = _follow(seen.tree, state.guesses)
         # Guess d stood at depth d + 1, and the row of depth d chose what comes there. The emitted tokens settle the
-        # rows down to the last accepted one; the rows behind it speak of what is still to come.
+        # rows down to the last accepted one; the rows after it speak of what is still to come.
         unsettled = nodes[len(seen.emitted) - 1 :]
         state.guesses, state.laws = [], []
         if not unsettled or seq.finished:

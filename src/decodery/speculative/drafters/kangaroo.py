@@ -78,7 +78,7 @@ class KangarooHead(BoundHead):
         held.write(keys, values, text=True)
 
     def guess(self, held: Held, states: torch.Tensor, positions: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-        """Logits [n, outputs] behind tentative rows of which these are the states [n, hidden]; mask: [n, rows + n]."""
+        """Logits [n, outputs] after tentative rows of which these are the states [n, hidden]; mask: [n, rows + n]."""
         held.rows = mask.shape[1] - len(states)
         normed = self.layer.norm("input_norm", states)
         return self.project(self._spoken(states + self.layer.attention(normed, positions, held, mask)))
@@ -103,7 +103,7 @@ class _Reading:
     """What the adapter remembers of one text. fresh: states of the text it has not read yet, and where they stand.
 
     rows: of the pending token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
-    likely it found the newest token's likeliest successor.
+    likely it found the newest token's most likely successor.
     """
 
     head: KangarooHead
@@ -128,7 +128,7 @@ class _Reading:
         self.fresh = []
 
     def guess(self, states: torch.Tensor, positions: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-        """The adapter's logits behind rows that the first layers have just read."""
+        """The adapter's logits after rows that the first layers have just read."""
         with torch.no_grad(), one_thread():
             known = mask.shape[1] - len(states)
             self.states = torch.cat((self.states[:known], states)) if known else states
@@ -148,13 +148,13 @@ class _Reading:
 )
 @dataclass(frozen=True)
 class Kangaroo(TrainedDrafter):
-    """Drafts by the target's first layers and a trained attention block behind them; the other layers verify.
+    """Drafts by the target's first layers and a trained attention block after them; the other layers verify.
 
     What the first layers made of the drafted tokens is where verification goes on, so that no layer reads a token
-    twice. A draft ends at `length` tokens, or behind the first whose probability is below `eta`: it is verified, and
+    twice. A draft ends at `length` tokens, or after the first whose probability is below `eta`: it is verified, and
     nothing is drafted after it. Where a tree is grown in place of a chain, or somebody watches states of the first
     layers, verification begins anew. head: a file or folder made by `decodery train head` or a `TrainedHead`; it says
-    behind which layer it stands. Scope: the request; memory: keys and values of one layer. Cost: a pass of the first
+    after which layer it stands. Scope: the request; memory: keys and values of one layer. Cost: a pass of the first
     layers and of the vocabulary projection for each token.
     """
 
@@ -184,7 +184,7 @@ class Kangaroo(TrainedDrafter):
         if not len(states := reading.states) or self.growth is not None:
             return tree
         if len(states) < len(tree):
-            # Nothing was drafted behind the last token, which the first layers are to read all the same.
+            # Nothing was drafted after the last token, which the first layers are to read all the same.
             place = seq.cache.next_position + tree.depths[-1:]
             last = Segment(place, tree.tokens[-1:], cache=seq.cache, stays=len(states))
             states = torch.cat((states, (yield from self._shallow(seq, last))))
@@ -196,7 +196,7 @@ class Kangaroo(TrainedDrafter):
         return reading.head.spread(found)
 
     def _read(self, seq: Sequence, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
-        """The adapter's logits [n, outputs] behind rows that the first layers read now."""
+        """The adapter's logits [n, outputs] after rows that the first layers read now."""
         states = yield from self._shallow(seq, segment)
         return seq.draft_state.guess(states, segment.positions, segment.seen())
 

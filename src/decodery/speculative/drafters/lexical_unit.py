@@ -1,4 +1,4 @@
-"""Lexical units: placeholders behind the text show which further tokens the model is already sure of."""
+"""Lexical units: placeholders after the text show which further tokens the model is already sure of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 class _State:
     """placeholders: [span - 1, hidden], on the model's device.
 
-    unit: tokens expected behind the pending one; logs: the log-probability each was expected with.
+    unit: tokens expected after the pending one; logs: the log-probability each was expected with.
     """
 
     placeholders: torch.Tensor
@@ -41,7 +41,7 @@ class _State:
 )
 @dataclass(frozen=True)
 class LexicalUnit(Drafter):
-    """Feeds placeholders behind the draft and drafts next what the model expects in their place, while it is sure.
+    """Feeds placeholders after the draft and drafts next what the model expects in their place, while it is sure.
 
     span: most tokens of a unit (k): the model says the first, up to span - 1 placeholders the others. beta: a unit ends
     before the first token whose probability is lower, or which repeats what stands right before it. units:
@@ -50,7 +50,7 @@ class LexicalUnit(Drafter):
 
     The tokens found in one pass are fed by the next one anyway, so checking them there costs nothing: under lossless
     rules a unit is a draft, and a low beta only costs rows. The published decoding, which emits a unit unchecked and
-    asks for a high one, is the rule "lexical-unit". Placeholders stand behind every token that may be the last one
+    asks for a high one, is the rule "lexical-unit". Placeholders stand after every token that may be the last one
     accepted, so that every pass finds a unit: up to (span + 1) (span - 1) rows. The paper fine-tunes the model; here
     placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
     """
@@ -66,7 +66,7 @@ class LexicalUnit(Drafter):
             raise SettingsError("lexical-unit needs span >= 2 and beta >= 0")
 
     def largest(self) -> int:
-        # A unit, and placeholders behind each of the tokens that may be the last one accepted.
+        # A unit, and placeholders after each of the tokens that may be the last one accepted.
         return self.span * self.span - 1
 
     def start(self, seq: Sequence) -> _State:
@@ -98,7 +98,7 @@ class LexicalUnit(Drafter):
 
 
 def _expected(seen: VerificationFeedback, node: int) -> tuple[int, float]:
-    """The token the model finds likeliest after `node`, and its log-probability."""
+    """The token the model finds most likely after `node`, and its log-probability."""
     (token,) = seen.likeliest([node])
     # In numpy, which wakes no threads between two passes.
     row = seen.logits[node].cpu().numpy()

@@ -19,7 +19,7 @@ Gram = tuple[int, ...]
 
 @dataclass(slots=True)
 class _State:
-    """levels[0]: guesses behind the pending token, which is column 0; levels[l][i]: column i, l steps further.
+    """levels[0]: guesses after the pending token, which is column 0; levels[l][i]: column i, l steps further.
 
     made_up: level and column of tokens that no pass predicted, below level 0. pool: by first token, the rest of the
     n-grams that began with it, newest last.
@@ -61,12 +61,11 @@ class Lookahead(Drafter):
     token. The window is a tree: level 0 is a chain below the pending token, level l of column i hangs below level l - 1
     of that column. So every row sees and stands where the published mask puts it, verification n-grams share rows
     with the window and with each other, and a window row that guessed right is accepted like any other. After a pass
-    the likeliest tokens after the last level become the new last level and the others move down one. As published, the
-    first levels fill during the first N - 2 passes, and an end of text among the guesses gives way to a prompt token.
-    So does what a pass could not predict because the budget left its row out, the later columns first; an n-gram with
-    such a token is not kept.
-    Scope: the request; memory: at most `window` n-grams per pass and `grams` per first token.
-    Source: hao-ai-lab/LookaheadDecoding (2024), whose read-me sets (W, N, G) = (7, 5, 7).
+    the most likely tokens after the last level become the new last level and the others move down one. As published,
+    the first levels fill during the first N - 2 passes, and an end of text among the guesses gives way to a prompt
+    token. So does what a pass could not predict because the budget left its row out, the later columns first; an n-gram
+    with such a token is not kept. Scope: the request; memory: at most `window` n-grams per pass and `grams` per first
+    token. Source: hao-ai-lab/LookaheadDecoding (2024), whose read-me sets (W, N, G) = (7, 5, 7).
     """
 
     window: int = 7
@@ -111,7 +110,7 @@ class Lookahead(Drafter):
         state.levels = [below[0][1:], *below[1:]]
 
     def _predictions(self, state: _State, seen: VerificationFeedback) -> list[int | None]:
-        """The likeliest token after the last level of every column; None where the row was not fed."""
+        """The most likely token after the last level of every column; None where the row was not fed."""
         nodes = [_find(seen.tree, state.column(number)) for number in range(state.columns)]
         fed = iter(seen.likeliest([node for node in nodes if node is not None]))
         return [None if node is None else next(fed) for node in nodes]

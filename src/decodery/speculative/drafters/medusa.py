@@ -20,7 +20,7 @@ from ..heads.head import DraftHead, Guess, TrainedHead
 
 @dataclass(slots=True)
 class _Memory:
-    """logits: [heads, outputs], what each head expects behind the text's last known state."""
+    """logits: [heads, outputs], what each head expects after the text's last known state."""
 
     logits: torch.Tensor | None = None
 

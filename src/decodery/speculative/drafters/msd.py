@@ -17,9 +17,9 @@ from .eagle import EAGLEHead
 
 
 def decoupled(stream: torch.Tensor, behind: torch.Tensor | None) -> torch.Tensor:
-    """What the layer reads of each item, [n, hidden]: what stands behind it where that is an embedding.
+    """What the layer reads of each item, [n, hidden]: what stands after it where that is an embedding.
 
-    stream: of items as EAGLE makes them, from a state and the token behind it; behind: see `heads.head.EMBEDDED`, None
+    stream: of items as EAGLE makes them, from a state and the token after it; after: see `heads.head.EMBEDDED`, None
     for a text of tokens alone.
     """
     return stream if behind is None else torch.where(behind[:, :1] > 0, behind[:, 1:].to(stream), stream)
@@ -28,7 +28,7 @@ def decoupled(stream: torch.Tensor, behind: torch.Tensor | None) -> torch.Tensor
 class MSDHead(EAGLEHead):
     """EAGLE's layer; of a place that holds an embedding it reads that alone, without a state and without `fc`.
 
-    An item is what its token or embedding stands behind, as everywhere in EAGLE: the state of the last word before an
+    An item is what its token or embedding stands after, as everywhere in EAGLE: the state of the last word before an
     image goes with nothing, that of the image's last row with the word after it. (The published code puts that word
     into the first item of the image as well, and then overwrites the item.)
     """
@@ -51,7 +51,7 @@ class MSDHead(EAGLEHead):
 )
 @dataclass(frozen=True)
 class MSD(HeadDrafter):
-    """Drafts as EAGLE does behind prompts that hold images: of these it reads embeddings alone, without states.
+    """Drafts as EAGLE does after prompts that hold images: of these it reads embeddings alone, without states.
 
     Of words the layer reads the state before each beside its embedding; an image's rows say nothing about words to
     come, and go in as the vision tower made them. The layer learns from plain texts first, then from more and more

@@ -37,8 +37,8 @@ _MADE = "train one with `decodery train nested -m MODEL --out DIR`, and name it,
 class NestedReading:
     """What a model has read of a text up to each of its exits.
 
-    exits: layers behind which the head is asked, ascending. tokens: the text that the layers below the first exit have
-    read. waiting: behind each exit but the last one the states [n, hidden] of the newest tokens, which the layers above
+    exits: layers after which the head is asked, ascending. tokens: the text that the layers below the first exit have
+    read. waiting: after each exit but the last one the states [n, hidden] of the newest tokens, which the layers above
     it have not read yet: they do when a later token goes on there. slots: see `Sequence`.
     """
 
@@ -77,7 +77,7 @@ class NestedReading:
     def after(self, tokens: list[int], sure: tuple[float, ...]) -> ForwardCoroutine[torch.Tensor]:
         """The logits [1, vocab] after `tokens`, of which all read so far are the beginning.
 
-        They are those of the first exit that gives its likeliest token as much as `sure` says, else of the last one.
+        They are those of the first exit that gives its most likely token as much as `sure` says, else of the last one.
         """
         fresh = tokens[len(self.tokens) :]
         for start in range(0, len(fresh), _CHUNK):
@@ -98,7 +98,7 @@ class NestedReading:
         return logits
 
     def _up(self, level: int, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
-        """The logits behind one exit of rows that come from the one before it."""
+        """The logits after one exit of rows that come from the one before it."""
         bounds = (0, *self.exits)
         layers, leave = tuple(range(bounds[level], bounds[level + 1])), self.exits[level]
         taps = (leave,) if level < len(self.waiting) else ()
@@ -126,7 +126,7 @@ class Nested(Drafter):
 
     model: a draft made by `decodery train nested`, whose first layers, under its one final norm and head, are drafts of
     their own; any target with its vocabulary may be drafted for. sure: the probability that an exit must give its
-    likeliest token for it to be taken there, one for all exits or one for each but the last. exits: the numbers of
+    most likely token for it to be taken there, one for all exits or one for each but the last. exits: the numbers of
     layers to choose from; () for those that the model was trained with, which have to be among the layers it has.
     length: tokens of a draft. dtype: as in `draft-model`.
 

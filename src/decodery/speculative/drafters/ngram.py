@@ -37,7 +37,7 @@ class NGram(TreeDrafter):
     """Expects what the model itself expected the last times it read the same few tokens, mixed over several lengths.
 
     orders: lengths of the contexts, each of which leaves the share `smoothing`, and whatever lies outside its `width`
-    likeliest tokens, to the next shorter one; beneath them all stand the frequencies of single tokens and the uniform
+    most likely tokens, to the next shorter one; beneath them all stand the frequencies of single tokens and the uniform
     distribution. Learned from every scored row, those of rejected drafts and of the prompt included. Any node of any
     tree is expanded without a model, so that trees cost next to nothing. length, growth: see `draft-model`. scope: how
     long it is remembered. Memory: 65,536 contexts of 8 * width bytes and a dictionary entry, those not met for longest

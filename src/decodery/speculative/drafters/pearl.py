@@ -32,7 +32,7 @@ _MOST = 16
 
 @dataclass(slots=True)
 class Ahead:
-    """What a draft model has written ahead. tokens: the text and the draft it stands behind, and what was written.
+    """What a draft model has written ahead. tokens: the text and the draft it stands after, and what was written.
 
     base: how many of these were there before; laws: by place in the text, what a token there was drawn from.
     """
@@ -54,14 +54,14 @@ class Ahead:
 class Pearl(Drafter):
     """Lets the draft model write on while the target checks what it wrote before.
 
-    While a draft is checked, the draft model goes on behind its end, as if all of it were accepted; where it is, the
+    While a draft is checked, the draft model goes on after its end, as if all of it were accepted; where it is, the
     next draft is there already. After a rejection the target goes on alone by one token, while the draft model writes
     from there: what it guesses first is checked by that very pass. So a draft is as long as the target agrees with it,
     round after round, and a round takes as long as the slower of the two. model, dtype, transform: as in draft-model.
     length: tokens of a round; 0 for as many as the draft model writes during one pass of the target, by what passes of
     both were measured to take.
 
-    The first token behind a draft is checked by the token that the target draws there, in place of a test of its own:
+    The first token after a draft is checked by the token that the target draws there, in place of a test of its own:
     under the coupled rule both draw with the same noise, so that they differ only where the models do. Where there is
     one thread alone, nothing overlaps and the text is the same. Scope: the request; memory: one more cache. Source:
     smart-lty/ParallelSpeculativeDecoding (2024), whose lengths are 3 to 5, near the ratio of the two speeds.
@@ -103,7 +103,7 @@ class Pearl(Drafter):
         ahead: Ahead = seq.draft_state
         known, most = len(seq.tokens), min(budget.nodes, budget.depth)
         if most < 1 or ahead.tokens[:known] != seq.tokens:
-            # What was written stands behind something else: the target goes on alone by one token.
+            # What was written stands after something else: the target goes on alone by one token.
             return DraftTree.root(seq.pending)
         drafted = ahead.tokens[known : known + most]
         laws = {place: ahead.laws[known + place] for place in range(len(drafted)) if known + place in ahead.laws}
@@ -126,7 +126,7 @@ class Pearl(Drafter):
         return DraftModel(self.model, self.dtype, self.transform)
 
     def _write(self, seq: Sequence, ahead: Ahead, draft: list[int], most: int) -> ForwardCoroutine[None]:
-        """Write up to `most` tokens behind a text and its draft."""
+        """Write up to `most` tokens after a text and its draft."""
         sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), draft)
         base, drafted, ledger = [*seq.tokens, *draft], list[int](), seq.trace.ledger
         ahead.tokens, laws = base, ahead.laws

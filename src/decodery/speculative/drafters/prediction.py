@@ -27,7 +27,7 @@ _ORDERS = (8, 5, 3)
 class Prediction(Composite):
     """Drafts an answer that is known in advance but for a few changes, as of a file that is edited.
 
-    tokens: the predicted answer. Where the text leaves it, the drafter goes on behind the last tokens that occur in the
+    tokens: the predicted answer. Where the text leaves it, the drafter goes on after the last tokens that occur in the
     prediction again, and until there are some another drafter speaks. length: tokens drafted at a time. What was
     drafted of the prediction, and what of that came true, is counted in the ledger: "predicted", "predicted rightly".
     Scope: the request, and that of the other drafter; memory: one entry per order and token. Source: OpenAI's Predicted
@@ -89,7 +89,7 @@ class _Place:
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_ORDERS))
 
     def expected(self, text: list[int], most: int) -> list[int]:
-        """At most `most` tokens that the prediction has behind `text`."""
+        """At most `most` tokens that the prediction has after `text`."""
         for token in text[self.read :]:
             held = self.at is not None and self.at < len(self.tokens) and self.tokens[self.at] == token
             self.at = self.at + 1 if self.at is not None and held else None

@@ -31,7 +31,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(slots=True)
 class _State:
-    """prompt: the shortened prompt; reading: the drafter's model behind it, None where that would be the target."""
+    """prompt: the shortened prompt; reading: the drafter's model after it, None where that would be the target."""
 
     prompt: list[int]
     reading: Follower | None
@@ -49,7 +49,7 @@ class Rapid(Drafter):
     """Drafts with a model that has read only the passages of the prompt that match its end, in their order.
 
     model: the drafter, a `LanguageModel` or a name; None is the target itself with a second cache. dtype: what a named
-    one is loaded in, such as "int4". gamma: tokens drafted per step. confidence: a draft ends behind the first token to
+    one is loaded in, such as "int4". gamma: tokens drafted per step. confidence: a draft ends after the first token to
     which the drafter itself gave less. The first `head` and the last `query` tokens of the prompt are always read. What
     lies between is cut into passages of at most `chunk` tokens, at ends of sentences where there are any; those with
     most in common with the query's words (Okapi BM25) are read, up to `length` tokens or a 24th of the prompt,

@@ -49,7 +49,7 @@ class TreeRows:
         read: Callable[[Segment], ForwardCoroutine[torch.Tensor]],
         root: torch.Tensor | None = None,
     ) -> ForwardCoroutine[torch.Tensor]:
-        """The logits [k, vocab] after `nodes` of a tree behind what a cache holds; `read` gives those of a segment.
+        """The logits [k, vocab] after `nodes` of a tree after what a cache holds; `read` gives those of a segment.
 
         root: [vocab] after the tree's root, where the cache holds that too; None: it gets a row like the others.
         """

@@ -62,7 +62,7 @@ class STAND(Drafter):
     orders: how many tokens a context has, the longest known one counts. width: entries kept per context. nodes: at
     most so many nodes. Children are drawn without replacement by Gumbel-top-k from the stored mean, raised to
     1 / temperature, with the request's own noise: under the coupled rule the first child is then the token to come
-    wherever the stored distribution is right. Greedy decoding takes the likeliest ones.
+    wherever the stored distribution is right. Greedy decoding takes the most likely ones.
     The paper's tree, the 80 places most often right of 625 in 30 calibration runs, is not published; this one was found
     in the same way for the embedded model (`python benchmarks/draft/calibrate.py stand --problems 29`). Of fewer nodes
     those at the ranks that were right most often are fed.

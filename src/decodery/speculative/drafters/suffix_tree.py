@@ -33,11 +33,12 @@ class _Memory:
 )
 @dataclass(frozen=True)
 class SuffixTree(Drafter):
-    """Grows what followed earlier occurrences of the last few tokens, likeliest first, and trusts long matches further.
+    """Grows what followed earlier occurrences of the last few tokens, most likely first, and trusts long matches
+    further.
 
     depth: longest run of tokens counted. factor, offset: after a match of m tokens up to factor * m + offset are
     drafted. least: no node of smaller path probability, the product of count ratios. branch: a tree, or a chain of the
-    likeliest tokens. Every match length is tried, in the text itself and in past outputs; the draft whose
+    most likely tokens. Every match length is tried, in the text itself and in past outputs; the draft whose
     probabilities sum to most wins. nodes: at most so many. scope: how long outputs are remembered ("request": not at
     all). Memory: two states per token of the text; past outputs up to 32,768 tokens, oldest leave first.
     """
@@ -133,7 +134,7 @@ class SuffixTree(Drafter):
             if place not in shares:
                 counts = [count(after) for _, after in following(place)]
                 shares[place] = max(counts, default=0) / count(place), sum(counts) / count(place)
-            # No node is likelier than the likeliest of the first level, and no level than the first.
+            # No node is likelier than the most likely of the first level, and no level than the first.
             node, level = shares[place]
             if (min(node * nodes, level * levels), length) <= (best.score, matched):
                 continue

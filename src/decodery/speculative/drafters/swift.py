@@ -49,7 +49,7 @@ class _State:
 )
 @dataclass(frozen=True)
 class Swift(OwnLayers):
-    """Drafts with the target itself, past a set of its attention and MLP sublayers, behind the target's own cache.
+    """Drafts with the target itself, past a set of its attention and MLP sublayers, after the target's own cache.
 
     skip: a `SkipSet`, or the file or folder of the one that `decodery train swift` found. None: the set is looked for
     while texts are written, beginning with every odd layer. ratio: share of the sublayers that are then skipped, of all
@@ -127,7 +127,7 @@ class Swift(OwnLayers):
 
 
 def matchness(seq: Sequence, route: LayerPlan, window: int) -> ForwardCoroutine[float]:
-    """The share of the text's tokens 2 to `window` + 1 that a route finds likeliest, behind the model's own prompt."""
+    """The share of the text's tokens 2 to `window` + 1 that a route finds most likely, after the model's own prompt."""
     first = seq.prompt_length
     cache = seq.cache.fork()
     cache.truncate(first)

@@ -12,7 +12,7 @@ from decodery.step.sequence import Sequence
 
 
 class Writing:
-    """What a drafter writes behind a text in one step. seq: a view of the text with it; drafted: it alone.
+    """What a drafter writes after a text in one step. seq: a view of the text with it; drafted: it alone.
 
     Every token is the one that the request's own noise draws where the drafter's expectations are the law. ended:
     whether nothing can follow: the text would end there, or the drafter has no word that it may say.

@@ -18,7 +18,7 @@ from .recurrent import RecurrentHead
 
 
 class FeatureHead(RecurrentHead):
-    """Features are the target's states behind its final norm; one layer without a norm before it guesses the next one.
+    """Features are the target's states after its final norm; one layer without a norm before it guesses the next one.
 
     It learns one step at a time, under noise. matched: what the distance of the features weighs in training beside
     that of the words.

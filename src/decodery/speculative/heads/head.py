@@ -37,7 +37,7 @@ OWN_EMBEDDING = "embedding"
 _EMBEDDING_LIMIT = 0.1
 """How far it may be from the target's, of its length: targets keep theirs in fewer bits, or in other ones."""
 EMBEDDED: Tap = "embedded"
-"""Beside the states at taps, [n, 1 + hidden]: whether an embedding stands behind each, and which."""
+"""Beside the states at taps, [n, 1 + hidden]: whether an embedding stands after each, and which."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a head expects after the last token it has read: logits [outputs]; best: the likeliest tokens and their
+    """What a head expects after the last token it has read: logits [outputs]; best: the most likely tokens and their
     probabilities, where they are known without the logits."""
 
     logits: torch.Tensor
@@ -125,7 +125,7 @@ class BoundHead(ABC):
     """A trained head of one kind beside its target.
 
     model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
-    steps it is unrolled over in training; lead: how many places a token's state stands behind the one that is known
+    steps it is unrolled over in training; lead: how many places a token's state stands after the one that is known
     with it: 0, or 1 where the target is to read a token, too, before the head guesses on. sees_embeddings: whether its
     states hold `EMBEDDED`, too, of a prompt that holds embeddings.
     """
@@ -214,7 +214,7 @@ class BoundHead(ABC):
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].
 
-        Token [b, i + j] stands j + 1 - lead places behind state [b, i]. Guess j is about what stands behind that token.
+        Token [b, i + j] stands j + 1 - lead places after state [b, i]. Guess j is about what stands after that token.
         """
 
     def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
@@ -301,6 +301,6 @@ class DraftHead(BoundHead):
     ) -> torch.Tensor:
         """Read nodes of one level: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
 
-        mask: [n, rows + n] bool, which rows each sees; nodes behind the first `rows` are forgotten. Returns the logits
+        mask: [n, rows + n] bool, which rows each sees; nodes after the first `rows` are forgotten. Returns the logits
         [n, outputs] of what follows each.
         """

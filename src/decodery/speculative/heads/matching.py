@@ -1,4 +1,4 @@
-"""What heads share whose features stand for the target's states behind its final norm, and are to resemble them."""
+"""What heads share whose features stand for the target's states after its final norm, and are to resemble them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decodery.models.protocol import OpenModel
 from .head import Guess
 
 LAST: Tap = -1
-"""The residual stream behind the last layer."""
+"""The residual stream after the last layer."""
 _SPREAD, _LENGTH = 0.2, 512
 
 

@@ -41,8 +41,8 @@ _STRANGE = 2
 
 
 class Guessed(NamedTuple):
-    """Of the rows that were to be spoken of: features [n, hidden], logits [n, outputs], and, row by row, the likeliest
-    tokens and their probabilities, as many as were asked for."""
+    """Of the rows that were to be spoken of: features [n, hidden], logits [n, outputs], and, row by row, the most
+    likely tokens and their probabilities, as many as were asked for."""
 
     features: torch.Tensor
     logits: torch.Tensor
@@ -120,7 +120,7 @@ class NativeHead:
         spoken: int,
         k: int = 0,
     ) -> Guessed:
-        """Rows behind what is held: text in order, or, with a mask [n, tentative rows + n], of a tree.
+        """Rows after what is held: text in order, or, with a mask [n, tentative rows + n], of a tree.
 
         given: where float32 numbers [hidden] lie, for every row its feature, or, where `entering`, the states of every
         depth. tokens, positions: of the rows.

@@ -76,7 +76,7 @@ class Parts:
 class Held:
     """Keys and values of one text in one layer of a head: [2, kv_heads, capacity, head_dim].
 
-    length: slots of the text; rows: tentative ones of a tree behind them.
+    length: slots of the text; rows: tentative ones of a tree after them.
     """
 
     data: torch.Tensor
@@ -91,14 +91,14 @@ class Held:
         return replace(self, data=self.data.clone())
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, *, text: bool) -> None:
-        """[n, kv_heads, head_dim] each, behind what is there; `text` overwrites what is tentative."""
+        """[n, kv_heads, head_dim] each, after what is there; `text` overwrites what is tentative."""
         first = self.reserve(len(keys), text=text)
         end = first + len(keys)
         self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
         self.wrote(len(keys), text=text)
 
     def reserve(self, rows: int, *, text: bool) -> int:
-        """Room for so many rows behind what is there, `text` in the place of what is tentative: their first slot."""
+        """Room for so many rows after what is there, `text` in the place of what is tentative: their first slot."""
         first = self.length if text else self.length + self.rows
         end = first + rows
         if end > self.data.shape[2]:
@@ -191,7 +191,7 @@ class DecoderLayer:
         return self.parts.linear(f"{self.prefix}output")(context)
 
     def left(self, stream: torch.Tensor) -> torch.Tensor:
-        """The residual stream [n, hidden] behind attention -> behind the layer, through its MLP."""
+        """The residual stream [n, hidden] after attention -> after the layer, through its MLP."""
         rows = self.norm("mlp_norm", stream)
         gate, up = self.parts.linear(f"{self.prefix}gate_up")(rows).chunk(2, dim=-1)
         return stream + self.parts.linear(f"{self.prefix}down")(silu(gate) * up)

@@ -101,7 +101,7 @@ class HeadReading:
             return self.rows.told(torch.cat(found), place, nodes, self.root.logits)
 
     def likeliest(self, tree: DraftTree, nodes: Ordered[int], k: int) -> Opinion:
-        """The k likeliest tokens after each of `nodes`, and their probabilities at temperature 1."""
+        """The k most likely tokens after each of `nodes`, and their probabilities at temperature 1."""
         self._catch_up()
         assert self.root is not None
         if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) >= k:

@@ -21,9 +21,9 @@ from .parts import DecoderLayer, Held, LayerShape, teacher_attention
 
 @dataclass(slots=True)
 class _Memory:
-    """held: the layer's keys and values. last: [hidden], the feature behind the text's last item; end: its position.
+    """held: the layer's keys and values. last: [hidden], the feature after the text's last item; end: its position.
 
-    rows: [m, hidden], the features behind the nodes.
+    rows: [m, hidden], the features after the nodes.
     """
 
     held: Held
@@ -66,7 +66,7 @@ class RecurrentHead(DraftHead):
 
     @abstractmethod
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
+        """The stream after the layer [n, hidden] -> the next features, and what `project` takes."""
 
     @cached_property
     def native(self) -> NativeHead | None:

@@ -1,4 +1,4 @@
-"""The likeliest successors of every token, as the model last ranked them."""
+"""The most likely successors of every token, as the model last ranked them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _chance = itemgetter(0)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who expected what behind a node. place: see `Blending`; counted, said: chances by token, without an adviser and
+    """Who expected what after a node. place: see `Blending`; counted, said: chances by token, without an adviser and
     its own."""
 
     place: tuple[int, int]
@@ -49,8 +49,8 @@ class Blending(Guarded):
         self._weights: dict[tuple[int, int], tuple[float, float]] = {}
         # That of all places together, with which a new one begins.
         self._usual = _WEIGHT, _FEW
-        # Per range of probabilities: how often it was right, and how often it said it would be. Of its likeliest token
-        # apart: where texts are greedy, that is right more often than others of the same probability.
+        # Per range of probabilities: how often it was right, and how often it said it would be. Of its most likely
+        # token apart: where texts are greedy, that is right more often than others of the same probability.
         ranges = len(_EDGES) + 1
         self._hits, self._mass = ([[_SAID] * ranges for _ in range(2)] for _ in range(2))
         # What the best chance became with an adviser, by what it was without: [range before][range after].
@@ -60,12 +60,12 @@ class Blending(Guarded):
                 became[after] += _FIRST / 2
 
     def hoped(self, best: float) -> float:
-        """The chance of the likeliest token once an adviser is asked, on average, where it is `best` without it."""
+        """The chance of the most likely token once an adviser is asked, on average, where it is `best` without it."""
         became = self._became[_range(best)]
         return sum(_middle(after) * count for after, count in enumerate(became)) / sum(became)
 
     def gain(self, best: float, chance: float, row: float) -> float:
-        """Tokens that a question about a node saves a step on average, by what its likeliest child is fed for.
+        """Tokens that a question about a node saves a step on average, by what its most likely child is fed for.
 
         best: that child's chance without the question; chance: the node's own; row: what a child's must be to be fed.
         """
@@ -76,7 +76,7 @@ class Blending(Guarded):
     def blend(
         self, place: tuple[int, int], counted: list[Candidate], said: dict[int, float]
     ) -> tuple[list[Offer], Told]:
-        """The tokens that may come next, likeliest first, by both. said: what an adviser gives its likeliest."""
+        """The tokens that may come next, most likely first, by both. said: what an adviser gives its most likely."""
         weight = self._weights.get(place, self._usual)[0]
         told = Told(place, {token: chance for chance, token, _ in counted}, said)
         chances = {token: (1 - weight) * chance for token, chance in told.counted.items()}
@@ -102,7 +102,7 @@ class Blending(Guarded):
             self._hits[kind][of] += other == token
 
     def _worth(self, said: dict[int, float]) -> dict[int, float]:
-        """The chances of tokens by the probabilities that an adviser gave them, the likeliest first."""
+        """The chances of tokens by the probabilities that an adviser gave them, the most likely first."""
         found = {}
         for rank, (token, chance) in enumerate(said.items()):
             kind, of = rank > 0, bisect_right(_EDGES, chance)

@@ -1,4 +1,4 @@
-"""Discrete key-value bottleneck: states find frozen keys, and only the values behind the keys found are learned."""
+"""Discrete key-value bottleneck: states find frozen keys, and only the values after the keys found are learned."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def nearest(projected: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 class Values(Guarded):
-    """What is learned: the values behind the keys, of tokens so many places ahead. data: [ahead, C, K, r] float32.
+    """What is learned: the values after the keys, of tokens so many places ahead. data: [ahead, C, K, r] float32.
 
     A row's logits are the mean of the values it finds, times the readout. Values begin at zero.
     """
@@ -90,7 +90,7 @@ class Values(Guarded):
         self._books = torch.arange(books, device="cpu")
 
     def found(self, place: int, codes: torch.Tensor) -> torch.Tensor:
-        """[r] the mean value behind codes [C], of the token `place` places ahead."""
+        """[r] the mean value after codes [C], of the token `place` places ahead."""
         return self.data[place, self._books, codes].mean(dim=0)
 
     def logits(self, place: int, codes: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Values(Guarded):
         return self.found(place, codes) @ self.keys.readout
 
     def learn(self, place: int, codes: torch.Tensor, token: int) -> None:
-        """One step on the loss of `token` there: of the values, the C behind these codes [C] change and no others."""
+        """One step on the loss of `token` there: of the values, the C after these codes [C] change and no others."""
         readout = self.keys.readout
         wrong = self.logits(place, codes).softmax(dim=0)
         wrong[token] -= 1.0

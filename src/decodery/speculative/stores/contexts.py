@@ -1,4 +1,4 @@
-"""The likeliest tokens after the last one, two or three tokens, as the model ranked them when they last stood so."""
+"""The most likely tokens after the last one, two or three tokens, as the model ranked them when they last stood so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 
 class Contexts(Guarded):
-    """Per order n a table from the n last tokens to the tokens the model ranked highest behind them.
+    """Per order n a table from the n last tokens to the tokens the model ranked highest after them.
 
     orders: the lengths n, longest first. A table has 2^17 places; where two contexts fall on one, the later one has it.
     Memory: 2^17 * (8 + 4 * width) bytes per order, whatever happens.

@@ -107,13 +107,13 @@ class Datastore:
         return low if low >= least else 0
 
     def continuations(self, run: Sequence[int], most: int, length: int) -> np.ndarray:
-        """[hits, length] int64: what follows `run`, in lexicographic order; -1 behind the end of a document.
+        """[hits, length] int64: what follows `run`, in lexicographic order; -1 after the end of a document.
 
         Of more than `most` occurrences so many are taken, evenly spread over the order.
         """
         ranges = [(shard, *shard.find(run)) for shard in self.shards]
         total = sum(end - start for _, start, end in ranges)
-        # In whole numbers: a step of floats may give the end of a range, where another run stands.
+        # In integers: a step of floats may give the end of a range, where another run stands.
         taken = np.arange(min(total, most), dtype=np.int64) * total // max(min(total, most), 1)
         windows, before = [], 0
         for shard, start, end in ranges:

@@ -28,7 +28,7 @@ _FORGET = 0.97
 HEED = 0.35
 """How far the noise of a token tells whether it will be drawn: 0 not at all, 1 as if all chances were exact.
 
-Of 0.2, 0.4, ... 1 on 24 answers of the embedded model at temperature 0.7, 0.4 and 0.3 foretold most.
+Of 0.2, 0.4, ... 1 on 24 answers of the embedded model at temperature 0.7, 0.4 and 0.3 predicted most.
 """
 MEAN = gamma(1 - HEED)
 """What the noise of a token counts for on average: E[exp(HEED * g)] of Gumbel noise g."""
@@ -133,7 +133,7 @@ class Expectations:
     def candidates(
         self, context: list[int], followed: int, least: float = 0.0, drawn: tuple[int, int] | None = None
     ) -> list[Candidate]:
-        """What may follow `context` with a chance of `least` or more, likeliest first.
+        """What may follow `context` with a chance of `least` or more, most likely first.
 
         followed: how far the context follows the copy, -1 if it left it. drawn: the seed and the output position whose
         noise draws the token, None where nothing is left to chance.

@@ -58,12 +58,12 @@ class HMM:
         return torch.where(self.rest > 0, self.rest, (self.columns < len(self.tokens)).to(self.rest)).log()
 
     def after(self, beliefs: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        """The beliefs [n, S] once one token more is known behind each of `beliefs` [n, S]."""
+        """The beliefs [n, S] once one token more is known after each of `beliefs` [n, S]."""
         seen = beliefs * self._said[self.columns[list(tokens)]]
         return seen / seen.sum(dim=1, keepdim=True) @ self.transition
 
     def logits(self, beliefs: torch.Tensor, ahead: int = 1) -> torch.Tensor:
-        """[n, vocab] log-probabilities of the token `ahead` places behind what beliefs [n, S] know, 1 for the next."""
+        """[n, vocab] log-probabilities of the token `ahead` places after what beliefs [n, S] know, 1 for the next."""
         for _ in range(ahead - 1):
             beliefs = beliefs @ self.transition
         columns = (beliefs @ self.emission).log()

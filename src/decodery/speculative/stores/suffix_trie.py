@@ -81,7 +81,7 @@ class SuffixTrie(Guarded):
         return node, size if run else 0
 
     def following(self, cursor: Cursor) -> list[tuple[int, Cursor]]:
-        """The tokens that occur behind a place, and the places they lead to."""
+        """The tokens that occur after a place, and the places they lead to."""
         node, walked = cursor
         if walked < node.length:
             return [(node.text[node.start + walked], (node, walked + 1))]

@@ -14,7 +14,7 @@ _MOST_SUCCESSORS = 64
 
 
 class Trigrams(Guarded):
-    """For pairs of tokens, the tokens seen behind them and a weight for each: scores, not probabilities.
+    """For pairs of tokens, the tokens seen after them and a weight for each: scores, not probabilities.
 
     Memory: at most `pairs` pairs, those reinforced longest ago leave first, with up to 64 successors each.
     """
@@ -28,7 +28,7 @@ class Trigrams(Guarded):
         return len(self._weights)
 
     def successors(self, first: int, second: int) -> list[tuple[int, float]]:
-        """Tokens seen behind the pair and their weights, in the order they were learned in."""
+        """Tokens seen after the pair and their weights, in the order they were learned in."""
         with self.lock:
             return list(self._weights.get((first, second), {}).items())
 

@@ -26,8 +26,8 @@ class WarmContexts:
     """What a model expects after the contexts that it meets most often.
 
     contexts: {n: [m, n] int64}, the last n tokens, those met most often first; rows: {n: [m, width] int32}, the tokens
-    expected after each, likeliest first, -1 for none. rates: [orders, orders, width] float64, how often each place of a
-    row turned out right, by the longest order that knew the context and the one the row is of, longest order first.
+    expected after each, most likely first, -1 for none. rates: [orders, orders, width] float64, how often each place of
+    a row turned out right, by the longest order that knew the context and the one the row is of, longest order first.
     vocabulary: that of the model, as in `ModelConfig`. facts: how it was made, as numbers and texts.
     """
 

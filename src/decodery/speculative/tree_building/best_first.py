@@ -38,8 +38,8 @@ def grow(
 ) -> Grown:
     """Up to `nodes` nodes below a place, best first: likelier ones, of path probability `least` or more.
 
-    A step's probability is the count behind it by the count before it. branch: a tree; otherwise a chain of the
-    likeliest steps. Equally likely nodes come in the order they were found in.
+    A step's probability is the count after it by the count before it. branch: a tree; otherwise a chain of the
+    most likely steps. Equally likely nodes come in the order they were found in.
     """
     tokens: list[int] = []
     parents: list[int] = []

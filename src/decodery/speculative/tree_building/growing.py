@@ -20,8 +20,8 @@ class Growing:
     """A tree of `expander`'s guesses below the pending token. tokens, parents, depths: [n] int64 of the nodes so far.
     draws: see `DraftTree`.
 
-    origin: "deterministic" takes the likeliest tokens as children, the others draw them. Greedy requests draw nothing:
-    the likeliest tokens come first, whatever the origin.
+    origin: "deterministic" takes the most likely tokens as children, the others draw them. Greedy requests draw
+    nothing: the most likely tokens come first, whatever the origin.
 
     Where the rule compares with the draft's distributions, every node draws with noise of its own, hashed from its
     path: were it shared, as the request's noise is by all nodes of a depth, what one node drew would tell what another
@@ -80,7 +80,7 @@ class Growing:
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
     def _likeliest(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
-        """The likeliest children of `nodes` [m]: ids and log-probabilities [m, width]."""
+        """The most likely children of `nodes` [m]: ids and log-probabilities [m, width]."""
         # Only what must be remembered as drawn from, or sharpened, is worked out whole.
         sharpened = self.seq.sampler.greedy and self.temperature != 1.0
         if sharpened or (self.seq.rule.requirements.laws and self.origin != "deterministic"):

@@ -23,7 +23,7 @@ class Layers:
     scores: np.ndarray
 
     def kept(self, nodes: int) -> DraftTree:
-        """The `nodes` likeliest nodes; a path is never likelier than its beginning, so they are a tree."""
+        """The `nodes` most likely nodes; a path is never likelier than its beginning, so they are a tree."""
         keep = np.zeros(len(self.tree), dtype=bool)
         keep[best(self.scores, nodes + 1)] = True
         return self.tree.prune(keep)
@@ -39,9 +39,10 @@ def grow_layers(
     kept: int | None = None,
     shaped: bool = True,
 ) -> ForwardCoroutine[Layers]:
-    """Expand the `width` likeliest nodes of every level into `width` children each, `depth` levels, one pass per level.
+    """Expand the `width` most likely nodes of every level into `width` children each, `depth` levels, one pass per
+    level.
 
-    stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth. kept: what
+    stop: asked after pass 0, 1, ... with the probability of the most likely new path; True ends the growth. kept: what
     `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
     `TreeDrafter.expand`.
     """

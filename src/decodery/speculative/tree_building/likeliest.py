@@ -1,4 +1,4 @@
-"""A tree of the likeliest tokens, whoever expects them: as many as pay for themselves."""
+"""A tree of the most likely tokens, whoever expects them: as many as pay for themselves."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def heeds(seq: Sequence) -> bool:
 
 
 class LikeliestTree:
-    """Takes the likeliest node of all that could come next, again and again, until no further one is worth its row.
+    """Takes the most likely node of all that could come next, again and again, until no further one is worth its row.
 
     advice: who is to be asked about nodes where that pays; None: what was counted decides alone.
     """

@@ -1,4 +1,4 @@
-"""The tree of the likeliest tokens, and what is learned of a step, in one native call each."""
+"""The tree of the most likely tokens, and what is learned of a step, in one native call each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NativeTree:
         return library() is not None and memory.contexts.orders == CONTEXTS
 
     def grown(self, seq: Sequence, costs: np.ndarray, texts: int, depth: int) -> DraftTree:
-        """The tree, behind the copy that was found last. costs: [up to limit + 1], and texts: as `Worth` has them."""
+        """The tree, after the copy that was found last. costs: [up to limit + 1], and texts: as `Worth` has them."""
         lib, known, memory = library(), self._known, self._memory
         assert lib is not None
         self._stand(seq.tokens, len(seq.tokens))

@@ -21,7 +21,7 @@ class Stage:
     """The tree of a pass before which so many tokens ahead were guessed. Node 0 is the root; parents come first.
 
     parents, ranks, depths: [n], rank r at depth d being the r-th best guess of the d-th token; asks: [n] how many
-    tokens are to be guessed behind each node. chances: [n], that the accepted path leads through a node; lasts: [n],
+    tokens are to be guessed after each node. chances: [n], that the accepted path leads through a node; lasts: [n],
     that it ends there.
     """
 
@@ -61,7 +61,7 @@ class Stages:
 
 
 def likeliest(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Parents, ranks, depths and chances [n + 1] of the root and the n <= `nodes` likeliest places below it.
+    """Parents, ranks, depths and chances [n + 1] of the root and the n <= `nodes` most likely places below it.
 
     rates: [depths, ranks], falling along the ranks: how often the guess of a rank is right at a depth. A place's chance
     is their product along its path. Places come in the order of their chances, so that any beginning is a tree.
@@ -81,7 +81,7 @@ def likeliest(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray, np
 
 
 def spread(lasts: np.ndarray, gains: np.ndarray, room: int) -> np.ndarray:
-    """How many tokens to guess behind each node: [n] from 1 to len(gains) + 1, `room` of them, as far as that goes.
+    """How many tokens to guess after each node: [n] from 1 to len(gains) + 1, `room` of them, as far as that goes.
 
     lasts: [n] chances that a node is the last one accepted. gains: what a second, third, ... guess is worth there,
     falling. All have all guesses, until those are taken away that are worth least: chance times gain.

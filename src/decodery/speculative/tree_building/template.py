@@ -198,7 +198,7 @@ def unbalanced(nodes: int, depth: int, width: int) -> Template:
 
 @lru_cache(maxsize=64)
 def calibrated(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int) -> Template:
-    """The `nodes` places likeliest to be right and no deeper than `depth`.
+    """The `nodes` places most likely to be right and no deeper than `depth`.
 
     rates: by depth and rank, how often the guess there is right; a place is worth the product along its path, and no
     more than an earlier sibling.

@@ -29,8 +29,8 @@ class Selection(TreePolicy):
     """Keeps every node's likely children, and goes a level deeper while any of the `nodes` are left.
 
     Children are likely within the first `top_p` of their parent's probability, and where they have at least `ratio` of
-    what its likeliest child has. A level that has more of them than nodes are left keeps its likeliest paths, and is
-    the last. Unlike eagle-2, nothing is drafted that is thrown away again: a draft pass per level, over its nodes.
+    what its most likely child has. A level that has more of them than nodes are left keeps its most likely paths, and
+    is the last. Unlike eagle-2, nothing is drafted that is thrown away again: a draft pass per level, over its nodes.
     """
 
     nodes: int = 4

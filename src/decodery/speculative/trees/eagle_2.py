@@ -1,4 +1,4 @@
-"""EAGLE-2's dynamic tree: expand the likeliest nodes of every layer, then keep the likeliest of all."""
+"""EAGLE-2's dynamic tree: expand the most likely nodes of every layer, then keep the most likely of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..tree_building.layers import grow_layers
 )
 @dataclass(frozen=True)
 class EAGLE2(TreePolicy):
-    """Expands the `width` likeliest nodes of each of `depth` layers, then keeps the `nodes` likeliest of all.
+    """Expands the `width` most likely nodes of each of `depth` layers, then keeps the `nodes` most likely of all.
 
     A node's value is the product of the drafter's probabilities along its path, at temperature 1 whatever the request's
     is: it only ranks. Of equal values the shallower node is kept, and a path is never worth more than its beginning, so

@@ -29,7 +29,7 @@ class RSDC(TreePolicy):
 
     branching: children of every node by depth. Siblings stand by falling log-probability plus Gumbel noise, which is
     the order they were drawn in. A smaller budget cuts places of the tree, never tokens: those deep and late in draw
-    order first. Greedy requests take the likeliest tokens.
+    order first. Greedy requests take the most likely tokens.
     """
 
     branching: tuple[int, ...] = (2, 2, 2)

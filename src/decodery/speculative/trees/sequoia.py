@@ -129,7 +129,7 @@ class Sequoia(TreePolicy):
     was measured with the shipped draft, `acceptance_by_rank` measures that of a model and its drafter.
     draft_cost: time of a draft pass by that of a target pass over one row; with it, the tree is chosen that emits most
     tokens per second on this machine. Children are drawn by Gumbel-top-k, a pass per level. Greedy requests take the
-    likeliest tokens. Unlike the paper's, drafts end where the drafter gives all other tokens probability zero.
+    most likely tokens. Unlike the paper's, drafts end where the drafter gives all other tokens probability zero.
     """
 
     nodes: int = 64

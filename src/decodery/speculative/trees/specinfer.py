@@ -33,7 +33,7 @@ class SpecInfer(TreePolicy):
 
     expansion: draws below every node by depth. A token drawn twice is one node, whose second draw the rule still hears
     of. Within the budget, draws are given out level by level before they are made. Greedy requests take as many of the
-    likeliest tokens. Trees of several draft models: `fuse`.
+    most likely tokens. Trees of several draft models: `fuse`.
     """
 
     expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)

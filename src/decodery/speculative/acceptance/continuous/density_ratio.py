@@ -45,7 +45,7 @@ class Density(Protocol):
 
 @dataclass(frozen=True)
 class Emitted:
-    """accepted: how many drafted values. value: [d], the one behind them. exhausted: 1 where the tries ran out."""
+    """accepted: how many drafted values. value: [d], the one after them. exhausted: 1 where the tries ran out."""
 
     accepted: int
     value: np.ndarray
@@ -101,7 +101,7 @@ class DensityRatio:
     models without an exact density, such as diffusion heads. Their ratio is that of the last steps' Gaussians along two
     trajectories with the same noise, times the earlier steps' ratio of widths; what is emitted is then close to the
     target's law and not equal to it. The published code also divides distances by 42^2, applies that ratio of widths
-    inverted, and keeps values behind a rejected one; none of this is done here.
+    inverted, and keeps values after a rejected one; none of this is done here.
     """
 
     tries: int = 10_000
@@ -114,9 +114,9 @@ class DensityRatio:
     def choose(
         self, drafted: np.ndarray, p: Sequence[Density], q: Sequence[Density], seed: int, position: int
     ) -> Emitted:
-        """How many of `drafted` [n, d] are accepted, and the value behind them.
+        """How many of `drafted` [n, d] are accepted, and the value after them.
 
-        p: [n + 1] densities of the target, before each drafted value and behind the last; q: [n] of the drafter, which
+        p: [n + 1] densities of the target, before each drafted value and after the last; q: [n] of the drafter, which
         drew value i with the noise of output position `position + i`.
         """
         for number, x in enumerate(drafted):
