@@ -1,4 +1,4 @@
-"""Any causal language model of `transformers` after the `LanguageModel` protocol. Imports transformers."""
+"""Any causal language model of `transformers` as a `LanguageModel`. Imports transformers."""
 
 from __future__ import annotations
 
