@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from decodery.models.hooks import Tap
-    from decodery.step.draft_tree import Origin
+Origin = Literal["deterministic", "sampled", "without-replacement"]
+"""How siblings in a draft tree may arise."""
+Tap = int | str
+"""Where hidden states are read: a layer's number or the name of a hook point, see `decodery.models.hooks`."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from decodery.core.ledger import charged
 from decodery.core.noise import nth_seed
 from decodery.core.trace import Trace
 from decodery.models.loaders.store import Progress, silent
-from decodery.models.protocol import Reader, writes
+from decodery.models.protocol import Reader
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .schedule import share_prompt
 

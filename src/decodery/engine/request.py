@@ -34,7 +34,6 @@ from .validation import refuse
 
 if TYPE_CHECKING:
     from decodery.models.protocol import LanguageModel
-    from decodery.search.base import Search
 
 _KINDS: dict[str, tuple[str, type]] = {
     "drafter": ("draft", Drafter),
@@ -84,7 +83,7 @@ class Request:
     kv: CachePolicy | None = None
     monitors: Ordered[Monitor] = ()
     max_nodes: int = MOST_NODES
-    search: Search | None = None
+    search: object = None
     prompt_logprobs: int | None = None
     salt: str = ""
     trees: bool = False

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from decodery.core.errors import ContextFull, PromptError, SettingsError
 from decodery.models.cache.cache import KVCache
-from decodery.models.protocol import LanguageModel, Reader, writes
+from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import padding_of
 from decodery.step.detokenizer import Detokenizer, TextStream
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .monitoring import Watch
 from .request import Request

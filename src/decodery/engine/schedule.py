@@ -14,8 +14,8 @@ from decodery.core.errors import OutOfMemory, SettingsError
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_memory import PageMemory
 from decodery.models.cache.pages import resident
-from decodery.models.protocol import writes
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .pace import LEAST_ROWS, Pace
 from .preempt import behind, caches, drop, withdraw

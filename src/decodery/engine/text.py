@@ -13,7 +13,7 @@ from decodery.core.trace import RecordedTree, Step
 from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, HookPoint, Intervention, Tap, hook_point
 from decodery.models.layer_plan import WHOLE, LayerPlan
-from decodery.models.protocol import EmbeddingModel, writes
+from decodery.models.protocol import EmbeddingModel
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
@@ -21,6 +21,7 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, score
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .commit import commit, logprobs
 from .preempt import behind

@@ -11,10 +11,10 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import method_of
 from decodery.core.requirements import Requirements, in_words
 from decodery.models.hooks import hook_point
-from decodery.models.protocol import writes
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.logits_processor import Stage
 from decodery.speculative.acceptance.coupled import Coupled
+from decodery.step.writer import writes
 
 if TYPE_CHECKING:
     from decodery.models.protocol import LanguageModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -14,9 +14,6 @@ from .config import ModelConfig
 from .hooks import Tap
 from .layer_plan import WHOLE, LayerPlan
 from .torch.weights import Linear
-
-if TYPE_CHECKING:
-    from decodery.step.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -96,17 +93,6 @@ class LanguageModel(Reader, Protocol):
         ...
 
 
-class Writer(LanguageModel, Protocol):
-    """A model without `Capabilities.rows`: somebody else's, whose texts come as they are written."""
-
-    def advance(self, seq: Sequence) -> None:
-        """Let a text grow by what has come of it, and end where it has ended. The first call begins it, and returns.
-
-        A later one returns as soon as there is something of any text that this thread has begun.
-        """
-        ...
-
-
 class EmbeddingModel(LanguageModel, Protocol):
     """A model with `Capabilities.states`."""
 
@@ -139,8 +125,3 @@ def takes_states(model: Reader) -> TypeGuard[EmbeddingModel]:
 def is_open(model: Reader) -> TypeGuard[OpenModel]:
     """Whether the parts of a model can be called apart."""
     return model.capabilities.parts
-
-
-def writes(model: Reader) -> TypeGuard[Writer]:
-    """Whether a model writes whole texts by itself and scores no rows."""
-    return not model.capabilities.rows

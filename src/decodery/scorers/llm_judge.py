@@ -13,9 +13,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import charged, count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
-from decodery.models.protocol import Reader, writes
+from decodery.models.protocol import Reader
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
+from decodery.step.writer import writes
 
 from .reading import read, reader
 from .text import texts

@@ -11,11 +11,11 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
-from decodery.models.protocol import writes
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.sampler import Sampler
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .documents import Demonstration, Documents, demonstrations, library
 from .drag import listed, require_sizes

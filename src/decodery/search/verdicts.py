@@ -9,10 +9,10 @@ from typing import TypeVar
 from decodery.core.ledger import count
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress, silent
-from decodery.models.protocol import writes
 from decodery.sampling.sampler import Sampler
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 TRIES = 10
 """How often something is asked at most, the first time included, as in Archon's published code."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 
+from decodery.core.requirements import Origin
 from decodery.models.hooks import Tap
 from decodery.models.protocol import EmbeddingModel
 
-Origin = Literal["deterministic", "sampled", "without-replacement"]
 MASK_TOKEN = -1
 """In place of a token, at nodes that read an embedding of their own."""
 Change = Callable[[torch.Tensor, "DraftTree"], torch.Tensor]

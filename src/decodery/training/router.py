@@ -13,6 +13,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
+from decodery.search.base import Search
 from decodery.search.router import Router
 
 from .value import states_of
@@ -56,7 +57,7 @@ def decisions(
     tap = second.config.num_layers if tap is None else tap
     states, escalated, advantage, texts = list[torch.Tensor](), list[bool](), list[float](), list[int]()
     for number, request in enumerate(requests):
-        assert request.search is not None
+        assert isinstance(request.search, Search)
         trace = request.search.run(engine, request)[0].trace
         parts = trace.grown
         for drafted, own in zip(range(0, len(parts), 2), range(1, len(parts), 2), strict=False):

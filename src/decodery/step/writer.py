@@ -1,0 +1,26 @@
+"""Models that write whole texts by themselves, such as those behind a server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+from decodery.models.protocol import LanguageModel, Reader
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+
+class Writer(LanguageModel, Protocol):
+    """A model without `Capabilities.rows`: somebody else's, whose texts come as they are written."""
+
+    def advance(self, seq: Sequence) -> None:
+        """Let a text grow by what has come of it, and end where it has ended. The first call begins it, and returns.
+
+        A later one returns as soon as there is something of any text that this thread has begun.
+        """
+        ...
+
+
+def writes(model: Reader) -> TypeGuard[Writer]:
+    """Whether a model writes whole texts by itself and scores no rows."""
+    return not model.capabilities.rows
