@@ -19,9 +19,7 @@ from decodery.core.plugins import import_entry_points, import_methods
 METHOD = """
 from dataclasses import dataclass
 
-from decodery.step.draft_tree import TokenTree
-from decodery.speculative.drafters import Drafter
-from decodery.core.registry import register
+from decodery.extend import Drafter, DraftTree, register
 
 
 @register("{name}", lossless=True)
@@ -32,7 +30,7 @@ class Silent(Drafter):
     length: int = 4
 
     def {method}(self, seq, budget):
-        return TokenTree.root(seq.pending)
+        return DraftTree.root(seq.pending)
 """
 
 Write = Callable[[str, str], Path]
@@ -99,7 +97,7 @@ def test_an_option_names_a_users_method(write: Write) -> None:
         (
             "bad",
             METHOD.format(name="prompt-lookup", method="propose"),
-            r"already registered by .* \(.*bad.py, line 9\)",
+            r"already registered by .* \(.*bad.py, line 7\)",
         ),
         ("bad.py", METHOD.format(name="silent", method="proposes"), r"Silent is not complete: define propose\(seq, b"),
         ("bad", "import no_such_module", "No module named 'no_such_module'"),

@@ -281,7 +281,7 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
         (TreePolicy, r"define grow\(expander, seq, budget\), "),
         (AcceptanceRule, r"define choose\(tree, laws, seq\), "),
         (LookaheadRule, r"define decide\(view, node\), "),
-        (LogitsProcessor, r"define processor\(logits, contexts\), "),
+        (LogitsProcessor, r"define process\(logits, contexts\), "),
         (LogitsSource, r"define over\(model, prompt\), "),
         (Composed, r"define capabilities \(a property\), "),
         (
@@ -406,3 +406,33 @@ def test_threads_that_ask_at_once_all_know_the_methods() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_name_imports_its_own_module_only() -> None:
+    code = (
+        "import sys; from decodery.core.registry import resolve; resolve('search', 'beam:width=2')\n"
+        "searches = [name for name in sys.modules if name.startswith('decodery.search.')]\n"
+        "assert 'decodery.search.beam' in searches and 'decodery.search.mcts' not in searches\n"
+        "print(len([name for name in sys.modules if name.startswith('decodery')]))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_broken_module_breaks_its_own_methods_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = catalogue("search")["beam"].module
+    monkeypatch.setattr(registry, "_discovered", set())
+    monkeypatch.setattr(registry, "_beginning", set())
+    real = registry.importlib.import_module
+
+    def importing(name: str) -> Any:
+        if name == broken:
+            raise RuntimeError("broken on purpose")
+        return real(name)
+
+    monkeypatch.setattr(registry.importlib, "import_module", importing)
+    with pytest.warns(UserWarning, match=f"the methods of {broken} are left out: RuntimeError: broken on purpose"):
+        found = methods("search")
+    assert len(found) > 20
+    assert resolve("search", "diverse-beam") is not None
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        resolve("search", "beam:width=2")

@@ -44,9 +44,16 @@ BASES = {
     "step.scorer": "score",
     "step.cache_policy": "kv",
     "step.monitor": "monitor",
+    "sampling.logits_processor": "sample",
 }
 """By module, below this one: the family of the base class there, where it lies below its package."""
 FAMILY_OF = {package: family for family, package in FAMILIES.items()} | BASES
+
+
+def is_base(module: str) -> bool:
+    """Whether a module has the base class of a family."""
+    own = module.removeprefix(f"{__name__.partition('.')[0]}.")
+    return own in BASES or own in {f"{package}.base" for package in FAMILIES.values()}
 
 
 @dataclass(frozen=True)

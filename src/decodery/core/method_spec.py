@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from .abstract import Contract
+from .catalogue import is_base
 from .errors import NotTrusted, SettingsError
 
 if TYPE_CHECKING:
@@ -155,9 +156,9 @@ def _check_stranger(method: Method, key: str, kind: Any, value: Any) -> None:
 def free_text(kind: Any) -> bool:
     """Whether a setting takes any text, and that text is not the name of another method."""
     members = set(_members(kind))
-    # A family's base type lives in its `base`; other types that a text may stand for are read from files.
+    # A text may name a method where a family's base class stands; other classes that it may stand for come from files.
     nested = [each for each in members if isinstance(each, type) and issubclass(each, Contract)]
-    return str in members and not any(each.__module__.endswith(".base") for each in nested)
+    return str in members and not any(is_base(each.__module__) for each in nested)
 
 
 def _members(kind: Any) -> Iterator[Any]:

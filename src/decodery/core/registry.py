@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from inspect import isfunction
 from threading import RLock
@@ -186,33 +187,55 @@ def resolve(family: str, spec: Any, **further: Any) -> Any:
             raise SettingsError(f"this {type(spec).__name__} is built already: give {listing(list(further))} to it")
         return spec
     name, settings = parts(spec)
-    _discover(family)
-    known = _registered.get(family, {})
-    if name not in known:
+    found = _named(family, name)
+    if found is None:
+        _discover(family)
+        known = _registered.get(family, {})
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
         homes = [other for other in FAMILIES if name in catalogue(other)]
         elsewhere = f": {name} is a {homes[0]} method" if homes else ""
         raise UnknownMethod(f"no {family} method is called {name!r}{elsewhere}; try {listing(near)}")
-    return build(known[name], settings, further)
+    return build(found, settings, further)
 
 
 def _origin(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 
-def _discover(family: str) -> None:
-    """Import once the modules that register a family's methods, and those of other projects."""
-    if family in _discovered:
-        return
+def _require_family(family: str) -> None:
     if family not in FAMILIES:
         raise UnknownMethod(f"there is no family {family!r} of methods; the families are {listing(list(FAMILIES))}")
+
+
+def _named(family: str, name: str) -> Method | None:
+    """The method of a name, or None. Only its own module is imported, or the modules of other projects."""
+    _require_family(family)
+    entry = catalogue(family).get(name)
+    if entry is not None:
+        importlib.import_module(entry.module)
+    elif name not in _registered.get(family, {}):
+        import_entry_points()
+    return _registered.get(family, {}).get(name)
+
+
+def _discover(family: str) -> None:
+    """Import once the modules that register a family's methods, and those of other projects.
+
+    A module that fails is left out with a warning: it breaks its own methods only.
+    """
+    _require_family(family)
+    if family in _discovered:
+        return
     with _discovery:
         if family in _beginning:
             # A module that resolves a method of its own family while it is imported must not come back here.
             return
         _beginning.add(family)
-        for entry in catalogue(family).values():
-            importlib.import_module(entry.module)
+        for module in dict.fromkeys(entry.module for entry in catalogue(family).values()):
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                warnings.warn(f"the methods of {module} are left out: {type(error).__name__}: {error}", stacklevel=2)
         import_entry_points()
         # Not before: other threads would miss what is not imported yet.
         _discovered.add(family)

@@ -35,7 +35,7 @@ from decodery.step.sequence import KeptText, Sequence
 
 from .checked import another
 from .checked import checked as checked_text
-from .prompt_request import Asking, naming
+from .prompt_request import PromptRequests, naming
 from .prompts import each as each_prompt
 from .prompts import single
 from .resolve_settings import resolve_carrier
@@ -46,7 +46,7 @@ _AHEAD = 8 * MOST_TEXTS
 """Outputs that wait at most for one before them that is longer."""
 
 
-class LLM(Asking):
+class LLM(PromptRequests):
     """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
 
     @overload

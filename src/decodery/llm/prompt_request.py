@@ -71,7 +71,7 @@ def naming(method: F) -> F:
     """
 
     @functools.wraps(method)
-    def call(self: Asking, *arguments: Any, **settings: Any) -> Any:
+    def call(self: PromptRequests, *arguments: Any, **settings: Any) -> Any:
         try:
             return method(self, *arguments, **settings)
         except DecoderyError as error:
@@ -82,7 +82,7 @@ def naming(method: F) -> F:
     return cast(F, call)
 
 
-class Asking:
+class PromptRequests:
     """A loaded model with its tokenizer and chat template, and what is asked of it.
 
     memory: what drafters have learned from its texts. origin: what the model was loaded as.

@@ -21,8 +21,7 @@ from .lookahead import LookaheadRule, Run, View
 )
 @dataclass(frozen=True)
 class AdaDec(LookaheadRule):
-    """Where the entropy reaches a threshold, reranks the most likely tokens by the mean log-probability of what
-    follows.
+    """Above an entropy threshold, reranks the most likely tokens by the mean log-probability of what follows.
 
     tau: the threshold, in nats, of the model's own distribution; `decodery train thresholds` learns a model's (the
     default is SmolLM2-135M-Instruct's, from HumanEval's solutions; the authors' are 0.6 to 1.3). width: candidates;
