@@ -162,8 +162,8 @@ def test_the_results_are_whole_after_every_check(kit: Kit) -> None:
 
     asked = [(lambda: ("well", {"x": 1}), 1, "passed"), (wrong, 1, "failed"), (refused, 1, "refused")]
     asked += [(left, 1, "not run"), (lambda: ("", {}), 99, "not run"), (endless, 1, "stopped")]
-    for number, (body, requirements, outcome) in enumerate(asked, 1):
-        kit.check("A", f"check {number}", body, requirements=requirements, most=0.2)
+    for number, (body, needs, outcome) in enumerate(asked, 1):
+        kit.check("A", f"check {number}", body, needs=needs, most=0.2)
         result = json.loads((kit.out / "gpu.json").read_text())
         assert len(result["rows"]) == number and result["rows"][-1]["outcome"] == outcome and not result["complete"]
     says = [row["says"] for row in result["rows"]]

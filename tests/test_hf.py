@@ -218,7 +218,9 @@ def test_stop_strings_end_texts_where_transformers_ends_them(model: Any) -> None
 
 
 def test_load_names_the_way_for_a_model_that_is_there(model: Any) -> None:
-    with pytest.raises(SettingsError, match=r"of type LlamaForCausalLM: call decodery\.hf\.generate"):
+    with pytest.raises(
+        SettingsError, match=r"of type LlamaForCausalLM: call decodery\.integrations\.transformers\.generate"
+    ):
         decodery.load(model)
     with pytest.raises(SettingsError, match="of type int: give its name"):
         decodery.load(3)  # type: ignore[arg-type]

@@ -243,5 +243,5 @@ def test_policies_work_for_requests_that_come_and_go() -> None:
     ],
 )
 def test_bad_settings_of_adaptive_policies_are_refused(spec: str) -> None:
-    with pytest.raises(SettingsError, match="requirements"):
+    with pytest.raises(SettingsError, match="needs"):
         dc.core.registry.resolve("budget", spec)

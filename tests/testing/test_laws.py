@@ -169,7 +169,7 @@ class SaysNeutral(_Broken):
     ("processor", "said"),
     [
         (InPlace(), "changes in place"),
-        (OtherRows(), "beside other rows"),
+        (OtherRows(), "with the rows beside it"),
         (Remembers(), "depends on earlier calls"),
         (Undeclared(), "set stateful = True"),
         (Drawn(), "asked again"),

@@ -128,4 +128,4 @@ def _each(kind: Any) -> Iterator[str]:
     elif origin is not None:
         yield "a list" + (f" of {_WORDS[arguments[0]][1]}" if arguments[0] in _WORDS else "")
     else:
-        yield f"a {kind.__name__}"
+        yield f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
