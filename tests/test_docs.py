@@ -97,7 +97,7 @@ def test_shown_code_runs(
 
 
 def test_the_front_page_shows_code_that_runs() -> None:
-    assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-sh"}
+    assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-python", "README-2-sh"}
 
 
 SHOWN = [

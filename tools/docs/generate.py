@@ -1,7 +1,6 @@
 """Writes the generated parts of the documentation: whatever stands between `<!-- begin X -->` and `<!-- end X -->`.
 
-Writes as well the plots of results, and what type checkers read of the packages of methods, whose names are otherwise
-found when they are used.
+Writes as well the plots of results.
 
 `python tools/docs/generate.py` writes them, `--check` only tells whether they are up to date.
 """
@@ -20,7 +19,6 @@ import click
 
 from decodery.cli.main import COMMANDS, cli
 from decodery.core import registry
-from decodery.core.catalogue import shown
 from decodery.core.registry import Method
 from decodery.llm.readiness import readiness
 from decodery.testing import tiny_transformer
@@ -28,8 +26,10 @@ from decodery.testing import tiny_transformer
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import alike
+import api_reference
 import building
 import changing
+import drafter_table
 import drafting
 import filling
 import gpus
@@ -155,15 +155,18 @@ def commands() -> str:
 
 
 def successor() -> str:
-    """The worked example, as it is run by the tests."""
+    """The worked example, as the tests run it."""
     return f"```python\n{(ROOT / 'examples' / 'successor.py').read_text(encoding='utf-8').strip()}\n```"
 
 
-OWN = ("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Doubtful", "ShortSighted", "SecondThought")
+OWN = (
+    *("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Doubtful", "ShortSighted", "SecondThought"),
+    *("TwoFirsts", "Halving", "FirstTokens", "Recent", "_Recent", "Repeats", "SurerHalf"),
+)
 
 
 def own(name: str) -> str:
-    """A class of the example of methods of one's own, which the tests run."""
+    """A class of the example of own methods, which the tests run."""
     source = (ROOT / "examples" / "own_methods.py").read_text(encoding="utf-8")
     (found,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
     first = min(node.lineno for node in (found, *found.decorator_list))
@@ -223,6 +226,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "method-count": method_count,
     "commands": commands,
     "successor": successor,
+    **api_reference.SECTIONS,
+    **drafter_table.SECTIONS,
     **{f"own-{name}": partial(own, name) for name in OWN},
     **MADE,
     **{f"{name}-short": partial(excerpt, MADE[name], rows) for name, rows in SHORT.items()},
@@ -246,29 +251,13 @@ def fill(text: str) -> str:
     return re.sub(r"<!-- begin ([\w-]+) -->.*?<!-- end \1 -->", section, text, flags=re.DOTALL)
 
 
-def stubs() -> dict[Path, str]:
-    """The stub of every package of methods: its names and where they come from."""
-    packages = [family for family in registry.FAMILIES if shown(family)]
-    return {
-        ROOT / "src" / "decodery" / family.replace(".", "/") / "__init__.pyi": _stub(family, packages)
-        for family in packages
-    }
-
-
-def _stub(family: str, packages: list[str]) -> str:
-    inner = [name for parent, _, name in (package.rpartition(".") for package in packages) if parent == family]
-    lines = ["# Written by tools/docs/generate.py.", *(f"from . import {name} as {name}" for name in inner)]
-    lines += [f"from .{home.rpartition('.')[2]} import {name} as {name}" for name, home in shown(family).items()]
-    return "\n".join(lines) + "\n"
-
-
 def stale() -> dict[Path, str]:
-    """What is out of date: the pages by their generated parts, the stubs and the plots; each as it should be."""
+    """What is out of date: the pages by their generated parts, and the plots; each as it should be."""
     pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
     drawn = plots.PLOTS | watching.PLOTS | remembering.PLOTS | changing.PLOTS
     return {
         path: text
-        for path, text in (pages | stubs() | {path: make() for path, make in drawn.items()}).items()
+        for path, text in (pages | {path: make() for path, make in drawn.items()}).items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }
 

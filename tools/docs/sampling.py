@@ -157,7 +157,7 @@ def _flat(run: dict[str, Any]) -> dict[str, Any]:
 
 def warp_costs() -> str:
     """Milliseconds of a node under every processor, by the length of the text."""
-    found = load("processors")
+    found = load("warps")
     lengths = list(next(iter(found["milliseconds"].values())))
     rows = [
         [f"`{name}`", *(f"{cells[length]:.2f}" for length in lengths)] for name, cells in found["milliseconds"].items()
