@@ -67,7 +67,7 @@ def main(out: Path) -> None:
 
 def write_pages(source: Path) -> None:
     """All pages, as the site has them, in a folder of their own."""
-    shutil.copytree(DOCS, source, ignore=shutil.ignore_patterns("*.json"))
+    shutil.copytree(DOCS, source)
     for page in source.rglob("*.md"):
         text = page.read_text("utf-8")
         page.write_text(without_outside_links(text, DOCS / page.relative_to(source).parent), "utf-8")
