@@ -19,15 +19,8 @@ _RUN = "model-free"
 """The run that most drafters were measured in."""
 _FURTHER = ("draft-heads", "draft-small-heads")
 """Runs that measured drafters with a trained part. The first run of each counts."""
-_GROUPS = {
-    "any model": "Ready on any model.",
-    "any model, slower on CPUs": "Ready on any model. Measured slower than plain decoding on CPUs.",
-    "after training": "Needs a part that `decodery train` makes.",
-    "second model": "Needs a second model with the same vocabulary.",
-    "other drafters": "Combines other drafters, which it is given.",
-    "a setting": "Needs a setting.",
-}
-"""What stands in the column `ready`, in the order of the rows."""
+_GROUPS = ("any model", "any model, slower on CPUs", "after training", "second model", "other drafters", "a setting")
+"""What stands in the column `ready on`, in the order of the rows."""
 _TRAIN = re.compile(
     r"`?(decodery train [a-z0-9-]+(?: --kind [\w-]+)?(?: --images PROMPTS)?(?: -m MODEL FILES --out DIR)?)`?"
 )
@@ -52,10 +45,10 @@ def drafters() -> str:
         group = _group(method, missing[method.family, method.name])
         runs = [each for each in measured if _name(each.spec) == method.name]
         best = max(runs, key=lambda each: each.speed, default=None)
-        figures = ["", "", ""] if best is None else [f"{best.tokens_per_pass:.2f}", best.shown, str(best.questions)]
+        figures = ["", "", ""] if best is None else [best.shown, f"{best.tokens_per_pass:.2f}", str(best.questions)]
         needs = _needs(method) if group == "after training" else ""
-        rank = (list(_GROUPS).index(group), -(best.speed if best else 0), method.name)
-        rows.append((rank, [f"`{method.name}`", group, needs, *figures]))
+        rank = (_GROUPS.index(group), -(best.speed if best else 0), method.name)
+        rows.append((rank, [f"`{method.name}`", group, *figures, needs]))
     run = read(RESULTS / f"{_RUN}.json")
     machine = run["machine"]
     where = (
@@ -64,8 +57,9 @@ def drafters() -> str:
         "Drafters that remember earlier texts begin every prompt with an empty memory. Empty cells were not measured "
         "in these runs."
     )
-    head = ["drafter", "ready", "needs", "tokens per pass", "speed-up here", "questions"]
-    return f"{where}\n\n" + table(head, [row for _, row in sorted(rows)])
+    head = ["drafter", "ready on", "speed-up here", "tokens per pass", "questions", "needs"]
+    lines = table(head, [row for _, row in sorted(rows)]).splitlines()
+    return "\n".join([where, "", lines[0], "|---|---|---:|---:|---:|---|", *lines[2:]])
 
 
 def _measured() -> Iterator[_Measured]:
