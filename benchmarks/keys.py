@@ -104,7 +104,7 @@ def main() -> None:
     lm = decodery.load("smollm2", dtype="bfloat16")
     model, source = lm.model, ROOT / "src" / "decodery"
     assert isinstance(model, Transformer)
-    keys = learn_keys(model, cut(lm, [ROOT / "docs" / "models.md"], 2000), recipe=RECIPE)
+    keys = learn_keys(model, cut(lm, [ROOT / "docs" / "supported-models.md"], 2000), recipe=RECIPE)
     prose = sorted((ROOT / "benchmarks" / "texts").glob("*.txt"))
     first, again = ([source / each for each in files] for files in CODE)
     texts = [cut(lm, files, args.tokens) for files in (first, prose, again)]

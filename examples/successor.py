@@ -1,4 +1,4 @@
-"""A drafter of one's own: registered, checked by the laws, and used by name.
+"""A drafter of your own: registered, run through the checks, and used by name.
 
 Run it with `python examples/successor.py`.
 """
@@ -26,7 +26,8 @@ from decodery.extend import (
 class Successor(Drafter):
     """Drafts the token that the model ranked first the last time it read the same token.
 
-    length: tokens drafted per step. Scope: the request; memory: one entry per distinct token.
+    Args:
+        length: tokens drafted per step.
     """
 
     length: int = 4
@@ -45,7 +46,7 @@ class Successor(Drafter):
         return DraftTree.chain(seq.pending, drafted)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        # Rejected nodes teach as well: what the model would have said after them.
+        # Rejected nodes count, too: their rows hold what the model would have written after them.
         seq.draft_state.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(-1).tolist(), strict=True))
 
 

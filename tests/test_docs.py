@@ -97,7 +97,7 @@ def test_shown_code_runs(
 
 
 def test_the_front_page_shows_code_that_runs() -> None:
-    assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-sh"}
+    assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-python", "README-2-sh"}
 
 
 SHOWN = [
@@ -154,6 +154,23 @@ def test_notebooks_run_and_were_stored_as_they_ran(notebook: Path, capsys: pytes
         assert [list(each["data"]) for each in cell["outputs"] if "data" in each] == (
             [["image/svg+xml", "text/plain"]] if isinstance(shown, Picture) else []
         )
+
+
+OWN = {name: ast.parse((ROOT / "examples" / f"{name}.py").read_text("utf-8")) for name in ("own_methods", "successor")}
+
+
+@pytest.mark.parametrize("example", OWN)
+def test_methods_of_authors_need_one_import(example: str) -> None:
+    imported = {node.module for node in ast.walk(OWN[example]) if isinstance(node, ast.ImportFrom) and node.module}
+    assert {name for name in imported if name.startswith("decodery")} == {"decodery.extend"}
+
+
+def test_every_kind_of_method_is_shown_in_few_lines() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    classes = {node.name: node for tree in OWN.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+    for name, node in classes.items():
+        assert f"class {name}(" in page
+        assert node.end_lineno is not None and node.end_lineno - node.lineno < 40, name
 
 
 def _generator() -> ModuleType:

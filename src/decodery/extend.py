@@ -16,9 +16,11 @@ from .core.registry import register
 from .core.requirements import Provides, Requirements
 from .core.threads import one_thread
 from .core.topk import likeliest, topk
-from .diffusion.base import DiffusionDecoder
+from .diffusion.base import DiffusionDecoder, UnmaskingPolicy
 from .diffusion.cache.base import DiffusionCache
+from .diffusion.canvas import Canvas
 from .diffusion.experts.base import ExpertSharing
+from .diffusion.run import filled
 from .diffusion.view import Commit, View
 from .engine.engine import Engine
 from .engine.request import Request
@@ -29,13 +31,14 @@ from .models.cache.attention_policy import Attention, AttentionPolicy
 from .models.cache.cache import KVCache
 from .models.hooks import HookPoint, Intervention, Tap, hook_point
 from .models.layer_plan import LayerPlan
+from .models.loaders.store import Progress, silent
 from .models.protocol import LanguageModel, Reader
 from .models.tokenizers.tokenizer import Tokenizer
 from .models.tokenizers.vocabulary import Vocabulary
 from .sampling.constraint import Constrained, Constraint
 from .sampling.logits_processor import Context, LogitsProcessor, Stage
 from .sampling.sampler import Sampler
-from .search.base import Branches, Search
+from .search.base import Branches, Search, choose
 from .step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from .step.cache_policy import CachePolicy
 from .step.draft_length_policy import Budget, DraftLengthPolicy, Outlook
@@ -58,6 +61,7 @@ from .step.scorer import Candidates, Scorer
 from .step.sequence import Sequence
 from .step.tree_policy import TreePolicy
 from .testing import (
+    OracleDenoiser,
     check_batch,
     check_cache,
     check_cache_policy,

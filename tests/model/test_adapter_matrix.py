@@ -38,7 +38,7 @@ _PARTLY = {"lfm2"}
 DOCUMENTED = set(
     re.findall(
         r"`([\w-]+)`",
-        (Path(__file__).parents[2] / "docs/models.md")
+        (Path(__file__).parents[2] / "docs/supported-models.md")
         .read_text()
         .split("on small random models,")[1]
         .split("Refused")[0],

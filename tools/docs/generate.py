@@ -1,6 +1,6 @@
 """Writes the generated parts of the documentation: whatever stands between `<!-- begin X -->` and `<!-- end X -->`.
 
-Writes the plots of results as well.
+Writes as well the plots of results.
 
 `python tools/docs/generate.py` writes them, `--check` only tells whether they are up to date.
 """
@@ -26,8 +26,10 @@ from decodery.testing import tiny_transformer
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import alike
+import api_reference
 import building
 import changing
+import drafter_table
 import drafting
 import filling
 import gpus
@@ -153,15 +155,18 @@ def commands() -> str:
 
 
 def successor() -> str:
-    """The worked example, as it is run by the tests."""
+    """The worked example, as the tests run it."""
     return f"```python\n{(ROOT / 'examples' / 'successor.py').read_text(encoding='utf-8').strip()}\n```"
 
 
-OWN = ("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Doubtful", "ShortSighted", "SecondThought")
+OWN = (
+    *("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Doubtful", "ShortSighted", "SecondThought"),
+    *("TwoFirsts", "Halving", "FirstTokens", "Recent", "_Recent", "Repeats", "SurerHalf"),
+)
 
 
 def own(name: str) -> str:
-    """A class of the example of methods of one's own, which the tests run."""
+    """A class of the example of own methods, which the tests run."""
     source = (ROOT / "examples" / "own_methods.py").read_text(encoding="utf-8")
     (found,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
     first = min(node.lineno for node in (found, *found.decorator_list))
@@ -221,6 +226,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "method-count": method_count,
     "commands": commands,
     "successor": successor,
+    **api_reference.SECTIONS,
+    **drafter_table.SECTIONS,
     **{f"own-{name}": partial(own, name) for name in OWN},
     **MADE,
     **{f"{name}-short": partial(excerpt, MADE[name], rows) for name, rows in SHORT.items()},

@@ -1,4 +1,4 @@
-"""Builds the documentation site: the pages of this folder, and one for each method, searchable, with no dead links.
+"""Builds the documentation site: the pages of `docs/`, and one for each method, searchable, with no dead links.
 
 `python tools/docs/site.py OUT` writes it to the folder OUT, site/ by default, and fails where a link leads nowhere.
 """
@@ -14,22 +14,28 @@ import tempfile
 from pathlib import Path
 
 import click
+from figures import ROOT
 from generate import FAMILIES, Method, registry, setting
 from sphinx.cmd.build import build_main
 
-HERE = Path(__file__).resolve().parent
+DOCS = ROOT / "docs"
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _PARTS = {
-    "": ["design"],
-    "Decoding": [
-        *("drafting", "trees", "rules", "samplers", "constraints", "searches", "sources", "budgets", "monitors"),
-        *("long-context", "diffusion", "listening"),
+    "Tutorials": ["tutorial"],
+    "How-to guides": [
+        *("your-own-model", "choosing-a-drafter", "benchmark-your-prompts", "structured-output", "serving"),
+        *("use-with-transformers", "training", "compressing-models", "sandbox", "extending"),
     ],
-    "Models": ["models", "training", "transforms", "gpu"],
-    "Using it": ["serving", "cli", "transformers", "sandbox", "extending"],
-    "What it brings": ["benchmark", "speed", "results/index", "outside"],
+    "Explanation": [
+        *("design", "guarantees", "speculative-decoding", "trees", "rules", "budgets", "samplers"),
+        *("contrastive-and-guided-decoding", "inference-time-search", "diffusion-language-models"),
+        *("simultaneous-decoding", "kv-cache-compression", "activations-and-monitors", "model-internals", "gpu"),
+        "out-of-scope",
+    ],
+    "Reference": ["python-api", "cli", "supported-models", "benchmark", "glossary"],
+    "Results": ["results/index"],
 }
-"""The navigation; pages that stand nowhere in it come under the last of its headings."""
+"""The navigation. Pages that it does not name come under its last heading."""
 _SETTINGS = {
     "project": "decodery",
     "html_theme": "furo",
@@ -44,7 +50,7 @@ _SETTINGS = {
 
 
 @click.command()
-@click.argument("out", type=click.Path(path_type=Path), default=HERE.parent / "site")
+@click.argument("out", type=click.Path(path_type=Path), default=ROOT / "site")
 def main(out: Path) -> None:
     """Write the site to OUT."""
     with tempfile.TemporaryDirectory() as name:
@@ -61,11 +67,11 @@ def main(out: Path) -> None:
 
 def write_pages(source: Path) -> None:
     """All pages, as the site has them, in a folder of their own."""
-    shutil.copytree(HERE, source, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(DOCS, source)
     for page in source.rglob("*.md"):
         text = page.read_text("utf-8")
-        page.write_text(without_outside_links(text, HERE / page.relative_to(source).parent), "utf-8")
-    results = sorted(page.stem for page in (HERE / "results").glob("*.md") if page.stem != "index")
+        page.write_text(without_outside_links(text, DOCS / page.relative_to(source).parent), "utf-8")
+    results = sorted(page.stem for page in (DOCS / "results").glob("*.md") if page.stem != "index")
     add_contents(source / "results" / "index.md", "", results)
     families = []
     for family in registry.FAMILIES:
@@ -80,10 +86,10 @@ def write_pages(source: Path) -> None:
             families.append(f"methods/{family}/index")
     known = {page for part in _PARTS.values() for page in part} | {"index", "methods"}
     # What has no page here may be one of the site's own, such as its search, and would pass for a link.
-    if gone := sorted(page for page in known if not (HERE / f"{page}.md").exists()):
+    if gone := sorted(page for page in known if not (DOCS / f"{page}.md").exists()):
         raise click.ClickException(f"the navigation names {', '.join(gone)}, which no page is")
     last = list(_PARTS)[-1]
-    found = sorted(page.stem for page in HERE.glob("*.md") if page.stem not in known)
+    found = sorted(page.stem for page in DOCS.glob("*.md") if page.stem not in known)
     for heading, pages in _PARTS.items():
         add_contents(source / "index.md", heading, [*pages, *(found if heading == last else [])])
     add_contents(source / "index.md", "Methods", ["methods", *families])
@@ -102,7 +108,7 @@ def without_outside_links(text: str, folder: Path) -> str:
 
     def kept(link: re.Match[str]) -> str:
         target = link[2]
-        outside = "://" not in target and HERE not in (folder / target).resolve().parents
+        outside = "://" not in target and DOCS not in (folder / target).resolve().parents
         return link[1] if outside else link[0]
 
     return _LINK.sub(kept, text)
