@@ -118,7 +118,7 @@ def test_an_error_is_one_sentence_and_exit_status_1() -> None:
 
 
 def test_bad_usage() -> None:
-    assert "there is no command 'generat'; try generate" in failure("generat", status=2)
+    assert "no command is called 'generat': did you mean generate?" in failure("generat", status=2)
     assert "--logprobs needs --json" in failure("generate", PROMPT, "--logprobs", "2", status=2)
     assert "'x' is not ID=VALUE" in failure("generate", PROMPT, "--logit-bias", "x", status=2)
     assert "a prompt is missing" in failure("generate", terminal=True, status=2)
@@ -199,20 +199,22 @@ def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
 
 def test_a_hidden_message_is_read_back_through_pipes(loaded: LLM) -> None:
     settings = ("--search", "coupling:key=a")
-    code, carrying, errors = inside("hide", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n")
+    code, carrying, errors = inside(
+        "stego", "encode", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n"
+    )
     assert (code, errors) == (0, "") and carrying == inside(
-        "hide", "Tell me about rivers.", "--message", "at noon", *settings
+        *("stego", "encode"), "Tell me about rivers.", "--message", "at noon", *settings
     )[1]
-    question = ("reveal", "Tell me about rivers.", "--length", "7")
+    question = ("stego", "decode", "Tell me about rivers.", "--length", "7")
     assert inside(*question, *settings, text=carrying)[1] == "at noon\n"
     found = json.loads(inside(*question, *settings, "--json", text=carrying)[1])
     assert found["message"] == "at noon" and bytes.fromhex(found["hex"]) == b"at noon" and found["certainty"] > 0.999
     assert inside(*question, "--search", "coupling:key=b", text=carrying)[1] != "at noon\n"
     assert "could not have been written like this" in failure(*question, *settings, text="Some other text.")
     assert "there is no text" in failure(*question, *settings, text="")
-    assert "% sure of this" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
-    for command in (("hide", "Hi", "--message", "a"), ("reveal", "Hi", "--length", "1")):
-        assert "beam carries no message" in failure(*command, "--search", "beam", text="Hi")
+    assert "% certain: the text" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
+    for command in (("encode", "Hi", "--message", "a"), ("decode", "Hi", "--length", "1")):
+        assert "beam carries no message" in failure("stego", *command, "--search", "beam", text="Hi")
 
 
 def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +239,7 @@ def test_fewer_texts_than_asked_for_are_said(loaded: LLM) -> None:
         "generate", PROMPT, "--max-new-tokens", "4", "--search", "beam:width=2", "--n", "3", "--drafter", "none"
     )
     assert code == 0 and output.count("--- score") == 2 and "found 2 of 3 texts" in errors
-    assert "given twice" in failure("hide", "Hi", "--message", "a", "--search", "coupling:message=b")
+    assert "given twice" in failure("stego", "encode", "Hi", "--message", "a", "--search", "coupling:message=b")
     page = inside("methods", "transfer-q")[1]
     assert "reward: Scorer | str" in page and "use: " in page
     assert "whole: " in (page := inside("methods", "text")[1]) and "use:" not in page

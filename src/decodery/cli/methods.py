@@ -15,6 +15,7 @@ import click
 
 from decodery.core.errors import UnknownMethod, naming_model
 
+from .command import command, option
 from .options import import_option
 
 if TYPE_CHECKING:
@@ -36,16 +37,16 @@ _CALLS = {
     "suggest": "lm.drafts(prompt, k=3) in Python",
     "diffuse.cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
     "diffuse.experts": "a setting of --diffuse, as in --diffuse threshold:experts=des-vote",
-    "transform": "--with of decodery transform, as in --with int8 --out DIR",
+    "transform": "--with of decodery compress-model, as in --with int8 --out DIR",
 }
 """What uses a method of a family that has no option."""
 
 
-@click.command(short_help="List the methods, or tell all about one.")
+@command(example="methods prompt-lookup")
 @click.argument("name", required=False)
 @import_option
-@click.option("-m", "--model", help="Group those that write one text by what they need on this model.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
+@option("-m", "--model", help="Group those that write one text by what they need on this model.")
+@option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
 def methods(name: str | None, model: str | None, as_json: bool) -> None:
     """List every method, or tell all about the one called NAME.
 
