@@ -31,7 +31,8 @@ def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = F
 
 
 def test_help_and_methods_do_not_import_torch() -> None:
-    calls = [["--help"], ["methods"], ["methods", "--json"], *([command, "--help"] for command in COMMANDS)]
+    calls = [["--help"], ["methods"], ["methods", "--json"], ["methods", "--family", "draft"]]
+    calls += [[command, "--help"] for command in COMMANDS]
     program = f"""
 import sys
 from decodery.cli.main import main
@@ -44,10 +45,10 @@ for arguments in {calls!r}:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    shown, listed, described, *helps, rest = done.stdout.split("---\n")
+    shown, listed, described, _, *helps, rest = done.stdout.split("---\n")
     for name in COMMANDS:
         assert re.search(rf"^  {name} +\w", shown, re.MULTILINE)
-    assert re.search(r"^  prompt-lookup +2\d{3} +lossless", listed, re.MULTILINE)
+    assert re.search(r"^  ready .*\bprompt-lookup\*", listed.replace(",\n          ", ", "), re.MULTILINE)
     assert {"prompt-lookup", "coupled"} < {method["name"] for method in json.loads(described)}
     assert all(text.startswith("Usage: decodery") for text in helps) and rest == ""
 
@@ -302,15 +303,20 @@ def test_a_switch_tells_by_the_prompt_who_answers(loaded: LLM, tmp_path: Path) -
 
 def test_methods() -> None:
     listed = json.loads(inside("methods", "--json")[1])
-    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "requirements", "provides", "slower", "summary"}
+    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "requirements", "provides", "slower"}
+    keys |= {"ready", "summary"}
     assert all(method.keys() == keys for method in listed)
     assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
     (one,) = json.loads(inside("methods", "prompt-lookup", "--json")[1])
     assert {"name": "length", "type": "int", "default": 10} in one["settings"]
     page = inside("methods", "prompt-lookup")[1]
     assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3" in page
-    # Piped, every method is one line, so that it can be searched.
-    assert re.search(r"^  top-p +2019 +Keeps .*$", inside("methods")[1], re.MULTILINE)
+    assert re.search(r"^  top-p +ready +2019 +Keeps .*$", inside("methods", "--family", "sample")[1], re.MULTILINE)
+    overview = inside("methods")[1]
+    assert max(map(len, overview.splitlines())) <= 80 and "\nmonitor: watch a text" in overview
+    assert "eagle-3*" in overview and overview.index("needs   ", 400) < overview.index("eagle-3*")
+    assert "it is a family" in failure("methods", "draft") and "try draft" in failure("methods", "--family", "draf")
+    assert "exclude each other" in failure("methods", "auto", "--family", "draft", status=2)
 
 
 def test_info(model: Path) -> None:
