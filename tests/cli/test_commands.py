@@ -115,7 +115,7 @@ def test_raw_text_stop_strings_and_a_sampler_by_name() -> None:
 def test_an_error_is_one_sentence_and_exit_status_1() -> None:
     done = run("methods", "promt-lookup")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("decodery: no method is called 'promt-lookup'; try prompt-lookup")
+    assert done.stderr.startswith("decodery: no method is called 'promt-lookup': did you mean prompt-lookup?")
 
 
 def test_bad_usage() -> None:
@@ -296,7 +296,7 @@ def test_a_switch_tells_by_the_prompt_who_answers(loaded: LLM, tmp_path: Path) -
     settings = ("--max-new-tokens", "4", "--temperature", "1", "--json", "--search", search)
     reasoned = [json.loads(inside("generate", prompt, *settings)[1]) for prompt, _ in asked]
     assert [each["trace"]["ledger"]["counts"].get("reasoned", 0) for each in reasoned] == [0, 1, 0, 1]
-    assert "--restart or for --switch" in failure(
+    assert "--restart and --switch exclude" in failure(
         "train", "value", str(texts), "--switch", "--restart", "--out", str(switch)
     )
 
@@ -339,7 +339,7 @@ def test_the_demos_speed_up_is_never_above_its_tokens_per_pass(monkeypatch: pyte
     found = re.findall(rf"^20 tokens, (\d\.\d\d) tokens per pass, {speed}, the same text$", output, re.MULTILINE)
     assert len(found) == 3 and all(1 <= float(factor) <= float(per_pass) for per_pass, factor in found)
     last = output.splitlines()[-1]
-    assert (said := re.fullmatch(r"geometric mean of 3: (\d\.\d\d) x plain decoding, no text seen before", last))
+    assert (said := re.fullmatch(r"geometric mean of 3: (\d\.\d\d) x plain decoding, with an empty memory", last))
     assert float(said[1]) == pytest.approx(geometric_mean(float(factor) for _, factor in found), abs=0.02)
 
 

@@ -46,7 +46,7 @@ def test_a_copy_is_made_and_told_about(tiny: str, tmp_path: Path) -> None:
     assert code == 2 and "nowhere.txt" in errors
     (tmp_path / "bytes").write_bytes(b"\xff\xfe tides")
     code, _, errors = inside("compress-model", tiny, str(tmp_path / "bytes"), "--with", "slicegpt", "--out", copy)
-    assert code == 1 and "is no text in UTF-8" in errors
+    assert code == 1 and "is not UTF-8 text" in errors
     code, _, errors = inside("compress-model", "-m", tiny, "--with", "int8", "--out", str(tmp_path))
     assert code == 1 and "name a new folder" in errors
 

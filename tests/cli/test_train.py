@@ -13,7 +13,7 @@ import transformers
 
 from commands import inside
 from decodery.cli.main import main
-from decodery.cli.train_common import foretelling
+from decodery.cli.train_common import with_time_left
 from decodery.models.loaders.load import load
 from tiny_models import VOCAB, make_model, save
 
@@ -61,7 +61,7 @@ def test_what_takes_minutes_is_foretold_once_from_what_was_measured(
 ) -> None:
     now, passed_on = [0.0], []
     monkeypatch.setattr("decodery.cli.train_common.monotonic", lambda: now[0])
-    report = foretelling(lambda *told: passed_on.append(told))
+    report = with_time_left(lambda *told: passed_on.append(told))
     for step in range(1, 101):
         now[0] += 6.0
         report("aligning", step, 100)

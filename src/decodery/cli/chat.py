@@ -42,11 +42,11 @@ Alt-Enter, or a backslash at the end of a line, begins another line of the turn.
 def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings: Any) -> None:
     """Talk with a model, turn by turn.
 
-    Alt-Enter, or a backslash at the end of a line, begins another line of a turn; a pasted text is part of one turn.
+    Alt-Enter, or a backslash at the end of a line, starts a new line of a turn. A pasted text is part of one turn.
     Ctrl-C stops an answer, Ctrl-D leaves. /system TEXT sets the system message, /reset forgets the turns, /save FILE
-    writes them as JSON, /help lists all commands. Where the model's context is full, the oldest turns are dropped.
+    writes them as JSON, /help lists all commands. If the context is full, the oldest turns are dropped.
 
-    Standard input that is no terminal has one turn in each line; the exit status is 1 where none was answered.
+    If standard input is not a terminal, each line is one turn. The exit status is 1 if no turn was answered.
     """
     settings = given(settings)
     from decodery import load
@@ -101,7 +101,7 @@ def _command(conversation: Conversation, turn: str) -> None:
 
 def _reset(conversation: Conversation) -> str:
     conversation.reset()
-    return "forgotten; this is a new conversation."
+    return "the conversation is reset."
 
 
 def _system(conversation: Conversation, text: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -18,13 +20,12 @@ _HEADINGS = {
     **dict.fromkeys(("steps", "epochs", "batch", "lr", "base_lr", "seed", "iterations", "generations"), "Training"),
     **dict.fromkeys(("population", "proposals", "read", "refining", "control", "ridge", "echo"), "Training"),
     **dict.fromkeys(("out", "as_json"), "Output"),
-    **dict.fromkeys(("help", "version"), "Other"),
 }
 """The heading of an option that names none, by the option's name; `_SETTINGS` for all others."""
 _SETTINGS = "Settings"
 _ORDER = ("Model", "Data", _SETTINGS)
 _LAST = ("Training", "Output", "Other")
-_METAVARS = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "file": "FILE"}
+_METAVARS = {"directory": "DIR", "integer": "N", "integer range": "N", "float": "X", "float range": "X", "file": "FILE"}
 """What stands for a value in the help, by the name of its type."""
 
 
@@ -41,8 +42,11 @@ class Option(click.Option):
 
     def make_metavar(self, ctx: click.Context) -> str:
         """A short word for the value."""
-        if self.metavar is None and self.nargs == 1 and self.type.name in _METAVARS:
-            return _METAVARS[self.type.name]
+        if self.metavar is None and self.nargs == 1:
+            if self.name == "model":
+                return "MODEL"
+            if self.type.name in _METAVARS:
+                return _METAVARS[self.type.name]
         return super().make_metavar(ctx)
 
     def get_help_extra(self, ctx: click.Context) -> Any:
@@ -56,6 +60,44 @@ class Option(click.Option):
 
 option = partial(click.option, cls=Option)
 """`click.option` for an option under a heading."""
+
+
+class Formatter(click.HelpFormatter):
+    """Writes help without breaking lines at hyphens, so that options and names of methods stay whole."""
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs; one that begins with \\b keeps its lines."""
+        indent = " " * self.current_indent
+        for number, paragraph in enumerate(re.split(r"\n\s*\n", text)):
+            lines = [line.strip() for line in paragraph.strip("\n").splitlines()]
+            if lines[0] == "\b":
+                lines = lines[1:]
+            else:
+                lines = _wrap(" ".join(lines), self.width - len(indent))
+            self.write(("\n" if number else "") + "".join(f"{indent}{line}\n" for line in lines))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 26, col_spacing: int = 2) -> None:
+        """Write names with their help; the help of a long name begins in the next line."""
+        indent = " " * self.current_indent
+        first = min(max(len(name) for name, _ in rows), col_max) + col_spacing
+        for name, text in rows:
+            lines = _wrap(text, self.width - len(indent) - first) or [""]
+            if len(name) > first - col_spacing:
+                self.write(f"{indent}{name}\n{indent}{'':<{first}}{lines[0]}\n")
+            else:
+                self.write(f"{indent}{name:<{first}}{lines[0]}\n".rstrip() + "\n")
+            self.write("".join(f"{indent}{'':<{first}}{line}\n" for line in lines[1:]))
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    whole = re.sub(r"\[default: [^\]]{1,24}\]", lambda found: found[0].replace(" ", "\xa0"), text)
+    return [line.replace("\xa0", " ") for line in textwrap.wrap(whole, max(width, 20), break_on_hyphens=False)]
+
+
+def _help(command: click.Command, ctx: click.Context) -> str:
+    formatter = Formatter(width=ctx.terminal_width, max_width=ctx.max_content_width)
+    command.format_help(ctx, formatter)
+    return formatter.getvalue().rstrip("\n")
 
 
 class Command(click.Command):
@@ -79,6 +121,10 @@ class Command(click.Command):
             error.name_model(ctx.params.get("model") or "")
             raise
 
+    def get_help(self, ctx: click.Context) -> str:
+        """The help, as `Formatter` writes it."""
+        return _help(self, ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by heading."""
         _write_options(self, ctx, formatter)
@@ -93,7 +139,7 @@ def _write_options(command: click.Command, ctx: click.Context, formatter: click.
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
         if record is not None and isinstance(param, click.Option):
-            heading = param.heading if isinstance(param, Option) else _HEADINGS.get(param.name or "", _SETTINGS)
+            heading = param.heading if isinstance(param, Option) else "Other"
             groups.setdefault(heading, []).append(record)
     for heading in sorted(groups, key=lambda name: _LAST.index(name) if name in _LAST else -1):
         if groups[heading]:
@@ -171,6 +217,10 @@ class Group(click.Group):
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
         return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help, as `Formatter` writes it."""
+        return _help(self, ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by section, then the options."""

@@ -14,10 +14,10 @@ from .train_common import FILE
 
 ENDING = ".dcy"
 
-out_option = option("--out", type=OUT_FILE, help="The file to write.")
-model_option = option("-m", "--model", default="smollm2", show_default=True, help="The model that predicts.")
+out_option = option("--out", type=OUT_FILE, help="Output file.")
+model_option = option("-m", "--model", default="smollm2", show_default=True, help="The model that predicts the bytes.")
 dtype_option = option(
-    "--dtype", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="Its precision."
+    "--dtype", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="Precision of the weights."
 )
 
 
@@ -27,9 +27,9 @@ dtype_option = option(
 @model_option
 @dtype_option
 def compress_text(file: Path, out: Path | None, model: str, dtype: str) -> None:
-    """Write FILE, any bytes, to FILE.dcy in about as many bits as the model is surprised by.
+    """Compress FILE, any bytes, to FILE.dcy with the predictions of a model.
 
-    Only the same model in the same precision reads it; `decodery decompress-text` does.
+    `decodery decompress-text` restores it. Only the same model in the same precision can.
     """
     from decodery import load
     from decodery.extras.text_compression.text import compress as compressed
@@ -57,5 +57,5 @@ def read_file(path: Path) -> bytes:
     from decodery.extras.text_compression.file import MOST_BYTES
 
     if path.stat().st_size > 2 * MOST_BYTES:
-        raise SettingsError(f"{path} is too long: texts of at most {MOST_BYTES:,} bytes are compressed, part by part")
+        raise SettingsError(f"{path} is too long: compress parts of at most {MOST_BYTES:,} bytes")
     return path.read_bytes()

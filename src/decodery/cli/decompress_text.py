@@ -18,9 +18,12 @@ from .train_common import FILE
 @out_option
 @model_option
 @dtype_option
-@option("--drafter", metavar="SPEC", help="What drafts, such as prompt-lookup; it never changes the text.")
+@option("--drafter", metavar="SPEC", help="A drafter, such as prompt-lookup. It does not change the text.")
 def decompress_text(file: Path, out: Path | None, model: str, dtype: str, drafter: str | None) -> None:
-    """Write the text that `decodery compress-text` made FILE of; a damaged file is an error and never another text."""
+    """Restore the file that `decodery compress-text` compressed to FILE.
+
+    A damaged file is an error, never another text.
+    """
     from decodery import load
     from decodery.extras.text_compression.text import decompress as decompressed
     from decodery.llm.resolve_settings import resolve_drafter

@@ -70,10 +70,10 @@ ROUNDS = 2
 @command(example="demo -m smollm2")
 @model_options
 def demo(model: str, dtype: str) -> None:
-    """Do three short tasks, and compare with plain decoding: a chat answer, an edit of code, JSON under a schema.
+    """Run three short tasks and compare with plain decoding: a chat answer, an edit of code, JSON under a schema.
 
-    Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt. Every run begins
-    with a fresh memory: no figure comes from having seen the text before.
+    Decoding is greedy, with the default drafter. Rounds with and without it alternate on the same prompt. Every run
+    starts with an empty memory.
     """
     from decodery import load
 
@@ -100,7 +100,7 @@ def demo(model: str, dtype: str) -> None:
         factors += [] if comparison.factor is None else [comparison.factor]
     if factors:
         mean = geometric_mean(factors)
-        click.echo(f"geometric mean of {len(factors)}: {mean:.2f} x plain decoding, no text seen before")
+        click.echo(f"geometric mean of {len(factors)}: {mean:.2f} x plain decoding, with an empty memory")
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,19 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Write N texts, with seeds SEED, SEED+1 ...; of a search the N best.",
+    help="Write N texts, with different seeds. With --search: the N best texts.",
 )
 @output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
-@output_option("--allow-special", is_flag=True, help="Let special tokens that the prompt spells be special tokens.")
-@output_option("--json", "as_json", is_flag=True, help="Print one object (a list for --n above 1) and nothing else.")
-@output_option("--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest beside.")
+@output_option("--allow-special", is_flag=True, help="Read special tokens in the prompt as such, not as text.")
+@output_option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, or a list for --n above 1, and nothing else."
+)
+@output_option(
+    "--logprobs",
+    type=int,
+    metavar="K",
+    help="Add the log-probabilities of the tokens and of the K most likely ones. Needs --json.",
+)
 def generate(
     prompt: str | None,
     model: str,
@@ -62,9 +69,10 @@ def generate(
     diffuse: str | None,
     **settings: Any,
 ) -> None:
-    """Answer PROMPT, or standard input where it is "-" or missing.
+    """Answer PROMPT.
 
-    Ctrl-C stops the generation and keeps the text written so far; so does SIGTERM, with exit status 143.
+    PROMPT is read from standard input if it is "-" or missing. Ctrl-C stops the generation and keeps the text. SIGTERM
+    does so too, with exit status 143.
     """
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
@@ -115,7 +123,7 @@ def generate(
         if sys.stdout.isatty() and sys.stderr.isatty():
             note(figures(output))
         elif not note_full([output]) and output.finish_reason != "stop" and _needs_end(first):
-            note("the text was cut before it was complete: give a larger --max-new-tokens")
+            note("the text is incomplete: give a larger --max-new-tokens")
     else:
         _print_all(written := decode(lm, requests))
         note_full(written)
@@ -144,7 +152,7 @@ def _print_canvases(
     else:
         _print_all(outputs := fill(lm, fills))
     if any(output.finish_reason == "cancelled" for output in outputs):
-        note("stopped: what is shown is the part of the canvas that was settled")
+        note("stopped: the text shows the final part of the canvas")
 
 
 def _needs_end(request: Request) -> bool:

@@ -14,21 +14,21 @@ from .train_common import FILE, command_line, model_option, out_option
 @command(example="train judge questions.jsonl --out judge")
 @click.argument("questions", type=FILE)
 @out_option
-@model_option("whose states are judged")
-@option("--max-new-tokens", default=96, show_default=True, help="Length of the model's own answers.")
-@option("--places", default=12, show_default=True, help="Places of an answer where alternatives are tried.")
-@option("--alternatives", default=2, show_default=True, help="Alternatives tried at a place.")
+@model_option("whose hidden states are judged")
+@option("--max-new-tokens", default=96, show_default=True, help="Maximum tokens of an answer of the model.")
+@option("--places", default=12, show_default=True, help="Positions of an answer where alternatives are tried.")
+@option("--alternatives", default=2, show_default=True, help="Alternatives at a position.")
 @option("--steps", default=600, show_default=True, help="Training steps.")
 @option("--lr", default=1e-2, show_default=True, help="Learning rate.")
 def judge(
     questions: Path, out: Path, model: str, max_new_tokens: int, places: int, alternatives: int, steps: int, lr: float
 ) -> None:
-    """Train a head that tells which drafted tokens leave an answer right, for --rule judge:head=DIR/judge.safetensors.
+    """Train a head that tells which drafted tokens keep an answer right, for the acceptance rule judge.
 
-    QUESTIONS holds one object a line: {"prompt": ..., "right": ..., "wrong": ...}, whose wrong answer parts from the
-    right one where it goes wrong, or {"prompt": ...} with an answer that ends in a number: the model then answers,
-    tries its own next best tokens where it is unsure, and sees whether the number stays. An interrupted run goes on
-    where it stopped. One question in five is kept for validation.
+    QUESTIONS holds one JSON object a line. {"prompt": ..., "right": ..., "wrong": ...}: the wrong answer differs from
+    the right one where the mistake begins. {"prompt": ...}, with a number as the answer: the model answers, tries its
+    own next best tokens where it is unsure, and checks whether the number stays. One question in five is held out.
+    Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
@@ -48,12 +48,12 @@ def judge(
 
 @command(example="train adadec-thresholds solutions.jsonl")
 @click.argument("solutions", type=FILE)
-@model_option("whose threshold is learned")
+@model_option("whose threshold is fitted")
 def adadec_thresholds(solutions: Path, model: str) -> None:
-    """Learn from SOLUTIONS the entropy above which the model's first choice is more often wrong than right.
+    """Fit the entropy above which the first choice of MODEL is more often wrong than right.
 
-    SOLUTIONS holds one object a line: {"prompt": ..., "solution": ...}; "canonical_solution" will do as well. Every
-    solution is read once. Prints the threshold with what it was learned from.
+    SOLUTIONS holds one JSON object a line, {"prompt": ..., "solution": ...}; the key "canonical_solution" works too.
+    The threshold is for the acceptance rule adadec.
     """
     from dataclasses import asdict
 

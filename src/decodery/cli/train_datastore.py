@@ -13,12 +13,12 @@ from .train_common import FILE, model_option
 
 @command(example="train datastore notes.txt --out datastore")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
+@option("--out", required=True, type=OUT_FOLDER, help="Output folder.")
 @model_option("whose tokens are indexed")
 def datastore(files: tuple[Path, ...], out: Path, model: str) -> None:
-    """Index text FILES, each one document, into a folder for --drafter rest:datastore=DIR.
+    """Index text FILES, one document each, in a folder for --drafter rest:datastore=DIR.
 
-    Memory stays bounded however much text there is; an interrupted run is begun anew.
+    Memory use is bounded. An interrupted run starts again.
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress

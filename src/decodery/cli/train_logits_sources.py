@@ -15,17 +15,17 @@ from .train_common import FILE, command_line, learning_dtype, model_option, out_
 @command(example="train sven --out prefixes")
 @click.argument("pairs", required=False, type=FILE)
 @out_option
-@model_option("that is to be steered")
+@model_option("to steer")
 @option("--length", default=5, show_default=True, help="Positions of a prefix.")
-@option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all pairs are learned from.")
-@option("--lr", default=1e-2, show_default=True, help="Learning rate of the first step.")
-@seed_option("the order and what is left out")
+@option("--epochs", default=4.0, show_default=True, metavar="E", help="Training epochs.")
+@option("--lr", default=1e-2, show_default=True, help="Initial learning rate.")
+@seed_option("the order and the split")
 def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, lr: float, seed: int) -> None:
-    """Train two short prefixes that turn MODEL towards programs as they are after a fix, or before it.
+    """Train two short prefixes that steer MODEL towards programs after a fix, or before it.
 
-    PAIRS holds one object a line: {"before": ..., "after": ...}, the same program before and after. Without it, 100
-    built-in pairs about security are used. Only the prefixes learn, never the model; one pair in ten is kept for
-    validation. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    PAIRS holds one JSON object a line, {"before": ..., "after": ...}: the same program before and after a fix. The
+    default is 100 built-in pairs about security. Only the prefixes are trained. One pair in ten is held out. Interrupt
+    it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.fixes import built_in_pairs
@@ -45,21 +45,20 @@ def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, 
 @command(example="train partial pairs.jsonl --out partial")
 @click.argument("pairs", type=FILE)
 @out_option
-@model_option("that is to look at its prompts")
-@option("--last", type=int, metavar="N", help="Only the last N layers get a second attention (all).")
-@option("--reset/--no-reset", default=True, show_default=True, help="Count positions anew behind the prompt.")
-@option("--echo", default=0.5, show_default=True, help="Weight of the prompt's auto-encoding.")
+@model_option("to train for")
+@option("--last", type=int, metavar="N", show_default="all", help="Add the second attention to the last N layers only.")
+@option("--reset/--no-reset", default=True, show_default=True, help="Restart positions after the prompt.")
+@option("--echo", default=0.5, show_default=True, help="Weight of the auto-encoding loss of the prompt.")
 @option("--steps", default=200, show_default=True, help="Training steps.")
-@option("--batch", default=4, show_default=True, help="Pairs per step.")
-@option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--batch", default=4, show_default=True, help="Batch size in pairs.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
 @option("--raw", is_flag=True, help="The sources are plain text, without the chat template.")
-@seed_option("where training begins, and its order")
+@seed_option("the initial weights and the order")
 def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> None:
-    """Train a second attention that sees the prompt alone: --source partial-attention:weights=DIR/partial.safetensors.
+    """Train a second attention that reads the prompt alone, for the source partial-attention.
 
-    PAIRS holds one object a line: {"source": ..., "target": ...}, a prompt and what is to be written. The model stays
-    as it is, and has to be loaded in floating point to be used so. One pair in ten is kept for validation. Stop with
-    Ctrl-C whenever you like: the same command goes on where it stopped.
+    PAIRS holds one JSON object a line: {"source": ..., "target": ...}. The model does not change; load it in floating
+    point to use the attention. One pair in ten is held out. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery import load
     from decodery.training.partial import PARTIAL, fit_partial, read_pairs

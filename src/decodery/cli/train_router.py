@@ -14,14 +14,19 @@ from .train_common import FILE, model_option, seed_option
 
 @command(example='train router prompts.txt --scorer "value-head(head=value.safetensors)" --out router.safetensors')
 @click.argument("prompts", type=FILE)
-@option("--out", required=True, type=OUT_FILE, help="The file to write.")
-@model_option("that steps are escalated to")
-@option("--second", metavar="NAME", help="The model that writes steps first (the draft that comes along).")
-@option("--scorer", required=True, help="What tells how good steps are, such as value-head(head=FILE).")
-@option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
-@option("--step-tokens", default=128, show_default=True, help="Tokens of a step at most.")
-@option("--max-new-tokens", default=256, show_default=True, help="Tokens of a text at most.")
-@option("--temperature", default=0.0, show_default=True, help="What steps are drawn at.")
+@option("--out", required=True, type=OUT_FILE, help="Output file.")
+@model_option("that rewrites steps")
+@option(
+    "--second",
+    metavar="NAME",
+    show_default="the shipped draft model",
+    help="The smaller model, which writes each step first.",
+)
+@option("--scorer", required=True, help="A scorer of steps, such as value-head(head=FILE).")
+@option("--delimiter", default="\n\n", show_default="a blank line", help="Text that ends a step.")
+@option("--step-tokens", default=128, show_default=True, help="Maximum tokens of a step.")
+@option("--max-new-tokens", default=256, show_default=True, help="Maximum tokens of a text.")
+@option("--temperature", default=0.0, show_default=True, help="Sampling temperature of the steps.")
 @option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
 @seed_option("texts and training")
 def router(
@@ -37,10 +42,10 @@ def router(
     raw: bool,
     seed: int,
 ) -> None:
-    """Train a router that tells where MODEL would write a better step than a smaller one has written.
+    """Train a router that tells where MODEL would write a better step than a smaller model did.
 
-    Both models write every step of texts after PROMPTS, one a line, and the better one by the scorer becomes text. One
-    text in four is kept for validation, and tells how well the router ranks steps by what MODEL gains (Spearman).
+    Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text in
+    four is held out; there the router is rated by how well it ranks steps by the gain of MODEL (Spearman).
     """
     from decodery import load
     from decodery.core.noise import nth_seed

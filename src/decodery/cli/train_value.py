@@ -18,22 +18,26 @@ if TYPE_CHECKING:
 
 @command(example="train value texts.jsonl --out value.safetensors")
 @click.argument("texts", type=FILE)
-@option("--out", required=True, type=OUT_FILE, help="The file to write.")
-@model_option("whose states are read")
-@option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
-@option("--ridge", default=1e-2, show_default=True, help="Higher is more cautious.")
+@option("--out", required=True, type=OUT_FILE, help="Output file.")
+@model_option("whose hidden states are read")
+@option("--tap", type=int, metavar="N", show_default="all", help="Read the hidden states after N layers.")
+@option("--ridge", default=1e-2, show_default=True, help="Strength of the ridge penalty.")
 @option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
-@option("--restart", is_flag=True, help="Learn how likely another text is not better (for adaptive-sampling).")
-@option("--switch", is_flag=True, help="Learn by the prompt alone whether texts fail (for edge).")
+@option(
+    "--restart",
+    is_flag=True,
+    help="Predict the probability that another text is not better, for the search adaptive-sampling.",
+)
+@option("--switch", is_flag=True, help="Predict from the prompt alone whether texts fail, for the search edge.")
 def value(
     texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool, restart: bool, switch: bool
 ) -> None:
-    """Learn from judged TEXTS how good a text will become, by its beginning.
+    """Train a head that predicts the reward of a text from its beginning.
 
-    TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": number}. Every text is read once. The file is
-    for --source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search controlled-blocks. With
-    --restart, which needs several texts of each prompt, it is for the searches adaptive-sampling and early-pruning.
-    With --switch it tells of prompts how likely a reward below 0.5 is, for the search edge.
+    TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": number}. The head is for the source
+    controlled-decoding and the search controlled-blocks. With --restart it is for the searches adaptive-sampling and
+    early-pruning, and needs several texts of each prompt. With --switch it predicts from a prompt how likely a reward
+    below 0.5 is, for the search edge.
     """
     from decodery import load
     from decodery.core.errors import SettingsError
@@ -42,7 +46,7 @@ def value(
     from decodery.training.value import fit_switch, fit_value, read_judged
 
     if restart and switch:
-        raise SettingsError("a head is for --restart or for --switch: leave one of the two out")
+        raise SettingsError("--restart and --switch exclude each other: give one of them")
     found = read_judged(texts)
     if restart:
         found = compared(found)
