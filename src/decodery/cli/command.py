@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -76,9 +76,9 @@ class Formatter(click.HelpFormatter):
                 lines = _wrap(" ".join(lines), self.width - len(indent))
             self.write(("\n" if number else "") + "".join(f"{indent}{line}\n" for line in lines))
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 26, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 26, col_spacing: int = 2) -> None:
         """Write names with their help; the help of a long name begins in the next line."""
-        indent = " " * self.current_indent
+        rows, indent = list(rows), " " * self.current_indent
         first = min(max(len(name) for name, _ in rows), col_max) + col_spacing
         for name, text in rows:
             lines = _wrap(text, self.width - len(indent) - first) or [""]
