@@ -71,7 +71,7 @@ def encode(
     text, method = read_prompt(prompt), resolve("search", search)
     lm = load(model, dtype=dtype)
     with terminal_progress(counts=True) as progress:
-        output = lm.hide(
+        output = lm.stego_encode(
             *(text, message), search=method, raw=raw, max_new_tokens=max_new_tokens, seed=seed, progress=progress
         )
     click.echo(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, nl=as_json)
@@ -114,7 +114,7 @@ def decode(
     except UnicodeDecodeError as error:
         raise PromptError(f"the text is not UTF-8 (byte {error.start})") from error
     method = resolve("search", search)
-    found = load(model, dtype=dtype).reveal(prompt, text, length, search=method, raw=raw)
+    found = load(model, dtype=dtype).stego_decode(prompt, text, length, search=method, raw=raw)
     shown = found.message.decode(errors="replace")
     if as_json:
         click.echo(json.dumps({"message": shown, "hex": found.message.hex(), "certainty": found.certainty}))
