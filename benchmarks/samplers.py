@@ -253,7 +253,7 @@ def speculation(bench: Bench, found: Results) -> None:
         "diverse-beam": lambda: _searched(bench, DiverseBeam()),
         "contrastive-search": lambda: _searched(bench, ContrastiveSearch()),
         "controlled-blocks": lambda: _searched(bench, ControlledBlocks(value), temperature=0.7),
-        "coupling": lambda: [bench.lm.hide("Tell me about rivers.", "noon", max_new_tokens=400)],
+        "coupling": lambda: [bench.lm.stego_encode("Tell me about rivers.", "noon", max_new_tokens=400)],
         "exact-extract": lambda: [bench.lm.search(f"{passage} Where is the tower?", ExactExtract(passage))[0]],
     }
     for name, run in searches.items():

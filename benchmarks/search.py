@@ -188,8 +188,8 @@ def _couple(bench: Bench, spec: str, messages: int, random: np.random.Generator)
     nats = bits = 0.0
     for number in range(messages):
         prompt, message = bench.prompts[number % len(bench.prompts)], random.bytes(4)
-        out = lm.hide(prompt, message, search=spec, max_new_tokens=1000, seed=number, logprobs=0)
-        read += lm.reveal(prompt, out.text, 4, search=spec).message == message
+        out = lm.stego_encode(prompt, message, search=spec, max_new_tokens=1000, seed=number, logprobs=0)
+        read += lm.stego_decode(prompt, out.text, 4, search=spec).message == message
         tokens += len(out.tokens)
         nats -= logprob(out)
         if number < 15:

@@ -116,10 +116,10 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert status == 0 and read(tmp_path / "o")["rows"][:2] == result["rows"][:2]
     assert [row["right"] for row in read(tmp_path / "o")["rows"]] == [row["right"] for row in result["rows"]]
     for options, wrong in (
-        (["--letters", "4", "--workload", "built-in"], "belongs to --workload parallelbench"),
+        (["--letters", "4", "--workload", "built-in"], "needs --workload parallelbench"),
         (["--resume", "--out", str(tmp_path / "o")], "is complete: choose another"),
         (["--tasks", "dance"], "no task 'dance'"),
-        (["--rounds", "2"], "no use for --rounds"),
+        (["--rounds", "2"], "does not take --rounds"),
     ):
         status, _, refused = inside(*asked, *options)
         assert status != 0 and wrong in refused

@@ -156,7 +156,7 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
         CliRunner().invoke(bench, again, catch_exceptions=False)
     with pytest.raises(SettingsError, match="needs 5 drafts"):
         CliRunner().invoke(bench, ["--sweep", "small=1/2,more=2/3,most=3/3"], catch_exceptions=False)
-    with pytest.raises(SettingsError, match="the same amounts"):
+    with pytest.raises(SettingsError, match="the same number of amounts"):
         CliRunner().invoke(bench, ["--sweep", "small=1,more=2/3,most=3"], catch_exceptions=False)
     with pytest.raises(SettingsError, match="as FOLDER=62000, not 'small'"):
         CliRunner().invoke(bench, ["--sweep", "small,more=2,most=3"], catch_exceptions=False)

@@ -248,9 +248,9 @@ def test_settings_that_tell_nothing_are_refused(change: dict, said: str) -> None
 
 def test_the_command_refuses_what_it_has_no_use_for() -> None:
     for arguments, said in (
-        (["--puzzle", "chain"], "--puzzle belongs to --workload search"),
-        (["--workload", "search,copy"], "stands alone"),
-        (["--workload", "search", "--rounds", "2"], "no use for --rounds"),
+        (["--puzzle", "chain"], "--puzzle needs --workload search"),
+        (["--workload", "search,copy"], "excludes other workloads"),
+        (["--workload", "search", "--rounds", "2"], "does not take --rounds"),
         (["--workload", "search", "--resume"], "--resume needs --out"),
     ):
         found = CliRunner().invoke(cli, ["bench", *arguments])

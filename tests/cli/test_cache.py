@@ -96,12 +96,12 @@ def test_everything_is_listed_with_its_size_and_its_source(home: Path, sources: 
     heads = {":".join(line.split()[:2]): line for line in table.splitlines()}
     assert found.keys() < heads.keys()
     assert heads["tiny:int8"].endswith(f"  {sources['tiny']}") and heads["v1:converted"].endswith("unknown (gone)")
-    assert f"8 things ({on_disk / 1024**2:.1f} MiB) in {home}" in table
+    assert f"8 entries ({on_disk / 1024**2:.1f} MiB) in {home}" in table
 
 
 def test_an_empty_cache_is_told(home: Path) -> None:
-    assert cache() == (0, f"0 things (0 bytes) in {home}\n", "")
-    assert cache("clean") == (0, "0 things (0 bytes) removed, 0 things (0 bytes) left\n", "")
+    assert cache() == (0, f"0 entries (0 bytes) in {home}\n", "")
+    assert cache("clean") == (0, "0 entries (0 bytes) removed, 0 entries (0 bytes) left\n", "")
     assert not home.joinpath("converted").exists()
 
 
@@ -118,7 +118,7 @@ def test_an_entry_that_names_no_source_is_read_and_listed(home: Path, sources: d
     sources["tiny"].unlink()
     entries = [each for each in listed()["entries"] if each["name"] == "tiny"]
     assert [(each["source"], each["source_exists"]) for each in entries] == [(None, None)] * 2
-    assert "0 things (0 bytes) removed" in cache("clean")[1]
+    assert "0 entries (0 bytes) removed" in cache("clean")[1]
 
 
 def test_loading_tells_of_the_last_use_where_that_can_be_written(home: Path, sources: dict[str, Path]) -> None:
@@ -139,7 +139,7 @@ def test_what_has_no_source_any_more_goes_and_the_rest_stays(home: Path, sources
     shutil.rmtree(sources["model"])
     assert f"{sources['model']} (gone)" in cache()[1]
     status, output, errors = cache("clean")
-    assert (status, errors) == (0, "") and "removed model:int8" in output and "\n2 things (" in output
+    assert (status, errors) == (0, "") and "removed model:int8" in output and "\n2 entries (" in output
     assert titles() == {"tiny:float32", "tiny:int8"}
     assert not [path for path in home.rglob("*") if path.name.startswith("model-")], "nothing of it should be left"
 
@@ -154,7 +154,7 @@ def test_a_bound_takes_what_has_no_source_first_and_then_what_was_used_longest_a
     _, output, _ = cache("clean", "--most", str((both - 1) / 2**30))
     *removed, last = (line.split(",")[0] for line in output.splitlines())
     assert set(removed[:2]) == {"removed model:float32", "removed model:int8"}
-    assert removed[2:] == ["removed tiny:int8"] and last.startswith("3 things (")
+    assert removed[2:] == ["removed tiny:int8"] and last.startswith("3 entries (")
     (entry,) = listed()["entries"]
     assert entry["kind"] == "float32" and list(home.rglob("tokenizer.json"))
     assert load(sources["tiny"], dtype="int8", device="cpu").dtype == "int8"
@@ -180,9 +180,9 @@ def test_age_and_names_choose(home: Path, sources: dict[str, Path]) -> None:
 
 def test_a_terminal_is_asked(home: Path, sources: dict[str, Path]) -> None:
     status, output, errors = cache("clean", "tiny", text="n\n", terminal=True)
-    assert status == 0 and "nothing was removed" in output and "Remove 2 things" in errors
+    assert status == 0 and "nothing was removed" in output and "Remove 2 entries" in errors
     assert len(titles()) == 4
-    assert "2 things" in cache("clean", "tiny", text="y\n", terminal=True)[1]
+    assert "2 entries" in cache("clean", "tiny", text="y\n", terminal=True)[1]
     assert len(titles()) == 2
     assert "Remove" not in cache("clean", "--yes", "model", terminal=True)[2]
     assert titles() == set()
@@ -200,7 +200,7 @@ def test_what_another_process_makes_or_uses_stays(home: Path, sources: dict[str,
         (made,) = (path for path in home.rglob("*.lock") if "model-" in str(path))
         with FileLock(made):
             _, output, errors = cache("clean", "--most", "0")
-        assert errors.count("it stays") == 3 and "1 thing (" in output
+        assert errors.count("it stays") == 3 and "1 entry (" in output
         assert titles() == {"tiny:int8", "model:float32", "model:int8"}
         process.stdin.close()
         process.wait(60)

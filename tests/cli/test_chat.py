@@ -19,7 +19,7 @@ import pytest
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside
 from decodery.cli.chat_input import HISTORY, editor
 from decodery.cli.conversation import Conversation
-from decodery.cli.decoding import decode
+from decodery.cli.decode import decode
 from decodery.core.errors import PromptError
 from decodery.llm.llm import LLM, Output
 
@@ -286,7 +286,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(terminal: Callable[..., Termina
     chat.type("\x03")
     assert "tokens/s" in chat.wait_for(r"stopped, context \d+ of 8192\]\s+>")
     chat.type("/reset\n")
-    chat.wait_for("new conversation")
+    chat.wait_for("conversation is reset")
     chat.wait_for(">")
     chat.type("Go on.\n")
     chat.wait_for(r"Go on\.\r+\n.*\w+ \w+")

@@ -56,5 +56,5 @@ def test_a_text_after_another_one_comes_back_to_its_tokens() -> None:
 
 def test_messages_hidden_behind_a_space_come_back() -> None:
     settings = {"search": "coupling:temperature=2,bits=1", "raw": True, "max_new_tokens": 200, "seed": 3}
-    out = LM.hide(PROMPT, "k", **settings)
-    assert LM.reveal(PROMPT, out.text, 1, **settings).message == b"k"
+    out = LM.stego_encode(PROMPT, "k", **settings)
+    assert LM.stego_decode(PROMPT, out.text, 1, **settings).message == b"k"

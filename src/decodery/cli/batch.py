@@ -11,8 +11,9 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import OUT_FILE, Command, model_options, server_option
+from .command import command
+from .decode import leave_if_terminated, note, stop_on_interrupt
+from .options import OUT_FILE, model_options, server_option
 
 if TYPE_CHECKING:
     from decodery.server.batch_file import Totals
@@ -21,17 +22,27 @@ if TYPE_CHECKING:
 _FAILED, _INTERRUPTED = 1, 130
 
 
-@click.command(cls=Command, short_help="Answer a file of requests in OpenAI's batch format.")
+@command(example="batch requests.jsonl answers.jsonl -m smollm2")
 @click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT.jsonl", type=OUT_FILE)
 @model_options
-@server_option("--max-running", type=click.IntRange(min=1), default=64, show_default=True, help="Texts at a time.")
-@server_option("--kv-gib", type=float, metavar="G", help="Memory for keys and values (a quarter of the machine's).")
-@server_option("--trust", is_flag=True, help="Let requests name files, models and programs.")
 @server_option(
-    "--ray", is_flag=True, help="Answer on many machines, with Ray Data: the cluster at hand, or this machine."
+    "--max-running", type=click.IntRange(min=1), default=64, show_default=True, help="Texts decoded at the same time."
 )
-@server_option("--replicas", metavar="N-M", help="With --ray: how many engines, or at least and at most (1-4).")
+@server_option(
+    "--kv-gib",
+    type=float,
+    metavar="G",
+    show_default="a quarter of the machine's",
+    help="Memory of the KV cache in GiB.",
+)
+@server_option("--trust", is_flag=True, help="Allow requests to name files, models and programs.")
+@server_option(
+    "--ray", is_flag=True, help="Run on a Ray cluster with Ray Data, or on this machine if there is no cluster."
+)
+@server_option(
+    "--replicas", metavar="N-M", show_default="1-4", help="Number of engines, or minimum and maximum. Needs --ray."
+)
 def batch(
     source: Path,
     out: Path,
@@ -43,16 +54,16 @@ def batch(
     ray: bool,
     replicas: str | None,
 ) -> None:
-    """Answer the requests of IN.jsonl in OUT.jsonl, each with one line, in the order in which they end.
+    """Answer the requests of IN.jsonl and write one line each to OUT.jsonl, in the order in which they finish.
 
-    Whatever ends it, a kill included: the same command goes on where it was. Exit status 1 if a line of OUT.jsonl is an
-    error; all other lines are answered.
+    An interrupted run continues if the same command runs again. The exit status is 1 if a line of OUT.jsonl is an
+    error.
     """
     from decodery.bench.terminal import progress_bar
     from decodery.server.settings import ServerSettings, kv_bytes
 
     if replicas is not None and not ray:
-        raise click.UsageError("--replicas belongs to --ray")
+        raise click.UsageError("--replicas needs --ray")
     at_once = 2 * max_running
     most = ServerSettings.max_texts * at_once
     settings = ServerSettings(
@@ -77,7 +88,7 @@ def batch(
             totals = _here(settings, model, dtype, source, out, at_once, told, stopped)
     _tell(totals, out)
     if not totals.complete:
-        note("interrupted; the same command goes on from here")
+        note("interrupted; the same command continues")
         leave_if_terminated()
         raise click.exceptions.Exit(_INTERRUPTED)
     if totals.failed or totals.failed_earlier:
@@ -99,7 +110,7 @@ def _here(
         from decodery.server.batch import answer_batch
         from decodery.server.batch_file import BatchFile
     except ImportError as error:
-        raise SettingsError("batches need some packages: pip install 'decodery[serve]'") from error
+        raise SettingsError("batch needs more packages: pip install 'decodery[serve]'") from error
     from decodery import load
 
     front = Front(load(model, dtype=dtype), settings)
@@ -129,7 +140,7 @@ def _by_ray(
         from decodery.server.ray import fleet_of
         from decodery.server.ray_batch import answer_by_ray
     except ImportError as error:
-        raise SettingsError("many machines need a package: pip install 'decodery[ray]'") from error
+        raise SettingsError("--ray needs a package: pip install 'decodery[ray]'") from error
     fleet = fleet_of(settings, model, dtype, replicas, shared=shared)
     return answer_by_ray(fleet, source, out, report, stopped)
 

@@ -12,8 +12,9 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import OUT_FOLDER, Command, Option, recorded_import_option
+from .command import command, option
+from .decode import leave_if_terminated, note, stop_on_interrupt
+from .options import OUT_FOLDER, recorded_import_option
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result
@@ -61,7 +62,7 @@ class _Numbers(click.ParamType):
         try:
             return tuple(int(piece) for piece in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 1,2,4", param, ctx)
+            self.fail(f"{value!r} is not a list of integers, such as 1,2,4", param, ctx)
 
 
 class _Rates(click.ParamType):
@@ -73,125 +74,178 @@ class _Rates(click.ParamType):
         try:
             return tuple(float(piece) for piece in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 0.5,1,2", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers, such as 0.5,1,2", param, ctx)
 
 
 def _what(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="What is measured", **settings)
+    return option(*names, heading="What to measure", **settings)
 
 
 def _how(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="How", **settings)
+    return option(*names, heading="Decoding", **settings)
 
 
 def _search(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Searches on puzzles", **settings)
+    return option(*names, heading="Workload search", **settings)
 
 
 def _lists(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Canvases on ParallelBench's lists", **settings)
+    return option(*names, heading="Workload parallelbench", **settings)
 
 
 def _contexts(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Cache policies on long texts", **settings)
+    return option(*names, heading="Workload long-context", **settings)
 
 
 def _load(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Servers under load", **settings)
+    return option(*names, heading="Servers", **settings)
 
 
 def _result(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Results", **settings)
+    return option(*names, heading="Results", **settings)
 
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command(cls=Command, short_help="Measure methods against plain decoding.")
-@_what("-m", "--model", metavar="NAME", help="An embedded model, a folder, a .gguf file or a Hub id (smollm2).")
-@_what("--dtype", type=click.Choice(["auto", *_PRECISIONS, "float16"]), help="Precision of the weights (auto).")
+@command(example="bench -m smollm2 --methods none,prompt-lookup,auto --prompts 8 --out result")
+@_what(
+    "-m",
+    "--model",
+    metavar="NAME",
+    show_default="smollm2",
+    help="A model: an embedded one, a folder, a .gguf file or a Hub id.",
+)
+@_what(
+    "--dtype",
+    type=click.Choice(["auto", *_PRECISIONS, "float16"]),
+    show_default="auto",
+    help="Precision of the weights. auto: that of the checkpoint.",
+)
 @_what(
     "--methods",
     type=_Methods(),
-    help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
-    "llama.cpp-q8, llama.cpp-lookup, llama.cpp-draft:model=FILE, openvino, openvino-lookup, "
-    "economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
-    "best-of-n, self-consistency, weighted-vote, first-finish, bag-of-tricks (six of a study) and specs with {n} and "
-    "{scorer} in them. Of "
-    "monitors their testbeds: answers, context, talks, heads, feedback, codes, programs, recall.",
+    show_default="none,prompt-lookup and the installed peers",
+    help="Methods to compare, such as none,prompt-lookup:length=5. Drafters, and peers: transformers, "
+    "transformers-lookup, llama.cpp, llama.cpp-q8, llama.cpp-lookup, llama.cpp-draft:model=FILE, openvino, "
+    "openvino-lookup, economize, economize-lookup. For --workload search: pass@n, best-of-n, self-consistency, "
+    "weighted-vote, first-finish, bag-of-tricks, or a search with {n} and {scorer} in it. For --workload "
+    "monitors: the testbeds answers, context, talks, heads, feedback, codes, programs, recall.",
 )
 @_what(
     "--workload",
     "workloads",
     type=_Names(),
-    help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in); search, alone: "
-    "searches on puzzles; monitors, alone: what monitors tell; "
-    "parallelbench, alone: ways of filling canvases, which --methods then are; long-context, alone: cache policies, "
-    "which --methods then are, as in uniform,oracle,h2o,snapkv:budget={},window=8.",
+    show_default="built-in",
+    help="Prompts to decode: built-in, copy, or with --data spec-bench, speed, code, math, json, jsonschema. Four "
+    "workloads stand alone and measure other methods: search (searches on puzzles), monitors, parallelbench "
+    "(diffusion decoders), long-context (KV cache policies, such as "
+    "uniform,oracle,h2o,snapkv:budget={},window=8).",
 )
 @recorded_import_option
-@_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
-@_what("--prompts", type=int, metavar="N", help="Questions per workload (all built-in ones, 40 of another set).")
+@_what(
+    "--data",
+    metavar="DIR",
+    envvar="DECODERY_DATA",
+    help="Folder with the public data sets; also the variable DECODERY_DATA.",
+)
+@_what("--prompts", type=int, metavar="N", show_default="all built-in ones, 40 of others", help="Prompts per workload.")
 @_what(
     "--split",
     "splits",
     type=_Names(),
-    help="qualitative: one question at a time; throughput: several prompts of one length at once (qualitative). Of "
-    "--workload search, which puzzles: test, validation, reward, router or train (test).",
+    show_default="qualitative; test",
+    help="qualitative: one prompt at a time. throughput: several prompts of one length at once. For --workload "
+    "search the puzzles: test, validation, reward, router or train.",
 )
-@_what("--concurrency", type=_Numbers(), help="Prompts at once in the throughput split (1,2,4,8).")
-@_what("--input-tokens", type=_Numbers(), help="Lengths of its prompts (64,256,512,1024).")
-@_how("--max-new-tokens", type=int, metavar="N", help="Longest answer (96; jsonschema 512).")
+@_what("--concurrency", type=_Numbers(), show_default="1,2,4,8", help="Prompts at once in the throughput split.")
+@_what(
+    "--input-tokens", type=_Numbers(), show_default="64,256,512,1024", help="Prompt lengths of the throughput split."
+)
+@_how("--max-new-tokens", type=int, metavar="N", show_default="96; jsonschema 512", help="Maximum tokens of an answer.")
 @_how("--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step and prompt (80).")
-@_how("--temperature", type=float, metavar="T", help="0 is greedy (0).")
-@_how("--seed", type=int, metavar="N", help="Decides texts, the order of questions and the intervals (0).")
-@_how("--rounds", type=int, metavar="N", help="How often everything is measured (3).")
+@_how("--temperature", type=float, metavar="T", show_default="0", help="Sampling temperature. 0: greedy decoding.")
+@_how(
+    "--seed", type=int, metavar="N", show_default="0", help="Seed of the texts, the order of prompts and the intervals."
+)
+@_how("--rounds", type=int, metavar="N", show_default="3", help="Number of rounds.")
 @_result("--out", type=OUT_FOLDER, metavar="DIR", help="Write DIR/results.json and DIR/report.html.")
-@_result("--json", "as_json", is_flag=True, help="Print one object and nothing else.")
-@_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
-@_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
-@_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
+@_result("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@_result(
+    "--from",
+    "source",
+    type=_PATH,
+    metavar="FILE",
+    help="Repeat the benchmark of a result file. Other options replace its settings.",
+)
+@_result("--resume", is_flag=True, help="Continue the interrupted benchmark in --out.")
+@_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Compare two result files.")
 @_search(
     "--puzzle",
     metavar="SPEC",
-    help="chain, retry-chain, direct-chain, countdown, dyck, robot, prog or kvhop, as in chain:operations=12 (chain).",
+    show_default="chain",
+    help="Puzzle: chain, retry-chain, direct-chain, countdown, dyck, robot, prog or kvhop, such as "
+    "chain:operations=12.",
 )
 @_search(
     "--rewards",
     type=_Methods(),
-    help="oracle, outcome, clean, noisy, overconfident-early, hackable, constant, or scorers such as "
+    help="Reward models: oracle, outcome, clean, noisy, overconfident-early, hackable, constant, or scorers such as "
     "process-reward:head=FILE.",
 )
-@_search("--budgets", type=_Numbers(), help="Samples of a method, and what {n} in a search stands for (1,2,4,8,16).")
-@_search("--pool", type=int, metavar="N", help="Samples of a puzzle that methods are computed from (32).")
-@_lists("--tasks", type=_Names(), help="copy, shuffle, insert-index, ..., sudoku: what is asked (all ten on lists).")
-@_lists("--letters", type=int, metavar="N", help="Of the longest list, for models of decodery train diffusion (6).")
-@_contexts("--shares", type=_Rates(), help="Their budgets, as shares of a text (0.1,0.25,0.5,1).")
-@click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
-@click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
-@click.option(
+@_search(
+    "--budgets",
+    type=_Numbers(),
+    show_default="1,2,4,8,16",
+    help="Samples of a method; {n} in a search stands for them.",
+)
+@_search("--pool", type=int, metavar="N", show_default="32", help="Samples of a puzzle.")
+@_lists(
+    "--tasks", type=_Names(), show_default="the ten on lists", help="Tasks: copy, shuffle, insert-index, ..., sudoku."
+)
+@_lists(
+    "--letters",
+    type=int,
+    metavar="N",
+    show_default="6",
+    help="Letters of the longest list, for models of decodery train diffusion.",
+)
+@_contexts(
+    "--shares", type=_Rates(), show_default="0.1,0.25,0.5,1", help="Budgets of the policies, as shares of a text."
+)
+@option("--pass", "passes", heading="Forward passes", is_flag=True, help="Measure the time of forward passes.")
+@option("--rows", type=_Numbers(), heading="Forward passes", show_default="1,2,4,8,16,32,64", help="Rows of a pass.")
+@option(
     "--sweep",
-    cls=Option,
-    heading="Laws of drafts",
+    heading="Scaling laws",
     type=_Names(),
     metavar="LIST",
-    help="Drafts, or heads, with what differs between them, such as training tokens, as in "
-    "small=62000,more=125000,most=250000; two amounts each, as small=62000/81536 (tokens and weights), or batch, at "
-    "--concurrency texts at once. Fits "
-    "value = a + b ln(amount); --out gets law.json and law.svg.",
+    help="Fit value = a + b ln(amount) over draft models or heads and an amount, such as training tokens: "
+    "small=62000,more=125000,most=250000. Two amounts: small=62000/81536. batch: over --concurrency texts at "
+    "once. --out receives law.json and law.svg.",
 )
 @_load(
     "--serve",
     is_flag=False,
     flag_value="",
     metavar="[URL]",
-    help="Measure a server with OpenAI's protocol; without a URL this model's own, which is started for it. --workload "
-    "may be sharegpt-like, --prompts are requests per stage, --concurrency are clients that wait for their answers.",
+    help="Measure a server of the OpenAI API. Without a URL a server is started for --model. --workload may be "
+    "sharegpt-like, --prompts counts the requests of a stage, --concurrency the clients.",
 )
-@_load("--rates", type=_Rates(), help="Arrivals per second (raised until the service breaks).")
-@_load("--trace", metavar="FILE", help='Recorded arrivals: lines of {"at": SECONDS, "prompt": TEXT, "max_tokens": N}.')
-@_load("--first-token-limit", type=float, metavar="S", help="A good answer begins within S seconds (2).")
-@_load("--gap-limit", type=float, metavar="S", help="And takes at most S seconds per token (0.2).")
+@_load("--rates", type=_Rates(), show_default="raised until answers are late", help="Requests per second.")
+@_load(
+    "--trace",
+    metavar="FILE",
+    help='File of recorded requests, a line each: {"at": SECONDS, "prompt": TEXT, "max_tokens": N}.',
+)
+@_load(
+    "--first-token-limit",
+    type=float,
+    metavar="S",
+    show_default="2",
+    help="Limit of a good answer: seconds to the first token.",
+)
+@_load("--gap-limit", type=float, metavar="S", show_default="0.2", help="Limit of a good answer: seconds per token.")
 def bench(
     out: Path | None,
     as_json: bool,
@@ -206,7 +260,7 @@ def bench(
 ) -> None:
     """Measure decoding methods against plain decoding, on the same prompts and in the same run.
 
-    Ctrl-C ends after the decoding in progress and keeps what is done.
+    Ctrl-C stops after the current text and keeps the results.
     """
     given = {name: value for name, value in options.items() if value is not None}
     workloads = given.get("workloads", ())
@@ -215,13 +269,13 @@ def bench(
     ways |= {"--sweep": sweep} if sweep is not None else {}
     for way, theirs in _OWN.items():
         if (strange := sorted(given.keys() & theirs)) and way not in ways:
-            raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to {way}")
+            raise click.UsageError(f"--{strange[0].replace('_', '-')} needs {way}")
     for way in ways:
         if len(ways) > 1:
-            raise click.UsageError(f"{' and '.join(ways)} are measured one at a time")
+            raise click.UsageError(f"{' and '.join(ways)} exclude each other: give one of them")
         if compare or source or passes or rows is not None:
             others = [name for name in _APART if name != way]
-            raise click.UsageError(f"{way} goes without {', '.join(others)}")
+            raise click.UsageError(f"{way} excludes {', '.join(others)}")
     if sweep is not None:
         from .bench_sweep import sweep as measured_sweep
 
@@ -240,7 +294,7 @@ def bench(
     elif passes:
         _passes(given, rows, out, as_json)
     elif rows is not None:
-        raise click.UsageError("--rows belongs to --pass")
+        raise click.UsageError("--rows needs --pass")
     else:
         _methods(given, out, as_json, source, resume)
 
@@ -268,7 +322,9 @@ def _ended(result: Result, out: Path | None, command: str = "") -> None:
     if out is not None:
         note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
     if not result["complete"]:
-        note("interrupted" + (f"; go on with: {command} --resume --out {out}" if out is not None and command else ""))
+        note(
+            "interrupted" + (f"; continue with: {command} --resume --out {out}" if out is not None and command else "")
+        )
         leave_if_terminated()
         raise click.exceptions.Exit(_INTERRUPTED)
 
@@ -289,7 +345,9 @@ def _settings(
         # The data folder may come from the environment, and that of the file is the one that counts.
         _require_imports(settings, given, out)
         if dataclasses.replace(settings, **given | {"data": settings.data, "imports": settings.imports}) != settings:
-            raise SettingsError(f"the benchmark in {out} has other settings: give none with --resume, or no --resume")
+            raise SettingsError(
+                f"the benchmark in {out} has other settings: give no other options with --resume, or leave out --resume"
+            )
         if earlier["complete"]:
             raise SettingsError(f"the benchmark in {out} is complete: repeat it with --from {out}")
         return settings, earlier
@@ -308,7 +366,9 @@ def _require_imports(settings: Settings, given: dict[str, Any], path: Path) -> N
     """Whose methods came from elsewhere needs them again, from the user: code is never run because a file names it."""
     if settings.imports and "imports" not in given:
         again = " ".join(f"--import {name}" for name in settings.imports)
-        raise SettingsError(f"the benchmark in {path} has methods of other modules: add {again}, which runs their code")
+        raise SettingsError(
+            f"the benchmark in {path} uses methods of other modules: add {again}, which runs their code"
+        )
 
 
 def _compare(paths: tuple[Path, Path], as_json: bool) -> None:
@@ -329,9 +389,9 @@ def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | Non
     from decodery.bench.terminal import progress_bar, show_passes
 
     if strange := sorted(set(given) - {"model", "dtype", "data", "imports"}):
-        raise click.UsageError(f"--pass has no use for --{strange[0].replace('_', '-')}")
+        raise click.UsageError(f"--pass does not take --{strange[0].replace('_', '-')}")
     if rows is not None and (not rows or min(rows) < 1):
-        raise SettingsError("--rows needs whole numbers of at least 1, such as 1,8,16")
+        raise SettingsError("--rows takes integers of at least 1, such as 1,8,16")
     name = given.get("model", "smollm2")
     models = _load_precisions(name, given.get("dtype", "auto"))
     with progress_bar() as report:

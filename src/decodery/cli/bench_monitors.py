@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench_alone import settled, shown
+from .bench_workload import settled, shown
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .bench_alone import settled, shown
+from .bench_workload import settled, shown
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result

@@ -11,7 +11,7 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import stop_on_interrupt
+from .decode import stop_on_interrupt
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result
@@ -26,13 +26,13 @@ def measure(url: str, given: dict[str, Any], out: Path | None, *, as_json: bool,
         from decodery.bench.load.show import show
         from decodery.bench.load.target import Target, own
     except ImportError as error:
-        raise SettingsError("measuring servers needs a package: pip install 'decodery[serve]'") from error
+        raise SettingsError("--serve needs more packages: pip install 'decodery[serve]'") from error
     from decodery.bench.load.settings import LoadSettings
     from decodery.bench.result import read, require_load, summary
     from decodery.bench.terminal import progress_bar, screen
 
     if strange := [name for name in _NOT_OF_LOAD if name in given]:
-        raise click.UsageError(f"--serve has no use for --{strange[0].removesuffix('s').replace('_', '-')}")
+        raise click.UsageError(f"--serve does not take --{strange[0].removesuffix('s').replace('_', '-')}")
     model = {"name": "smollm2", "dtype": "auto"} if not url else {"name": url}
     for option, name in (("model", "name"), ("dtype", "dtype")):
         if option in given:
@@ -54,7 +54,9 @@ def measure(url: str, given: dict[str, Any], out: Path | None, *, as_json: bool,
         # The data folder may come from the environment, and that of the file is the one that counts.
         same = dataclasses.replace(settings, **given | {"data": settings.data}) == settings
         if not same or model.keys() != earlier["model"].keys():
-            raise SettingsError(f"the benchmark in {out} has other settings: give none with --resume, or no --resume")
+            raise SettingsError(
+                f"the benchmark in {out} has other settings: give no other options with --resume, or leave out --resume"
+            )
         model = earlier["model"]
     target = Target("server", url.rstrip("/").removesuffix("/v1")) if url else own(model["name"], model["dtype"])
     with stop_on_interrupt() as stopped, progress_bar() as report:

@@ -13,7 +13,7 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .training import command_line
+from .train_common import command_line
 
 if TYPE_CHECKING:
     from decodery.engine.output import Output
@@ -39,15 +39,15 @@ def sweep(
     from decodery.models.loaders.store import write_text
 
     if strange := sorted(set(given) - _USES):
-        raise click.UsageError(f"--sweep has no use for --{strange[0].replace('_', '-')}")
+        raise click.UsageError(f"--sweep does not take --{strange[0].replace('_', '-')}")
     pairs = None if named == (BATCH,) else [_pair(each) for each in named]
     if pairs is not None and len(pairs) < 3:
-        raise SettingsError("a law needs three drafts at least, as in --sweep small=62000,more=125000,most=250000")
+        raise SettingsError("--sweep needs at least three drafts, as in --sweep small=62000,more=125000,most=250000")
     if pairs is not None and len({len(amounts) for _, amounts in pairs}) > 1:
-        raise SettingsError("drafts of a sweep differ in the same amounts: give each one, or two as DIR=62000/81536")
+        raise SettingsError("each draft of --sweep needs the same number of amounts: one, or two as DIR=62000/81536")
     if pairs is not None and len(pairs) < _LEAST_TOGETHER and len(pairs[0][1]) > 1:
         raise SettingsError(
-            f"a law of two amounts needs {_LEAST_TOGETHER} drafts, so that others foretell each of them"
+            f"a law of two amounts needs {_LEAST_TOGETHER} drafts, so that the others predict each of them"
         )
     known = _Known.begin(out, named, given, resume)
     data = Path(given["data"]) if given.get("data") else None
@@ -132,7 +132,7 @@ def _pair(text: str) -> tuple[str, tuple[float, ...]]:
     except ValueError:
         found = ()
     if not folder or not 0 < len(found) <= 2 or not all(0.0 < amount < float("inf") for amount in found):
-        raise SettingsError(f"--sweep takes drafts with what differs between them, as FOLDER=62000, not {text!r}")
+        raise SettingsError(f"--sweep takes drafts with an amount, as FOLDER=62000, not {text!r}")
     return folder, found
 
 
@@ -189,7 +189,7 @@ def _told(found: dict[str, Any]) -> str:
     if held:
         inside = "inside" if held["low"] <= held["measured"] <= held["high"] else "outside"
         lines.append(
-            f"the others foretell {held['expected']:.3f} ({held['low']:.3f} to {held['high']:.3f}) for "
+            f"the others predict {held['expected']:.3f} ({held['low']:.3f} to {held['high']:.3f}) for "
             f"{held['amount']:g}, and it is {held['measured']:.3f}: {inside}"
         )
     return "\n".join(lines)
@@ -206,5 +206,5 @@ def _told_together(found: dict[str, Any]) -> str:
         amounts = "/".join(f"{one:g}" for one in each["amounts"])
         lines.append(f"{amounts} would give {each['expected']:.3f} ({each['low']:.3f} to {each['high']:.3f})")
     right = sum(each["low"] <= each["measured"] <= each["high"] for each in found["foretold"])
-    lines.append(f"{right} of {len(found['foretold'])} lie where all others foretell them")
+    lines.append(f"{right} of {len(found['foretold'])} lie where the others predict them")
     return "\n".join(lines)

@@ -14,23 +14,28 @@ import click
 
 from decodery.core.errors import SettingsError
 
+from .command import Entry, Group, command, option
+
 if TYPE_CHECKING:
     from decodery.models.loaders.cache_folder import Kept
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
-@click.group(invoke_without_command=True, short_help="List what is kept of models, and clean up.")
-@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+SECTIONS = {"Commands": {"clean": Entry("Remove stored models and measurements.", "cache")}}
+
+
+@click.group(cls=Group, sections=SECTIONS, invoke_without_command=True, example="cache clean --older-than 30")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def cache(ctx: click.Context, as_json: bool) -> None:
-    """List what is kept of models and measurements: size, last use, source, and whether that still exists.
+    """List the stored models and measurements, with size, last use and source.
 
-    Models from the Hub themselves lie in the folder of huggingface_hub, which `hf cache` is for.
+    Models of the Hugging Face Hub are in the folder of huggingface_hub: `hf cache` manages them.
     """
     if ctx.invoked_subcommand is not None:
         if as_json:
-            raise click.UsageError("--json is for the list: leave it out, or leave out the command behind it")
+            raise click.UsageError("--json is for the list: leave out --json, or the command after it")
         return
     from decodery.models.loaders import cache_folder as kept
     from decodery.models.loaders import store
@@ -43,18 +48,21 @@ def cache(ctx: click.Context, as_json: bool) -> None:
     click.echo(f"{_count(found)} in {store.home()}")
 
 
-@cache.command(short_help="Remove what is superfluous.")
+@command(example="cache clean --most 0.4")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Also what was not used for DAYS days.")
-@click.option(
-    "--most", type=click.FloatRange(0), metavar="GIB", help="Also what was used longest ago, until GIB GiB are left."
+@option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Remove what was not used for DAYS days, too.")
+@option(
+    "--most",
+    type=click.FloatRange(0),
+    metavar="GIB",
+    help="Remove what was used longest ago, until at most GIB GiB are left.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(names: tuple[str, ...], older_than: float | None, most: float | None, yes: bool) -> None:
-    """Remove what was made from a source that no longer exists, and more if asked to.
+    """Remove stored models whose source no longer exists, and more with options.
 
-    With a NAME, NAME:KIND or a source, as `decodery cache` lists them, nothing else goes; without an option all of that
-    goes. What goes is made or fetched again when it is needed. What another process uses stays.
+    With a NAME, NAME:KIND or source, as `decodery cache` lists them, only these are removed. What is removed is made or
+    downloaded again when it is needed. Files in use by another process stay.
     """
     from decodery.models.loaders import cache_folder as kept
 
@@ -83,7 +91,7 @@ def _check(names: Sequence[str], found: Sequence[Kept]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            advice = f"try {', '.join(near)}" if near else "`decodery cache` lists what there is"
+            advice = f"try {', '.join(near)}" if near else "`decodery cache` lists all entries"
             raise SettingsError(f"nothing in the cache is called {name!r}: {advice}")
 
 
@@ -127,8 +135,8 @@ def _row(kept: Kept) -> tuple[str, str, str, str, str]:
 
 
 def _count(found: Sequence[Kept]) -> str:
-    things = "1 thing" if len(found) == 1 else f"{len(found)} things"
-    return f"{things} ({_size(sum(kept.size for kept in found))})"
+    entries = "1 entry" if len(found) == 1 else f"{len(found)} entries"
+    return f"{entries} ({_size(sum(kept.size for kept in found))})"
 
 
 def _size(amount: float) -> str:

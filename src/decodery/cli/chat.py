@@ -12,10 +12,10 @@ import click
 
 from decodery.core.errors import DecoderyError, SettingsError
 
+from .command import command
 from .conversation import Conversation
 from .given import given
 from .options import (
-    Command,
     check_diffuse,
     constraint_options,
     decoding_options,
@@ -33,7 +33,7 @@ _HELP = """\
 Alt-Enter, or a backslash at the end of a line, begins another line of the turn. Ctrl-C stops an answer."""
 
 
-@click.command(cls=Command, short_help="Talk with a model.")
+@command(example="chat -m smollm2 --temperature 0.7")
 @model_options
 @kv_dtype_option
 @decoding_options
@@ -42,18 +42,18 @@ Alt-Enter, or a backslash at the end of a line, begins another line of the turn.
 def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings: Any) -> None:
     """Talk with a model, turn by turn.
 
-    Alt-Enter, or a backslash at the end of a line, begins another line of a turn; a pasted text is part of one turn.
+    Alt-Enter, or a backslash at the end of a line, starts a new line of a turn. A pasted text is part of one turn.
     Ctrl-C stops an answer, Ctrl-D leaves. /system TEXT sets the system message, /reset forgets the turns, /save FILE
-    writes them as JSON, /help lists all commands. Where the model's context is full, the oldest turns are dropped.
+    writes them as JSON, /help lists all commands. If the context is full, the oldest turns are dropped.
 
-    Standard input that is no terminal has one turn in each line; the exit status is 1 where none was answered.
+    If standard input is not a terminal, each line is one turn. The exit status is 1 if no turn was answered.
     """
     settings = given(settings)
     from decodery import load
     from decodery.core.registry import resolve
 
     from .chat_input import reader
-    from .decoding import leave_if_terminated, note
+    from .decode import leave_if_terminated, note
 
     if diffuse is not None:
         check_diffuse(settings)
@@ -82,7 +82,7 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
 
 
 def _command(conversation: Conversation, turn: str) -> None:
-    from .decoding import note
+    from .decode import note
 
     name, *more = turn.strip().split(maxsplit=1)
     rest = "".join(more)
@@ -101,7 +101,7 @@ def _command(conversation: Conversation, turn: str) -> None:
 
 def _reset(conversation: Conversation) -> str:
     conversation.reset()
-    return "forgotten; this is a new conversation."
+    return "the conversation is reset."
 
 
 def _system(conversation: Conversation, text: str) -> str:
@@ -120,7 +120,7 @@ def _save(conversation: Conversation, name: str) -> str:
 def _answer(conversation: Conversation, turn: str) -> None:
     from decodery.models.config import POSITIONS
 
-    from .decoding import Screen, figures, note
+    from .decode import Screen, figures, note
 
     def tell_dropped(turns: int) -> None:
         which = "the oldest turn is" if turns == 1 else f"the {turns} oldest turns are"

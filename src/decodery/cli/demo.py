@@ -12,7 +12,8 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .options import Command, model_options
+from .command import command
+from .options import model_options
 
 if TYPE_CHECKING:
     from decodery.core.trace import Trace
@@ -66,17 +67,17 @@ NEW_TOKENS = 120
 ROUNDS = 2
 
 
-@click.command(cls=Command, short_help="Watch a model do three tasks, and see the speed-up.")
+@command(example="demo -m smollm2")
 @model_options
 def demo(model: str, dtype: str) -> None:
-    """Do three short tasks, and compare with plain decoding: a chat answer, an edit of code, JSON under a schema.
+    """Run three short tasks and compare with plain decoding: a chat answer, an edit of code, JSON under a schema.
 
-    Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt. Every run begins
-    with a fresh memory: no figure comes from having seen the text before.
+    Decoding is greedy, with the default drafter. Rounds with and without it alternate on the same prompt. Every run
+    starts with an empty memory.
     """
     from decodery import load
 
-    from .decoding import Screen, decode, leave_if_terminated, note
+    from .decode import Screen, decode, leave_if_terminated, note
 
     lm = load(model, dtype=dtype)
     if lm.dtype == "remote":
@@ -99,7 +100,7 @@ def demo(model: str, dtype: str) -> None:
         factors += [] if comparison.factor is None else [comparison.factor]
     if factors:
         mean = geometric_mean(factors)
-        click.echo(f"geometric mean of {len(factors)}: {mean:.2f} x plain decoding, no text seen before")
+        click.echo(f"geometric mean of {len(factors)}: {mean:.2f} x plain decoding, with an empty memory")
 
 
 @dataclass(frozen=True)

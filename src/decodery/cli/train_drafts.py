@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .command import command, option
 from .options import OUT_FOLDER
-from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .train_common import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
     from decodery.models.config import ModelConfig
@@ -24,15 +25,15 @@ def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> 
     return shape
 
 
-@click.command(short_help="Train a small draft model for a model.")
-@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
-@model_option("that is to be drafted for")
+@command(example="train draft -m smollm2 --texts 2000 --out draft")
+@option("--out", required=True, type=OUT_FOLDER, help="Output folder.")
+@model_option("to draft for")
 @own_texts()
-@click.option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")
-@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
-@click.option("--layers", default=1, show_default=True, help="Layers of the draft.")
-@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
-@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first. Repeatable.")
+@option("--epochs", default=4.0, show_default=True, metavar="E", help="Training epochs.")
+@option("--layers", default=1, show_default=True, help="Layers of the draft model.")
+@option("--inner", type=int, show_default="768, at most that of MODEL", help="Width of the MLP of a layer.")
+@option("--tokens", default=6144, show_default=True, help="Vocabulary size of the draft model.")
 @seed_option("texts and training")
 def draft(
     out: Path,
@@ -45,11 +46,10 @@ def draft(
     tokens: int,
     seed: int,
 ) -> None:
-    """Train a small model that guesses what MODEL writes, for --drafter draft-model:model=DIR.
+    """Train a small draft model of MODEL, for --drafter draft-model:model=DIR.
 
-    MODEL, which must be one that this package runs itself, first writes the texts to learn from, which takes most of
-    the time; a twentieth of them tells how much. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    MODEL must be one that decodery runs itself. It first writes the training texts, which takes most of the time; 5 %
+    of them are held out. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.data import cut_files
@@ -76,27 +76,28 @@ def draft(
             loaded, corpus, out, shape=shape, epochs=epochs, pretraining=plain, seed=seed, progress=progress
         )
     click.echo(f"the draft is ready: {out}")
-    click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")
+    click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on held-out texts")
 
 
-@click.command(short_help="Train a draft model with exits at several depths.")
+@command(example="train nested -m smollm2 --exits 4/8/12 --out nested")
 @out_option
-@model_option("that is to be drafted for")
+@model_option("to draft for")
 @own_texts()
-@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
-@click.option("--exits", default="4/8/12", show_default=True, metavar="N/N", help="Layers behind which it is a draft.")
-@click.option("--inner", type=int, help="Inner units of a layer (all that MODEL has).")
-@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@option("--epochs", default=4.0, show_default=True, metavar="E", help="Training epochs.")
+@option(
+    "--exits", default="4/8/12", show_default=True, metavar="N/N", help="Layers after which the draft model can exit."
+)
+@option("--inner", type=int, show_default="that of MODEL", help="Width of the MLP of a layer.")
+@option("--tokens", default=6144, show_default=True, help="Vocabulary size of the draft model.")
 @seed_option("texts and training")
 def nested(
     out: Path, model: str, own: OwnTexts, epochs: float, exits: str, inner: int | None, tokens: int, seed: int
 ) -> None:
-    """Train one draft model that is several in one, for --drafter nested:model=DIR.
+    """Train one draft model with exits at several depths, for --drafter nested:model=DIR.
 
-    It is the first layers of MODEL, and all its exits learn together, under one norm and head, what MODEL finds likely
-    (sorted fine-tuning). The draft serves every model with MODEL's vocabulary. MODEL, which must be one that this
-    package runs itself, first writes the texts to learn from. Stop with Ctrl-C whenever you like: the same command goes
-    on where it stopped.
+    It starts as the first layers of MODEL. All exits are trained together under one norm and head (sorted fine-tuning).
+    The draft model works for every model with the vocabulary of MODEL. MODEL must be one that decodery runs itself. It
+    first writes the training texts. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.cut import Shape
@@ -105,7 +106,7 @@ def nested(
     try:
         leaves = tuple(int(number) for number in exits.split("/"))
     except ValueError:
-        raise click.BadParameter(f"{exits} is no list of layers such as 4/8/12", param_hint="--exits") from None
+        raise click.BadParameter(f"{exits} is not a list of layers, such as 4/8/12", param_hint="--exits") from None
     check_folder(out)
     lines, loaded = own.lines(), load(model)
     config = check_target(loaded).config
@@ -118,19 +119,19 @@ def nested(
     click.echo(f"the draft is ready: --drafter nested:model={out}")
     for leave in leaves:
         figures = scores[f"acceptance {leave}"], scores[f"agreement {leave}"]
-        click.echo("{} layers: acceptance {:.1%}, greedy agreement {:.1%} on texts held out".format(leave, *figures))
+        click.echo("{} layers: acceptance {:.1%}, greedy agreement {:.1%} on held-out texts".format(leave, *figures))
 
 
-@click.command(short_help="Train a drafter of whole blocks.")
+@command(example="train deer -m smollm2 --block 8 --out blocks")
 @out_option
-@model_option("that is to be drafted for")
+@model_option("to draft for")
 @own_texts()
-@click.option("--block", default=8, show_default=True, help="Tokens of the longest block.")
-@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often texts are continued (stage 1).")
-@click.option("--refining", default=1.0, show_default=True, metavar="E", help="How often blocks are refined (stage 2).")
-@click.option("--layers", default=3, show_default=True, help="Layers of the drafter.")
-@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
-@click.option("--tokens", default=6144, show_default=True, help="Tokens it can predict.")
+@option("--block", default=8, show_default=True, help="Maximum tokens of a block.")
+@option("--epochs", default=3.0, show_default=True, metavar="E", help="Epochs of stage 1, continuing texts.")
+@option("--refining", default=1.0, show_default=True, metavar="E", help="Epochs of stage 2, refining blocks.")
+@option("--layers", default=3, show_default=True, help="Layers of the drafter.")
+@option("--inner", type=int, show_default="768, at most that of MODEL", help="Width of the MLP of a layer.")
+@option("--tokens", default=6144, show_default=True, help="Vocabulary size of the drafter.")
 @seed_option("texts and training")
 def deer(
     out: Path,
@@ -146,10 +147,9 @@ def deer(
 ) -> None:
     """Train a small diffusion model that drafts a block of tokens in one pass, for --drafter deer:model=DIR.
 
-    It begins as the first layers of MODEL, which must be one that this package runs itself and first writes the texts
-    to learn from. It learns to continue texts of which any share is masked, then to say a whole block from nothing,
-    what stands next to the text above all. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    It starts as the first layers of MODEL, which must be one that decodery runs itself. MODEL first writes the training
+    texts. Stage 1 trains to continue masked texts, stage 2 to write a whole block, mainly its first tokens. Interrupt
+    it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.deer import DeerRecipe, check_folder, train_deer
@@ -164,4 +164,4 @@ def deer(
         corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
         found = train_deer(loaded, corpus, out, shape=shape, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the block drafter is ready: --drafter deer:model={out}")
-    click.echo(f"{found['accepted']:.2f} tokens of a block are right in a row on texts held out")
+    click.echo(f"{found['accepted']:.2f} tokens of a block are right in a row on held-out texts")

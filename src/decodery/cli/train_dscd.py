@@ -6,17 +6,20 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, lists_options, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, lists_options, out_option, resumable, seed_option
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command(short_help="Distil a small masked diffusion model for fewer passes.")
+@command(example="train dscd diffusion --out student")
 @click.argument("teacher", type=FOLDER)
 @out_option
 @lists_options("What TEACHER learned.", "Examples of a step.", steps=1500, lr=2e-4)
-@click.option("--everywhere", is_flag=True, help="Compare where only the student has a mask too, as published.")
-@click.option("--control", is_flag=True, help="Train as long without a teacher, to compare with.")
+@option(
+    "--everywhere", is_flag=True, help="Compare also the positions that only the student sees masked, as published."
+)
+@option("--control", is_flag=True, help="Train a control: as long, without a teacher.")
 @seed_option("examples and masks")
 def dscd(
     teacher: Path,
@@ -30,9 +33,9 @@ def dscd(
     control: bool,
     seed: int,
 ) -> None:
-    """Distil the model in the folder TEACHER, which `decodery train diffusion` has made (CD4LM's training).
+    """Distil the diffusion model in the folder TEACHER, which `decodery train diffusion` made (CD4LM).
 
-    The student sees canvases with more masks than its teacher sees of the same ones, and learns to say the same.
+    The student sees canvases with more masks than the teacher, and learns to predict the same.
     """
     from decodery.training.dscd import Distillation, distil
 
@@ -41,5 +44,5 @@ def dscd(
     )
     with resumable(out) as progress:
         history = distil(teacher, settings, out, command=command_line(), progress=progress)
-    click.echo(f"loss on what was held out: {history.best:.4f}")
+    click.echo(f"loss on held-out examples: {history.best:.4f}")
     click.echo(f"The model is ready: --model {out} --raw --diffuse cad")

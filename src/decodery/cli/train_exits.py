@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .training import (
+from .command import command, option
+from .train_common import (
     FILE,
     OwnTexts,
     command_line,
@@ -22,16 +23,16 @@ from .training import (
 _SOME = click.IntRange(1)
 
 
-@click.command(short_help="Calibrate --source calm:calibration=DIR.")
+@command(example="train calm --delta 0.25 --out calibration")
 @out_option
-@model_option("that is to be left early")
-@click.option("--texts", default=64, show_default=True, metavar="N", help="How many texts are compared.")
-@click.option("--prompts", type=FILE, help="Their prompts, one a line; otherwise built-in instructions.")
-@click.option("--max-new-tokens", default=64, show_default=True, metavar="N", help="Length of a text.")
-@click.option("--confidence", default="state", show_default=True, type=click.Choice(["softmax", "state", "classifier"]))
-@click.option("--every", default=5, show_default=True, help="Layers between two looks at the confidence.")
-@click.option("--delta", default=0.25, show_default=True, help="Largest mean loss, 1 minus ROUGE-L.")
-@click.option("--epsilon", default=0.05, show_default=True, help="How likely it may be exceeded.")
+@model_option("to leave early")
+@option("--texts", default=64, show_default=True, metavar="N", help="Number of texts to compare.")
+@option("--prompts", type=FILE, show_default="built-in instructions", help="File of prompts, one a line.")
+@option("--max-new-tokens", default=64, show_default=True, metavar="N", help="Maximum tokens of a text.")
+@option("--confidence", default="state", show_default=True, type=click.Choice(["softmax", "state", "classifier"]))
+@option("--every", default=5, show_default=True, help="Layers between two confidence checks.")
+@option("--delta", default=0.25, show_default=True, help="Maximum mean loss (1 - ROUGE-L).")
+@option("--epsilon", default=0.05, show_default=True, help="Maximum probability of a higher loss.")
 @seed_option("the built-in prompts")
 def calm(
     out: Path,
@@ -45,12 +46,11 @@ def calm(
     epsilon: float,
     seed: int,
 ) -> None:
-    """Find how sure MODEL must be to leave early without its texts changing too much: --source calm:calibration=DIR.
+    """Calibrate how confident MODEL must be to exit early, for the source calm.
 
-    MODEL writes texts with all of its layers, and again with thresholds from the strictest on, until one cannot be
-    shown to keep their mean loss below the bound; the one before it is kept. A classifier first learns from as many
-    texts after other prompts, the next lines of the file. Stop with Ctrl-C whenever you like: the same command goes on
-    where it stopped.
+    MODEL writes texts with all layers, then with decreasing thresholds. The last threshold whose mean loss is provably
+    below the bound is kept. A classifier is first trained on as many texts of other prompts, the next lines of the
+    file. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.llm.llm import LLM
     from decodery.models.loaders.load import load
@@ -77,16 +77,16 @@ def calm(
     click.echo(f"The calibration is ready: --source calm:calibration={out}")
 
 
-@click.command(short_help="Train heads for --source sec:heads=DIR.")
+@command(example="train sec code.txt --out heads")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @out_option
-@model_option("that is to be left early")
-@click.option("--length", default=128, show_default=True, metavar="N", help="Tokens of a text that files are cut into.")
-@click.option("--every", default=5, show_default=True, help="Layers between two checks.")
-@click.option("--rank", default=16, show_default=True, help="Rank of each check's correction of the head.")
-@click.option("--epochs", default=2.0, show_default=True, metavar="E", help="How often corrections see all texts.")
-@click.option("--lr", default=1e-3, show_default=True, help="Their learning rate at its highest.")
-@seed_option("where training begins, and its order")
+@model_option("to leave early")
+@option("--length", default=128, show_default=True, metavar="N", help="Tokens of a text piece.")
+@option("--every", default=5, show_default=True, help="Layers between two checks.")
+@option("--rank", default=16, show_default=True, help="Rank of the correction of the head at a check.")
+@option("--epochs", default=2.0, show_default=True, metavar="E", help="Training epochs.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
+@seed_option("the initial weights and the order")
 def sec(
     files: tuple[Path, ...],
     out: Path,
@@ -98,11 +98,10 @@ def sec(
     lr: float,
     seed: int,
 ) -> None:
-    """Train what tells, from text FILES, which layers of MODEL know the next token, and where none does.
+    """Train checks that tell which layers of MODEL know the next token, for the source sec.
 
-    The files are such as MODEL is to write: programs, for example. Only corrections of the head and a classifier
-    learn, never the model; one text in ten is held out. Stop with Ctrl-C whenever you like: the same command goes on
-    where it stopped.
+    FILES are texts like those that MODEL will write, such as programs. Corrections of the head and a classifier are
+    trained; MODEL does not change. One text in ten is held out. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.data import cut_files
@@ -126,26 +125,26 @@ def sec(
     click.echo(f"The heads are ready: --source sec:heads={out}")
 
 
-@click.command("del", short_help="Find exits for --drafter del:layers=...")
+@command("del", example="train del --exits 3 --out exits")
 @out_option
-@model_option("that is to draft for itself")
+@model_option("that drafts for itself")
 @own_texts(count=48, length=64)
-@click.option("--exits", default=3, show_default=True, type=_SOME, help="How many layers it may choose from.")
-@click.option("--longest", default=18, show_default=True, type=_SOME, help="Tokens of a draft at most.")
-@click.option(
+@option("--exits", default=3, show_default=True, type=_SOME, help="Number of exit layers.")
+@option("--longest", default=18, show_default=True, type=_SOME, help="Maximum tokens of a draft.")
+@option(
     "--head",
     default=0.0,
     show_default=True,
     type=click.FloatRange(0.0),
-    help="What a head call costs in layers; 0 as published.",
+    help="Cost of a head call, in layers. 0: as published.",
 )
 @seed_option("the texts")
 def del_(out: Path, model: str, own: OwnTexts, exits: int, longest: int, head: float, seed: int) -> None:
-    """Find which layers of MODEL promise most as exits for --drafter del.
+    """Find the layers of MODEL that are the best exits for --drafter del.
 
-    MODEL writes texts into DIR; a folder of another such command with the same settings has them already. They are read
-    once, and it is counted how often each layer would have drafted what MODEL says. Prints the settings and what they
-    promise. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    MODEL writes texts into DIR; a folder of such a command with the same settings has them already. Each layer is rated
+    by how often it predicts the token of MODEL. The settings and their expected speed-up are printed. Interrupt it with
+    Ctrl-C: the same command continues.
     """
     from dataclasses import asdict
 
@@ -165,6 +164,6 @@ def del_(out: Path, model: str, own: OwnTexts, exits: int, longest: int, head: f
         found = find_exits(target, list(corpus), exits=exits, longest=longest, head=head, progress=progress)
     click.echo(json.dumps(asdict(found), indent=1))
     if found.gain <= 1:
-        click.echo("No layer promises more than plain decoding: drafting with this model's first layers does not pay.")
+        click.echo("No exit is expected to be faster than plain decoding.")
     layers = "/".join(map(str, found.layers))
     click.echo(f"The exits are ready: --drafter del:layers={layers},length={found.length},head={head:g}")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .training import (
+from .command import command, option
+from .train_common import (
     OwnTexts,
     command_line,
     learning_dtype,
@@ -19,17 +20,17 @@ from .training import (
 )
 
 
-@click.command(short_help="Train routers for --source ftp:routers=DIR.")
+@command(example="train ftp --sparsity 0.2 --out routers")
 @out_option
-@model_option("that is to be pruned")
+@model_option("to prune")
 @own_texts(count=400)
-@click.option("--sparsity", default=0.2, show_default=True, help="Mean share of layers that tokens leave out.")
-@click.option("--population", default=16, show_default=True, help="Schedules of a generation.")
-@click.option("--generations", default=15, show_default=True, help="Generations that are bred.")
-@click.option("--read", default=16, show_default=True, help="How many texts are read for every schedule.")
-@click.option("--length", default=256, show_default=True, metavar="N", help="Tokens read of a text.")
-@click.option("--steps", default=400, show_default=True, help="Training steps, of one text each; 0: no routers.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--sparsity", default=0.2, show_default=True, help="Mean share of layers that a token skips.")
+@option("--population", default=16, show_default=True, help="Schedules of a generation of the genetic search.")
+@option("--generations", default=15, show_default=True, help="Generations of the genetic search.")
+@option("--read", default=16, show_default=True, help="Texts that rate a schedule.")
+@option("--length", default=256, show_default=True, metavar="N", help="Maximum tokens of a text that are read.")
+@option("--steps", default=400, show_default=True, help="Training steps of one text each. 0: train no routers.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
 @seed_option("texts, schedules and training")
 def ftp(
     out: Path,
@@ -44,12 +45,11 @@ def ftp(
     lr: float,
     seed: int,
 ) -> None:
-    """Find how much each layer of MODEL can be pruned, and train what decides which tokens go around it.
+    """Find how much each layer of MODEL can be pruned, and train routers that choose the tokens to skip.
 
-    A genetic search looks for the share of tokens that goes around each layer, with their mean fixed; then a small
-    router per layer learns which ones. MODEL itself stays as it is. It first writes the texts to learn from; a folder
-    of `decodery train draft` with the same settings has them already. Stop with Ctrl-C whenever you like: the same
-    command goes on where it stopped.
+    A genetic search finds the share of tokens that skip each layer, for a fixed mean. Then one small router per layer
+    is trained. MODEL does not change. It first writes the training texts; a folder of `decodery train draft` with the
+    same settings has them already. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.ftp import FTPRecipe, check_folder, train_ftp

@@ -7,19 +7,22 @@ from pathlib import Path
 
 import click
 
-from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .command import command, option
+from .train_common import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 
-@click.command(short_help="Train groups for --source hamburger:micro=DIR.")
+@command(example="train hamburger --out groups")
 @out_option
-@model_option("that is to write groups")
+@model_option("to train")
 @own_texts(count=2000, length=128)
-@click.option("--most", default=4, show_default=True, help="Tokens of a group at most.")
-@click.option("--layers", default=2, show_default=True, help="Layers of the small decoder.")
-@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are seen.")
-@click.option("--batch", default=8, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate of the new parts at its highest.")
-@click.option("--base-lr", default=1e-4, show_default=True, help="That of the model itself; 0: it stays as it is.")
+@option("--most", default=4, show_default=True, help="Maximum tokens of a group.")
+@option("--layers", default=2, show_default=True, help="Layers of the small decoder.")
+@option("--epochs", default=3.0, show_default=True, metavar="E", help="Training epochs.")
+@option("--batch", default=8, show_default=True, help="Batch size in texts.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate of the new parts.")
+@option(
+    "--base-lr", default=1e-4, show_default=True, help="Peak learning rate of the model itself. 0: do not train it."
+)
 @seed_option("texts, weights and their order")
 def hamburger(
     out: Path,
@@ -33,11 +36,11 @@ def hamburger(
     base_lr: float,
     seed: int,
 ) -> None:
-    """Train MODEL to write several tokens after one of its rows, and to read them as one row again.
+    """Train MODEL to write several tokens per row, and to read them as one row.
 
-    MODEL first writes the texts to learn from; a folder of `decodery train draft` with the same settings has them
-    already. They are cut into groups where it was sure of the next token. A copy of it learns along, and is left in
-    DIR/model, unless --base-lr is 0. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    MODEL first writes the training texts; a folder of `decodery train draft` with the same settings has them already.
+    Texts are cut into groups where MODEL was sure of the next token. A copy of MODEL is trained too and saved in
+    DIR/model, unless --base-lr is 0. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.hamburger import MODEL, HamburgerRecipe, check_folder, train_hamburger

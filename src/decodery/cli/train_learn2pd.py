@@ -7,28 +7,29 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import OUT_FILE
-from .training import FILE, model_option, seed_option
+from .train_common import FILE, model_option, seed_option
 
 
-@click.command(short_help="Train a filter for --diffuse learn2pd:filter=FILE.")
+@command(example="train learn2pd prompts.txt -m diffusion --out filter.safetensors")
 @click.argument("prompts", type=FILE)
-@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
+@option("--out", required=True, type=OUT_FILE, help="Output file.")
 @model_option("whose decoding is learned from")
-@click.option("--dtype", default="auto", show_default=True, help="Precision of its weights.")
-@click.option("--block", default=32, show_default=True, type=click.IntRange(1), help="Places of a block.")
-@click.option("--max-new-tokens", default=256, show_default=True, help="Places of a canvas.")
-@click.option("--epochs", default=3000, show_default=True, type=click.IntRange(1), help="Of training, full batch.")
-@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
-@seed_option("where the filter begins")
+@option("--dtype", default="auto", show_default=True, help="Precision of the weights.")
+@option("--block", default=32, show_default=True, type=click.IntRange(1), help="Positions of a block.")
+@option("--max-new-tokens", default=256, show_default=True, help="Positions of a canvas.")
+@option("--epochs", default=3000, show_default=True, type=click.IntRange(1), help="Training epochs, full batch.")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@seed_option("the initial weights")
 def learn2pd(
     prompts: Path, out: Path, model: str, dtype: str, block: int, max_new_tokens: int, epochs: int, raw: bool, seed: int
 ) -> None:
-    """Train a filter that tells which proposals of MODEL are what it writes in the end.
+    """Train a filter that tells which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
 
-    MODEL fills a canvas after each of PROMPTS, one a line, one token a pass; then again, writing at once whatever it
-    proposes of that. Of ten prompts one is kept to choose the filter and one to judge it: auc and plain_auc say how
-    well the filter and the bare confidence rank, least_passes what share of the passes a perfect filter would take.
+    MODEL fills a canvas after each line of PROMPTS, one token a pass. Then it fills it again and writes every proposal
+    that is final. Of ten prompts one selects the filter and one evaluates it. auc and plain_auc rate the filter and the
+    plain confidence; least_passes is the share of passes that a perfect filter needs.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress

@@ -6,19 +6,20 @@ from functools import partial
 
 import click
 
-from .training import Learning, learning, seed_option
+from .command import command, option
+from .train_common import Learning, learning, seed_option
 
 
-@click.command(short_help="Train embeddings of merged tokens, for shorter prompts.")
+@command(example="train merges notes.txt --out merges")
 @learning("whose prompts become shorter")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--most", default=0.3, show_default=True, help="Largest share of a prompt's rows that is merged away.")
-@seed_option("where it begins, and the order and merges of the texts")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--most", default=0.3, show_default=True, help="Maximum share of prompt rows to merge.")
+@seed_option("the initial weights, and the order and merges of texts")
 def merges(given: Learning, steps: int, most: float, seed: int) -> None:
-    """Train what makes one embedding of several tokens, so that MODEL reads prompts in fewer rows.
+    """Train embeddings of merged tokens, so that MODEL reads prompts in fewer rows.
 
-    It learns from text FILES to go on after a shorter prompt as after the whole one. MODEL itself stays as it is; it
-    is read in floating point. An interrupted run goes on where it stopped.
+    They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and does
+    not change. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.training.merges import MergeRecipe, check_folder, train_merges
 

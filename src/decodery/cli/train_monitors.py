@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import command, option
 from .options import Decorator, together
+from .train_common import FILE, command_line, model_option, out_option, print_report, resumable, seed_option
 from .train_states import five_depths
-from .training import FILE, command_line, model_option, out_option, resumable, seed_option, told
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -48,11 +49,13 @@ def _asked(most: int = 960) -> Decorator:
     options = together(
         click.argument("questions", required=False, type=FILE),
         out_option,
-        model_option("that is watched"),
-        click.option("--count", default=most, show_default=True, type=click.IntRange(1), help="Built-in questions."),
-        click.option("--rate", default=0.1, show_default=True, help="Right answers that are flagged, at most."),
-        click.option("--raw", is_flag=True, help="Questions are plain texts, without the chat template."),
-        click.option("--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --raw)."),
+        model_option("to watch"),
+        option(
+            "--count", default=most, show_default=True, type=click.IntRange(1), help="Number of built-in questions."
+        ),
+        option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms."),
+        option("--raw", is_flag=True, help="Questions are plain texts, without the chat template."),
+        option("--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --raw)."),
         seed_option("questions, split and training"),
     )
 
@@ -68,19 +71,18 @@ def _asked(most: int = 960) -> Decorator:
     return decorate
 
 
-@click.command(short_help="Train a head for --monitor los:head=DIR.")
+@command(example="train los --out head")
 @_asked()
-@click.option(
-    "--k", default=100, show_default=True, type=click.IntRange(0), help="Log-probabilities of a row it reads."
+@option(
+    "--k", default=100, show_default=True, type=click.IntRange(0), help="Log-probabilities per row that the head reads."
 )
 def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
-    """Train LOS-Net to tell MODEL's wrong answers by how likely their tokens and the rivals were.
+    """Train LOS-Net, which detects wrong answers of MODEL by the probabilities of their tokens.
 
-    QUESTIONS holds one object a line, {"prompt": text, "answer": text, "group": text}: MODEL answers each, greedily. A
-    prompt is what a user says, and an answer that holds the one given is right. With --raw it is a plain text, and the
-    rest of its line is right where it is the one given. Questions of one group are never both learned from and tested
-    on. Without a file: sums and capitals. An interrupted run goes on where it stopped. What is printed is of a part of
-    the answers that chose nothing.
+    QUESTIONS holds one JSON object a line, {"prompt": text, "answer": text, "group": text}. MODEL answers each
+    greedily. An answer is right if it holds the given one. For plain texts the rest of the line must equal it.
+    Questions of a group are never in both training and test set. The default is built-in sums and capitals. An
+    interrupted run continues. The printed figures are those of the test set.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
@@ -95,28 +97,32 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
         learn = functools.partial(train_los, k=k, rate=rate, seed=asked.seed, facts=facts, progress=progress, **form)
         head, report = evaluated(answers, learn, highest, asked.seed)
     replace(head, facts={**head.facts, "report": report}).save(out / HEAD)
-    told(report, head.threshold)
+    print_report(report, head.threshold)
     click.echo(f"The head is ready: --monitor los:head={out}")
 
 
-@click.command(short_help="Train a probe for --monitor factcheckmate or truthprint.")
+@command(example="train probe --rows prompt --out probe")
 @_asked()
-@click.option(
+@option(
     "--rows",
     type=click.Choice(["prompt", "new"]),
     default="prompt",
     show_default=True,
-    help="What it reads: the prompt, for factcheckmate, or each token of the answer, for truthprint.",
+    help="Rows to read. prompt: for factcheckmate. new: each token of the answer, for truthprint.",
 )
-@click.option(
-    "--site", "sites", multiple=True, help="Where it may read, such as resid_post.15 (five depths); repeated."
+@option(
+    "--site",
+    "sites",
+    multiple=True,
+    show_default="five depths",
+    help="Hook point to try, such as resid_post.15. Repeatable.",
 )
-@click.option("--intervene", is_flag=True, help="Train what factcheckmate adds to hidden states, too.")
+@option("--intervene", is_flag=True, help="Train the intervention of factcheckmate, too.")
 def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tuple[str, ...], intervene: bool) -> None:
-    """Train a probe to tell MODEL's wrong answers by its hidden states: --monitor factcheckmate:probe=DIR, say.
+    """Train a probe that detects wrong answers of MODEL by its hidden states.
 
-    QUESTIONS and what becomes of them: as for `train los`. The site is the one at which answers kept for validation are
-    told apart best.
+    QUESTIONS is the same as for `decodery train los`. The hook point with the best result on the validation set is
+    used. The probe is for the monitors factcheckmate and truthprint.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
@@ -127,7 +133,7 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
     from decodery.training.shift import train_shift
 
     if intervene and rows != "prompt":
-        raise click.UsageError("--intervene goes with --rows prompt")
+        raise click.UsageError("--intervene needs --rows prompt")
     lm = load(model)
     sites = sites or five_depths(lm.model.config.num_layers)
     answers, form = asked.answers(lm, out, sites, 1)
@@ -157,6 +163,6 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
                 progress=progress,
             )
         shift.save(out / SHIFT)
-    told(report, trained.threshold, site=trained.site)
+    print_report(report, trained.threshold, site=trained.site)
     name = "factcheckmate" if rows == "prompt" else "truthprint"
     click.echo(f"The probe is ready: --monitor {name}:probe={out}{',action=switch' if intervene else ''}")

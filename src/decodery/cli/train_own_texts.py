@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .command import command, option
 from .options import OUT_FOLDER
-from .training import (
+from .train_common import (
     OwnTexts,
     command_line,
     learning_dtype,
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
     from decodery.training.corpus import Corpus
 
 
-@click.command(short_help="Learn what --drafter auto begins with.")
-@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
+@command(example="train ngram-cache -m smollm2 --out cache")
+@option("--out", required=True, type=OUT_FOLDER, help="Output folder.")
 @model_option("whose texts are learned")
 @own_texts()
 @seed_option("the texts")
-def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
-    """Learn what MODEL expects after the contexts it meets most often: --drafter auto:warm=DIR/contexts.safetensors.
+def ngram_cache(out: Path, model: str, own: OwnTexts, seed: int) -> None:
+    """Build the n-gram cache that the drafter auto starts with: --drafter auto:warm=DIR/contexts.safetensors.
 
-    MODEL first writes the texts to learn from, which takes nearly all of the time; a folder of `decodery train draft`
-    with the same settings has them already. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    It holds what MODEL expects after its most frequent contexts. MODEL first writes the training texts, which takes
+    most of the time; a folder of `decodery train draft` with the same settings has them already. Interrupt it with
+    Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.drafts import CONTEXTS
     from decodery.models.loaders.load import load
-    from decodery.training.contexts import learn_contexts
+    from decodery.training.ngram_cache import learn_contexts
 
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:
@@ -49,28 +50,27 @@ def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
         learned = learn_contexts(corpus, vocabulary=loaded.model.config.vocabulary, progress=progress)
     learned.save(out / CONTEXTS)
     facts, known = learned.facts, sum(map(len, learned.contexts.values()))
-    click.echo(f"{known:,} contexts from {facts['tokens']:,} places are ready: --drafter auto:warm={out / CONTEXTS}")
-    click.echo(f"on texts held out the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
+    click.echo(f"{known:,} contexts from {facts['tokens']:,} positions are ready: --drafter auto:warm={out / CONTEXTS}")
+    click.echo(f"on held-out texts the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
 
 
-@click.command(short_help="Train a head for --budget specdec++:head=DIR.")
+@command(example="train acceptance --draft smollm2-draft --out head")
 @out_option
-@click.option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose states are judged.")
-@model_option("that is drafted for")
+@option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose hidden states are read.")
+@model_option("to draft for")
 @own_texts(count=300, length=96)
-@click.option("--depth", default=3, show_default=True, help="Residual blocks of the head.")
-@click.option("--rejected", default=6.0, show_default=True, metavar="W", help="What a rejection weighs when learning.")
-@click.option("--epochs", default=5.0, show_default=True, metavar="E", help="How often all tokens are learned from.")
+@option("--depth", default=3, show_default=True, help="Residual blocks of the head.")
+@option("--rejected", default=6.0, show_default=True, metavar="W", help="Weight of a rejection in the loss.")
+@option("--epochs", default=5.0, show_default=True, metavar="E", help="Training epochs.")
 @seed_option("texts and training", default=1)
 def acceptance(
     out: Path, draft: str, model: str, own: OwnTexts, depth: int, rejected: float, epochs: float, seed: int
 ) -> None:
-    """Train a head that tells how likely MODEL accepts what the draft model drafts.
+    """Train a head that predicts whether MODEL accepts a drafted token, for the policy specdec++.
 
-    It is used as --drafter draft-model:model=NAME,length=20 --budget specdec++:head=DIR. MODEL first writes the texts
-    to learn from; take another seed than the draft was trained with. Where most drafts are rejected, --rejected 1 keeps
-    the head from seeing none but rejections. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    It needs the drafter draft-model with a length such as 20. MODEL first writes the training texts: take another seed
+    than for the draft model. If most drafts are rejected, use --rejected 1. Interrupt it with Ctrl-C: the same command
+    continues.
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.named import named
@@ -87,25 +87,22 @@ def acceptance(
     click.echo(f"the head is ready: --budget specdec++:head={out}")
 
 
-@click.command(short_help="Distil a hidden Markov model for --drafter hmm.")
+@command(example="train hmm --states 256 --out hmm")
 @out_option
 @model_option("whose texts are learned")
 @own_texts()
-@click.option("--states", default=256, show_default=True, help="Hidden states.")
-@click.option("--tokens", default=4096, show_default=True, help="Commonest tokens that states tell apart.")
-@click.option("--iterations", default=20, show_default=True, help="Of expectation-maximization.")
-@click.option(
-    "--prior", default=10.0, show_default=True, help="Times a state counts as met, saying what all texts say."
-)
-@seed_option("texts and where learning begins")
+@option("--states", default=256, show_default=True, help="Hidden states.")
+@option("--tokens", default=4096, show_default=True, help="Number of the most frequent tokens that states tell apart.")
+@option("--iterations", default=20, show_default=True, help="Iterations of expectation-maximization.")
+@option("--prior", default=10.0, show_default=True, help="Weight of the prior, in occurrences of a state.")
+@seed_option("texts and initial weights")
 def hmm(
     out: Path, model: str, own: OwnTexts, states: int, tokens: int, iterations: int, prior: float, seed: int
 ) -> None:
-    """Distil a hidden Markov model from what MODEL writes, which tells what may come next: --drafter hmm:model=DIR.
+    """Distil a hidden Markov model from the texts of MODEL, for --drafter hmm:model=DIR.
 
-    MODEL first writes the texts to learn from, which takes nearly all of the time; a folder of `decodery train draft`
-    or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the same
-    command goes on where it stopped.
+    MODEL first writes the training texts, which takes most of the time. A folder of `decodery train draft` or `decodery
+    train ngram-cache` with the same settings has them already. Interrupt it with Ctrl-C: the same command continues.
     """
     from math import log
 
@@ -120,26 +117,28 @@ def hmm(
         found = train_hmm(loaded, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     bits = -max(found.facts["held"]) / log(2)
     click.echo(f"{states} states are ready: --drafter hmm:model={out}")
-    click.echo(f"texts held out take {bits:.2f} bits per token")
+    click.echo(f"held-out texts take {bits:.2f} bits per token")
 
 
-@click.command(short_help="Train placeholders for --drafter lexical-unit.")
+@command(example="train lexical-units -m smollm2 --out units")
 @out_option
-@model_option("that is to write in units")
+@model_option("to train for")
 @own_texts()
-@click.option("--span", default=4, show_default=True, help="Tokens of the longest unit.")
-@click.option("--alpha", default=0.5, show_default=True, help="How sure the model is of the tokens that are learned.")
-@click.option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
-@click.option("--lr", default=3e-2, show_default=True, help="Learning rate at its highest.")
+@option("--span", default=4, show_default=True, help="Maximum tokens of a unit.")
+@option("--alpha", default=0.5, show_default=True, help="Minimum probability of the tokens that are learned.")
+@option("--steps", default=300, show_default=True, help="Training steps of one text each.")
+@option("--lr", default=3e-2, show_default=True, help="Peak learning rate.")
 @seed_option("texts and training")
-def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: int, lr: float, seed: int) -> None:
-    """Train what MODEL reads in place of tokens not written yet: --drafter lexical-unit:units=DIR.
+def lexical_units(
+    out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: int, lr: float, seed: int
+) -> None:
+    """Train placeholders that MODEL reads in place of unwritten tokens: --drafter lexical-unit:units=DIR.
 
-    Placeholders alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train
-    draft` or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the
-    same command goes on where it stopped.
+    Only the placeholders are trained. MODEL first writes the training texts; a folder of `decodery train draft` or
+    `decodery train ngram-cache` with the same settings has them already. Interrupt it with Ctrl-C: the same command
+    continues.
     """
-    from decodery.training.units import UnitsRecipe, check_folder, train_units
+    from decodery.training.lexical_units import UnitsRecipe, check_folder, train_units
 
     recipe = UnitsRecipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
     check_folder(out)
@@ -147,23 +146,22 @@ def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: 
         loaded, learning, corpus = _studied(model, own, out, seed, progress)
         found, _ = train_units(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The units are ready: --drafter lexical-unit:units={out}")
+    click.echo(f"The placeholders are ready: --drafter lexical-unit:units={out}")
 
 
-@click.command(short_help="Train prompt tokens for --drafter ppd.")
+@command(example="train ppd --ahead 3 --out ppd")
 @out_option
-@model_option("that is to draft for itself")
+@model_option("that drafts for itself")
 @own_texts()
-@click.option("--ahead", default=3, show_default=True, help="How many tokens ahead are guessed.")
-@click.option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
-@click.option("--lr", default=1e-2, show_default=True, help="Learning rate at its highest.")
+@option("--ahead", default=3, show_default=True, help="Number of tokens to predict ahead.")
+@option("--steps", default=300, show_default=True, help="Training steps of one text each.")
+@option("--lr", default=1e-2, show_default=True, help="Peak learning rate.")
 @seed_option("texts and training")
 def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float, seed: int) -> None:
-    """Train what MODEL reads after a draft to guess further tokens: --drafter ppd:ppd=DIR.
+    """Train prompt tokens that let MODEL predict further tokens: --drafter ppd:ppd=DIR.
 
-    Embeddings alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train
-    draft` or another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same
-    command goes on where it stopped.
+    Only embeddings are trained. MODEL first writes the training texts; a folder of `decodery train draft` with the same
+    settings has them already. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.training.ppd import PPDRecipe, check_folder, train_ppd
 
@@ -176,25 +174,24 @@ def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float,
     click.echo(f"The prompt tokens are ready: --drafter ppd:ppd={out}")
 
 
-@click.command(short_help="Train maps for --drafter hidden-transfer.")
+@command(example="train hidden-transfer --layers 18/21/24 --out maps")
 @out_option
-@model_option("that is to draft for itself")
+@model_option("that drafts for itself")
 @own_texts()
-@click.option("--layers", default="18/21/24", show_default=True, help="After how many layers each token ahead is made.")
-@click.option("--steps", default=600, show_default=True, help="Training steps, of one text each.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--layers", default="18/21/24", show_default=True, help="Layers after which each token ahead is predicted.")
+@option("--steps", default=600, show_default=True, help="Training steps of one text each.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
 @seed_option("texts and training")
 def hidden_transfer(out: Path, model: str, own: OwnTexts, layers: str, steps: int, lr: float, seed: int) -> None:
-    """Train maps from states of tokens of MODEL to states of later ones: --drafter hidden-transfer:transfer=DIR.
+    """Train maps from the hidden states of MODEL to those of later tokens: --drafter hidden-transfer:transfer=DIR.
 
-    Maps alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train draft` or
-    another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same command
-    goes on where it stopped.
+    Only the maps are trained. MODEL first writes the training texts; a folder of `decodery train draft` with the same
+    settings has them already. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.training.hidden_transfer import TransferRecipe, check_folder, train_transfer
 
     if not all(each.isdecimal() for each in layers.split("/")):
-        raise click.BadParameter(f"{layers} are no numbers of layers, as in 18/21/24", param_hint="--layers")
+        raise click.BadParameter(f"{layers} is not a list of layers, such as 18/21/24", param_hint="--layers")
     recipe = TransferRecipe(layers=tuple(map(int, layers.split("/"))), steps=steps, lr=lr, seed=seed)
     check_folder(out)
     with resumable(out) as progress:
@@ -217,20 +214,20 @@ def _studied(
     return loaded, load(model, dtype=learning_dtype()).model, corpus
 
 
-@click.command(short_help="Find sublayers for --drafter swift:skip=DIR.")
+@command(example="train swift --ratio 0.45 --out skip")
 @out_option
-@model_option("that is to draft for itself")
+@model_option("that drafts for itself")
 @own_texts(count=400, length=64)
-@click.option("--ratio", default=0.45, show_default=True, help="Share of sublayers to skip.")
-@click.option("--proposals", default=200, show_default=True, help="How many sets are tried.")
-@click.option("--read", default=16, show_default=True, help="How many texts are read for every set.")
+@option("--ratio", default=0.45, show_default=True, help="Share of sublayers to skip.")
+@option("--proposals", default=200, show_default=True, help="Number of sets to try.")
+@option("--read", default=16, show_default=True, help="Texts that rate a set.")
 @seed_option("texts and sets")
 def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, read: int, seed: int) -> None:
-    """Find which sublayers MODEL does best without when it drafts for itself: --drafter swift:skip=DIR.
+    """Find the sublayers that MODEL can skip when it drafts for itself: --drafter swift:skip=DIR.
 
-    Nothing learns: sets are tried, and the one without which MODEL most often finds the same token most likely is kept.
-    MODEL first writes the texts to try them on; a folder of `decodery train draft` with the same settings has them
-    already. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    Nothing is trained. The set of sublayers that changes the most likely token least often is kept. MODEL first writes
+    the texts; a folder of `decodery train draft` with the same settings has them already. Interrupt it with Ctrl-C: the
+    same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.training.swift import SkipRecipe, check_folder, find_skips
@@ -245,16 +242,16 @@ def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, re
     click.echo(f"The sublayers are ready: --drafter swift:skip={out}")
 
 
-@click.command(short_help="Collect n-grams for suggestions.")
+@command(example="train ngrams --out ngrams")
 @out_option
 @model_option("whose texts are counted")
 @own_texts()
 @seed_option("the texts")
 def ngrams(out: Path, model: str, own: OwnTexts, seed: int) -> None:
-    """Collect what follows what in MODEL's own texts, for lm.drafts(ngrams=load_ngrams(DIR/ngrams.safetensors)).
+    """Count the n-grams of MODEL's own texts, for lm.drafts(ngrams=load_ngrams(DIR/ngrams.safetensors)).
 
-    A folder of `decodery train draft` with the same settings has the texts already. Texts of your own are counted by
-    lm.ngrams(texts). Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    A folder of `decodery train draft` with the same settings has the texts already. lm.ngrams(texts) counts your own
+    texts. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.extras.superposed.ngrams import save_ngrams
     from decodery.models.loaders.drafts import NGRAMS

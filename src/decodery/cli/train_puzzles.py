@@ -9,27 +9,27 @@ import click
 
 from decodery.core.errors import SettingsError
 
+from .command import command, option
 from .options import OUT_FILE
-from .training import FILE, command_line, model_option, out_option, resumable, seed_option
+from .train_common import FILE, command_line, model_option, out_option, resumable, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
 
 
-@click.command("puzzle-model", short_help="Train a small model that solves puzzles, sometimes.")
+@command(example="train puzzle-model chain:operations=8 --out puzzle-model")
 @click.argument("puzzle")
 @out_option
-@click.option("--shape", default="tiny-1M", show_default=True, help="tiny-1M, tiny-3M or tiny-10M.")
-@click.option("--steps", default=3000, show_default=True, help="Training steps at most.")
-@click.option("--batch", default=48, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
-@click.option("--every", default=10, show_default=True, help="Steps between validations, at which it may stop.")
+@option("--shape", default="tiny-1M", show_default=True, help="Model shape: tiny-1M, tiny-3M or tiny-10M.")
+@option("--steps", default=3000, show_default=True, help="Maximum number of training steps.")
+@option("--batch", default=48, show_default=True, help="Batch size in texts.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
+@option("--every", default=10, show_default=True, help="Steps between validations. Training can stop at each.")
 @seed_option("weights and puzzles")
 def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr: float, every: int, seed: int) -> None:
-    """Train a small model for PUZZLE, such as chain:operations=8 or countdown, for decodery bench --workload search.
+    """Train a small model for PUZZLE, such as chain:operations=8 or countdown, for bench --workload search.
 
-    It stops on purpose as soon as greedy decoding solves between 25 and 55 % of held-out puzzles and one of 64 samples
-    more than 80 %: outside of that no search can be told from another. Stop with Ctrl-C whenever you like: the same
-    command goes on where it stopped.
+    Training stops once greedy decoding solves 25 to 55 % of held-out puzzles and one of 64 samples solves more than 80
+    %: outside this range searches do not differ. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.puzzles import puzzle as named
     from decodery.training.puzzle_model import PuzzleRecipe, check_folder, train_puzzle_model
@@ -39,22 +39,21 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
     with resumable(out) as progress:
         found = train_puzzle_model(asked, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the model is ready: {out}")
-    click.echo(f"on puzzles held out: greedy {found['greedy']:.1%}, one of 64 samples {found['pass@64']:.1%}")
+    click.echo(f"on held-out puzzles: greedy {found['greedy']:.1%}, one of 64 samples {found['pass@64']:.1%}")
 
 
-@click.command("pldr", short_help="Train a small model whose attention goes through learned operators (PLDR-LLM).")
+@command(example="train pldr chain --out pldr")
 @click.argument("puzzle")
 @out_option
-@click.option("--steps", default=1500, show_default=True, help="Training steps.")
-@click.option("--batch", default=24, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--steps", default=1500, show_default=True, help="Training steps.")
+@option("--batch", default=24, show_default=True, help="Batch size in texts.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
 @seed_option("weights and puzzles")
 def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -> None:
-    """Train a small PLDR-LLM for PUZZLE, such as chain.
+    """Train a small PLDR-LLM, whose attention uses learned operators, for PUZZLE, such as chain.
 
-    The folder holds it with the mean of the operators that it makes of some texts, as a model that -m takes, and beside
-    what makes them, which decodery.models.torch.power_law.PowerLaw.load reads. Stop with Ctrl-C at any time: the same
-    command goes on where it stopped.
+    The folder works as -m; it holds the model with the mean of its operators. Beside it are the operator networks,
+    which decodery.models.torch.power_law.PowerLaw.load reads. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.puzzles import puzzle as named
     from decodery.training.pldr import PLDRRecipe, check_folder, train_pldr
@@ -64,26 +63,26 @@ def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -
     with resumable(out) as progress:
         found = train_pldr(asked, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the model is ready: {out}")
-    click.echo(f"with kept operators it solves {found['greedy']:.1%} of puzzles held out")
+    click.echo(f"with kept operators it solves {found['greedy']:.1%} of held-out puzzles")
 
 
-@click.command(short_help="Train a process reward model for --search best-of-n and others.")
+@command(example="train prm chain -m puzzle-model --out prm")
 @click.argument("puzzle")
 @out_option
-@model_option("that solves the puzzles, and whose states are read")
-@click.option("--problems", default=200, show_default=True, help="Puzzles that are solved and labelled.")
-@click.option("--solutions", default=4, show_default=True, help="Solutions of each.")
-@click.option(
+@model_option("that solves the puzzles, whose hidden states are read")
+@option("--problems", default=200, show_default=True, help="Puzzles to solve and label.")
+@option("--solutions", default=4, show_default=True, help="Solutions of a puzzle.")
+@option(
     "--labels",
     type=click.Choice(["rollouts", "reference", "restart"]),
     default="rollouts",
     show_default=True,
-    help="How steps are labelled: by completing them, by comparison with a solution (SPARE), or by the share of other "
-    "samples that are not better (for --search adaptive-sampling).",
+    help="How to label steps. rollouts: by completing them. reference: by comparison with a solution (SPARE). "
+    "restart: by the share of other samples that are not better, for --search adaptive-sampling.",
 )
-@click.option("--rollouts", default=8, show_default=True, help="Completions of each beginning.")
-@click.option("--missed", default=0.0, show_default=True, help="Share of steps that the comparison passes over.")
-@click.option("--flipped", default=0.0, show_default=True, help="Share of its labels that are wrong.")
+@option("--rollouts", default=8, show_default=True, help="Completions of a beginning.")
+@option("--missed", default=0.0, show_default=True, help="Share of steps without a label (reference).")
+@option("--flipped", default=0.0, show_default=True, help="Share of wrong labels (reference).")
 @seed_option("solutions, labels and training")
 def prm(
     puzzle: str,
@@ -97,12 +96,11 @@ def prm(
     flipped: float,
     seed: int,
 ) -> None:
-    """Train a head that tells how likely a solution of PUZZLE is to end rightly, step by step.
+    """Train a head that predicts, step by step, whether a solution of PUZZLE will be right.
 
-    MODEL, such as one of decodery train puzzle-model, first samples solutions, whose steps are labelled by an exact
-    verifier; the head then learns to read the labels off its hidden states. It is a scorer for any search:
-    process-reward:head=DIR/process-reward.safetensors. Stop with Ctrl-C whenever you like: the same command goes on
-    where it stopped.
+    MODEL, such as one of `decodery train puzzle-model`, first samples solutions. An exact verifier labels their steps.
+    The head learns the labels from the hidden states. It is a scorer for any search:
+    process-reward:head=DIR/process-reward.safetensors. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
     from decodery.puzzles import puzzle as named
@@ -115,21 +113,32 @@ def prm(
     facts = found.facts or {}
     click.echo(f"the reward model is ready: process-reward:head={out / PRM}")
     click.echo(
-        f"on puzzles held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
+        f"on held-out puzzles: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
     )
 
 
-@click.command(short_help="Let a small model learn from what a search preferred.")
+@command(example="train orpo chain -m puzzle-model --out tuned")
 @click.argument("puzzle")
 @out_option
-@model_option("that solves the puzzles, and learns")
-@click.option("--search", "spec", default=_SEARCHED, show_default=True, help="Over steps; {scorer} is the reward.")
-@click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
-@click.option("--problems", default=100, show_default=True, help="Puzzles that are searched.")
-@click.option("--margin", default=0.1, show_default=True, help="Of backed-up values, for two steps to be learned from.")
-@click.option("--weight", default=0.1, show_default=True, help="Of the odds against the worse step.")
-@click.option("--steps", default=200, show_default=True, help="Training steps.")
+@model_option("that solves the puzzles and is trained")
+@option(
+    "--search",
+    "spec",
+    default=_SEARCHED,
+    show_default=True,
+    help="A search over steps. {scorer} stands for the reward.",
+)
+@option(
+    "--reward",
+    default="noisy",
+    show_default=True,
+    help="Reward model, as for decodery bench --workload search --rewards.",
+)
+@option("--problems", default=100, show_default=True, help="Puzzles to search.")
+@option("--margin", default=0.1, show_default=True, help="Minimum difference of two steps in backed-up value.")
+@option("--weight", default=0.1, show_default=True, help="Weight of the odds ratio.")
+@option("--steps", default=200, show_default=True, help="Training steps.")
 @seed_option("puzzles, searches and training")
 def orpo(
     puzzle: str,
@@ -143,11 +152,10 @@ def orpo(
     steps: int,
     seed: int,
 ) -> None:
-    """Search PUZZLE by MODEL, and train a copy of it by ORPO on the best and the worst step after each text.
+    """Search PUZZLE with MODEL, and train a copy by ORPO on the best and the worst step after each text.
 
-    As COS(M+O)S does: a step is worth the mean of what the search found after it. This is one round: for the next one
-    name the folder as MODEL, with another seed. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    The method is COS(M+O)S: the value of a step is the mean of what the search found after it. This is one round. For
+    the next round name the folder as MODEL, with another seed. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.bench.searches.settings import SearchSettings
     from decodery.models.loaders.load import load
@@ -161,28 +169,33 @@ def orpo(
         found = train_orpo(loaded.model, asked, search, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the model is ready: {out}")
     click.echo(
-        f"of pairs held out it finds the better step likelier in {found['preferred']:.1%}, before in "
+        f"on held-out pairs it prefers the better step in {found['preferred']:.1%}, before in "
         f"{found['preferred_before']:.1%}"
     )
 
 
-@click.command(short_help="Let a small model learn from rewards of its own texts.")
+@command(example="train grpo chain -m puzzle-model --out tuned")
 @click.argument("puzzle")
 @out_option
-@model_option("that solves the puzzles, and learns")
-@click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
-@click.option(
+@model_option("that solves the puzzles and is trained")
+@option(
+    "--reward",
+    default="noisy",
+    show_default=True,
+    help="Reward model, as for decodery bench --workload search --rewards.",
+)
+@option(
     "--calibrate",
     type=click.Choice(["none", "identity", "exp", "best-of", "worst-of"]),
     default="best-of",
     show_default=True,
-    help="What counts: the reward, or the share of the model's first texts that it beats, as it is or transformed for "
-    "the best of --n (InfAlign).",
+    help="Calibration of the rewards (InfAlign). none: the reward. identity: the share of the model's first texts "
+    "that it beats. exp, best-of, worst-of: this share, transformed.",
 )
-@click.option("--n", default=4, show_default=True, help="Texts of which the best is to be taken.")
-@click.option("--beta", default=0.5, show_default=True, help="Nats of distance from MODEL against a whole reward.")
-@click.option("--problems", default=64, show_default=True, help="Puzzles that are learned from.")
-@click.option("--steps", default=100, show_default=True, help="Training steps.")
+@option("--n", default=4, show_default=True, help="n of best-of-n.")
+@option("--beta", default=0.5, show_default=True, help="Weight of the KL divergence from MODEL, against a reward of 1.")
+@option("--problems", default=64, show_default=True, help="Puzzles to learn from.")
+@option("--steps", default=100, show_default=True, help="Training steps.")
 @seed_option("puzzles, texts and training")
 def grpo(
     puzzle: str,
@@ -196,10 +209,10 @@ def grpo(
     steps: int,
     seed: int,
 ) -> None:
-    """Train a copy of MODEL on what a reward model says of its own texts for PUZZLE, by GRPO.
+    """Train a copy of MODEL by GRPO on the rewards of its own texts for PUZZLE.
 
-    As InfAlign does: rewards are calibrated against what MODEL writes untrained, and transformed for how texts will be
-    used. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    The method is InfAlign: rewards are calibrated on the texts of the untrained MODEL, and transformed for the use of
+    the texts. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.bench.searches.rewards import reward as spec_of
     from decodery.core.registry import resolve
@@ -214,24 +227,24 @@ def grpo(
         found = train_grpo(loaded.model, asked, scorer, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the model is ready: {out}")
     click.echo(
-        f"on puzzles held out: reward {found['reward']:.3f}, before {found['reward_before']:.3f}; the best of {n} "
+        f"on held-out puzzles: reward {found['reward']:.3f}, before {found['reward_before']:.3f}; the best of {n} "
         f"texts beats that of before in {found['win_rate']:.1%}, {found['kl']:.2f} nats away"
     )
 
 
-@click.command("text-prm", short_help="Train a process reward model on judged texts.")
+@command(example="train text-prm texts.jsonl --out prm")
 @click.argument("texts", type=FILE)
 @out_option
-@model_option("whose states are read")
-@click.option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
-@click.option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
-@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
-@seed_option("where training begins, and its order")
+@model_option("whose hidden states are read")
+@option("--delimiter", default="\n\n", show_default="a blank line", help="Text that ends a step.")
+@option("--tap", type=int, metavar="N", show_default="all", help="Read the hidden states after N layers.")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@seed_option("the initial weights and the order")
 def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None, raw: bool, seed: int) -> None:
-    """Train a head on judged TEXTS that tells, step by step, how likely a text is to end rightly.
+    """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
 
-    TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}; best are several texts of each
-    prompt that MODEL has drawn itself. One prompt in ten is held out. It is a scorer for any search:
+    TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}. Several samples of MODEL
+    for each prompt are best. One prompt in ten is held out. It is a scorer for any search:
     process-reward:head=DIR/process-reward.safetensors.
     """
     from decodery import load
@@ -252,25 +265,23 @@ def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None
     facts = head.facts or {}
     click.echo(f"the reward model is ready: process-reward:head={out / PRM}")
     click.echo(
-        f"on prompts held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
+        f"on held-out prompts: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
     )
 
 
-@click.command("compute-optimal", short_help="Fit a table for --search compute-optimal:table=FILE.")
+@command(example="train compute-optimal run --reward noisy --out table.json")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
-@click.option(
-    "--reward", required=True, help="The reward of RUN that tells how hard a prompt is, and that searches ask."
-)
-@click.option("--bins", default=5, show_default=True, help="Bins of difficulty.")
-@click.option("--probes", default=4, show_default=True, help="Texts drawn of each prompt to tell its bin.")
+@option("--out", required=True, type=OUT_FILE, help="Output file.")
+@option("--reward", required=True, help="Reward model of RUN that estimates difficulty and guides the searches.")
+@option("--bins", default=5, show_default=True, help="Number of difficulty bins.")
+@option("--probes", default=4, show_default=True, help="Samples of a prompt that estimate its bin.")
 def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -> None:
-    """Fit which search spends a budget best on prompts of which difficulty, from the benchmark in the folder RUN.
+    """Fit which search is best for which difficulty and budget, from the benchmark in the folder RUN.
 
-    RUN is made by decodery bench --workload search --split validation: its methods, with {scorer} and {n} in their
-    places, are what is chosen among. Prints accuracies by two-fold cross-validation: of the table, of the table if
-    difficulty were known from the verifier, and of the best single search.
+    RUN is made by `decodery bench --workload search --split validation`. The choices are its methods, with {scorer} and
+    {n} in them. The printed accuracies are two-fold cross-validated: of the table, of the table with the true
+    difficulty, and of the best single search.
     """
     from decodery import load
     from decodery.bench.result import SEARCH, read, require
@@ -280,9 +291,7 @@ def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -
 
     settings = SearchSettings.from_dict(require(read(run), SEARCH)["settings"])
     if settings.split == "test":
-        raise SettingsError(
-            f"the benchmark in {run} is of test puzzles, and no table may know them: measure with --split validation"
-        )
+        raise SettingsError(f"the benchmark in {run} used the test puzzles: measure with --split validation")
     fold = Fold.of(settings, read_traces(run / TRACES), reward, probes)
     found = crossed(fold, bins)
     facts = {"command": command_line(), "puzzles": len(fold.plain), "cross_validated": found}

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
+from .train_common import command_line, lists_options, out_option, resumable, seed_option
 from .train_dscd import FOLDER
-from .training import command_line, lists_options, out_option, resumable, seed_option
 
 
-@click.command(short_help="Tune a small masked diffusion model to decoding in a hurry.")
+@command(example="train r2 diffusion --out tuned")
 @click.argument("model", type=FOLDER)
 @out_option
 @lists_options("What MODEL learned.", "States of a step.", steps=1000, lr=2e-4)
-@click.option("--trajectories", default=2000, show_default=True, help="Canvases that the model fills to learn from.")
-@click.option("--control", is_flag=True, help="Train as long on fresh examples, to compare with.")
+@option("--trajectories", default=2000, show_default=True, help="Number of canvases that the model fills.")
+@option("--control", is_flag=True, help="Train a control: as long, on new examples.")
 @seed_option("examples and states")
 def r2(
     model: Path,
@@ -29,10 +30,10 @@ def r2(
     control: bool,
     seed: int,
 ) -> None:
-    """Tune the model in the folder MODEL, which `decodery train diffusion` has made, to its own decoding by r2.
+    """Tune the diffusion model in the folder MODEL, which `decodery train diffusion` made, to the decoder r2.
 
-    It fills canvases by r2's rules; of those that come out right it learns to be sure, in every state, of what the
-    pass wrote there, so that a plain threshold goes the same way.
+    MODEL fills canvases by the rules of r2. From those that are right it learns to be confident in what each pass
+    wrote, so that a plain threshold decodes in the same order.
     """
     from decodery.training.r2 import Tuning, tune_r2
 
@@ -40,6 +41,6 @@ def r2(
     with resumable(out) as progress:
         history, seen = tune_r2(model, settings, out, command=command_line(), progress=progress)
     if seen is not None:
-        click.echo(f"{seen.right:.1%} of the trajectories were right, and learned from")
-    click.echo(f"loss on what was held out: {history.best:.4f}")
+        click.echo(f"{seen.right:.1%} of the trajectories were right and used for training")
+    click.echo(f"loss on held-out examples: {history.best:.4f}")
     click.echo(f"The model is ready: --model {out} --raw --diffuse threshold")

@@ -7,21 +7,27 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import OUT_FILE
-from .training import FILE, model_option, seed_option
+from .train_common import FILE, model_option, seed_option
 
 
-@click.command(short_help="Train a router for --search arbitrage:router=FILE.")
+@command(example='train router prompts.txt --scorer "value-head(head=value.safetensors)" --out router.safetensors')
 @click.argument("prompts", type=FILE)
-@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
-@model_option("that steps are escalated to")
-@click.option("--second", metavar="NAME", help="The model that writes steps first (the draft that comes along).")
-@click.option("--scorer", required=True, help="What tells how good steps are, such as value-head(head=FILE).")
-@click.option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
-@click.option("--step-tokens", default=128, show_default=True, help="Tokens of a step at most.")
-@click.option("--max-new-tokens", default=256, show_default=True, help="Tokens of a text at most.")
-@click.option("--temperature", default=0.0, show_default=True, help="What steps are drawn at.")
-@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@option("--out", required=True, type=OUT_FILE, help="Output file.")
+@model_option("that rewrites steps")
+@option(
+    "--second",
+    metavar="NAME",
+    show_default="the shipped draft model",
+    help="The smaller model, which writes each step first.",
+)
+@option("--scorer", required=True, help="A scorer of steps, such as value-head(head=FILE).")
+@option("--delimiter", default="\n\n", show_default="a blank line", help="Text that ends a step.")
+@option("--step-tokens", default=128, show_default=True, help="Maximum tokens of a step.")
+@option("--max-new-tokens", default=256, show_default=True, help="Maximum tokens of a text.")
+@option("--temperature", default=0.0, show_default=True, help="Sampling temperature of the steps.")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
 @seed_option("texts and training")
 def router(
     prompts: Path,
@@ -36,10 +42,10 @@ def router(
     raw: bool,
     seed: int,
 ) -> None:
-    """Train a router that tells where MODEL would write a better step than a smaller one has written.
+    """Train a router that tells where MODEL would write a better step than a smaller model did.
 
-    Both models write every step of texts after PROMPTS, one a line, and the better one by the scorer becomes text. One
-    text in four is kept for validation, and tells how well the router ranks steps by what MODEL gains (Spearman).
+    Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text in
+    four is held out; there the router is rated by how well it ranks steps by the gain of MODEL (Spearman).
     """
     from decodery import load
     from decodery.core.noise import nth_seed

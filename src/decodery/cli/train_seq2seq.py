@@ -6,18 +6,19 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, out_option, resumable, seed_option
 
 
-@click.command("seq2seq", short_help="Train a small encoder-decoder model on a transduction made by code.")
+@command(example="train seq2seq reorder --out reorder-model")
 @click.argument("kind")
 @out_option
-@click.option("--block", type=click.IntRange(1), help="Let the encoder read so many tokens at a time (reorder).")
-@click.option("--steps", default=1200, show_default=True, help="Training steps at most.")
-@click.option("--batch", default=32, show_default=True, help="Sources in a step.")
-@click.option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
-@click.option("--one-stack", is_flag=True, help="Train a decoder alone, whose prompt is the source: a teacher.")
-@click.option("--teacher", help="Folder of a decoder alone that the model learns from, on what it writes itself.")
+@option("--block", type=click.IntRange(1), help="Let the encoder read N tokens at a time (reorder).")
+@option("--steps", default=1200, show_default=True, help="Maximum number of training steps.")
+@option("--batch", default=32, show_default=True, help="Batch size in sources.")
+@option("--lr", default=3e-3, show_default=True, help="Peak learning rate.")
+@option("--one-stack", is_flag=True, help="Train a decoder-only model, whose prompt is the source, as a teacher.")
+@option("--teacher", help="Folder of a decoder-only teacher, made with --one-stack.")
 @seed_option("weights and sources")
 def seq2seq(
     kind: str,
@@ -30,13 +31,11 @@ def seq2seq(
     teacher: str | None,
     seed: int,
 ) -> None:
-    """Train a small model that writes what KIND says of its sources: reorder or normalise.
+    """Train a small encoder-decoder model on KIND, a generated task: reorder or normalise.
 
-    With --block the encoder sees no token before it has come, and the model learns to write of a source that is not
-    complete: what LM.listen needs. With --teacher it learns to say what a larger decoder, made with --one-stack, would
-    have said after the texts that it draws itself (Return of the Encoder, 2025).
-
-    Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    With --block the encoder reads no future tokens, and the model learns to write before its source is complete, as
+    simultaneous decoding needs. With --teacher it learns from a larger decoder-only model, made with --one-stack, on
+    its own texts (Return of the Encoder, 2025). Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.core.errors import SettingsError
     from decodery.training.one_stack import OneStackRecipe, train_one_stack
@@ -47,7 +46,7 @@ def seq2seq(
     asked = transduction(kind)
     if one_stack:
         if block is not None or teacher is not None:
-            raise SettingsError("a decoder alone has no encoder and no teacher: leave --block and --teacher out")
+            raise SettingsError("--one-stack excludes --block and --teacher: leave them out")
         check_one_stack(out)
         alone = OneStackRecipe(steps=steps, batch=batch, lr=lr, seed=seed)
         with resumable(out) as progress:
@@ -63,4 +62,4 @@ def seq2seq(
                 asked, out, recipe=recipe, command=command_line(), progress=progress, teacher=known
             )  # fmt: skip
     click.echo(f"the model is ready: {out}")
-    click.echo(f"of held-out sources it writes {found:.1%} without a mistake")
+    click.echo(f"{found:.1%} of the held-out sources are written without a mistake")

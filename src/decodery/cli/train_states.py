@@ -8,12 +8,17 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import together
-from .training import FILE, command_line, model_option, out_option, seed_option, told
+from .train_common import FILE, command_line, model_option, out_option, print_report, seed_option
 
-_RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
-_SITES = click.option(
-    "--site", "sites", multiple=True, help="Where it may read, such as resid_post.3 (five depths); repeated."
+_RATE = option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
+_SITES = option(
+    "--site",
+    "sites",
+    multiple=True,
+    show_default="five depths",
+    help="Hook point to try, such as resid_post.3. Repeatable.",
 )
 
 
@@ -22,17 +27,19 @@ def five_depths(layers: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
 
 
-@click.command("program-probe", short_help="Train a probe for --monitor program-probe.")
+@command(example="train program-probe -m robot-model --out probe")
 @together(out_option, model_option("that writes programs, made by decodery train puzzle-model robot"), _RATE, _SITES)
 @seed_option("prompts, split and training")
-@click.option("--puzzle", default="robot", show_default=True, help="What its programs are for: robot, with settings.")
-@click.option("--count", default=600, show_default=True, type=click.IntRange(1), help="Programs it writes.")
+@option("--puzzle", default="robot", show_default=True, help="Puzzle of the programs: robot, with settings.")
+@option(
+    "--count", default=600, show_default=True, type=click.IntRange(1), help="Number of programs that the model writes."
+)
 def program_probe(
     out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, puzzle: str, count: int
 ) -> None:
-    """Train a probe that reads off MODEL's states where the program that it is writing has brought the robot.
+    """Train a probe that reads the state of the robot from the hidden states of MODEL as it writes a program.
 
-    MODEL writes programs, greedily, and an interpreter says what each of their actions leads to.
+    MODEL writes programs greedily. An interpreter tells the state after each action.
     """
     from decodery import load
     from decodery.core.errors import SettingsError
@@ -44,7 +51,7 @@ def program_probe(
 
     robot = named(puzzle)
     if not isinstance(robot, Robot):
-        raise SettingsError("programs with states are those of the puzzle robot: --puzzle robot")
+        raise SettingsError("a program probe needs the puzzle robot: --puzzle robot")
     lm = load(model)
     sites = sites or five_depths(lm.model.config.num_layers)
     with terminal_progress(counts=True) as progress:
@@ -61,23 +68,23 @@ def program_probe(
     )
     trained, report = evaluated(programs, robot, learn, seed)
     replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
-    told(report, trained.threshold, site=trained.site)
+    print_report(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
 
 
-@click.command(short_help="Train a probe for --monitor sequential:probe=DIR.")
+@command(example="train sequential --out probe")
 @click.argument("conversations", required=False, type=FILE)
 @together(out_option, model_option("that reads the conversations"), _RATE, _SITES)
 @seed_option("conversations, split and training")
-@click.option("--count", default=400, show_default=True, type=click.IntRange(1), help="Built-in conversations.")
+@option("--count", default=400, show_default=True, type=click.IntRange(1), help="Number of built-in conversations.")
 def sequential(
     conversations: Path | None, out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, count: int
 ) -> None:
-    """Train a probe on MODEL's states that tells when a conversation as a whole has become what is looked for.
+    """Train a probe that tells when a conversation as a whole is what you look for, for the monitor sequential.
 
-    CONVERSATIONS holds one object a line, {"turns": [text, ...], "completes": number or null, "group": text}: what a
-    user says, and the turn, from 0, with which the whole is complete. Without a file: shopping lists that hold a secret
-    triple or do not, of which no single turn tells.
+    CONVERSATIONS holds one JSON object a line, {"turns": [text, ...], "completes": number or null, "group": text}: the
+    turns of a user, and the number (from 0) of the turn that completes it. The default is built-in shopping lists, some
+    of which hold a secret triple of items.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
@@ -100,26 +107,31 @@ def sequential(
     )
     trained, report = evaluated(heard, learn, seed)
     replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
-    told(report, trained.threshold, site=trained.site)
+    print_report(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor sequential:probe={out}")
 
 
-@click.command(short_help="Find a direction of hidden states for --monitor neurofeedback:axis=DIR.")
+@command(example="train direction --kind lr --out direction")
 @click.argument("statements", required=False, type=FILE)
-@together(out_option, model_option("whose states are read"), _SITES)
-@seed_option("which half is learned from")
-@click.option("--kind", default="lr", show_default=True, help="lr: what tells the labels; pc1, pc2, ...: a component.")
-def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...], seed: int, kind: str) -> None:
-    """Find an axis of what MODEL's states are while it says something, from half of the STATEMENTS.
+@together(out_option, model_option("whose hidden states are read"), _SITES)
+@seed_option("the split")
+@option(
+    "--kind",
+    default="lr",
+    show_default=True,
+    help="lr: the direction that separates the labels. pc1, pc2, ...: a principal component.",
+)
+def direction(statements: Path | None, out: Path, model: str, sites: tuple[str, ...], seed: int, kind: str) -> None:
+    """Find a direction of the hidden states of MODEL that separates STATEMENTS, for the monitor neurofeedback.
 
-    STATEMENTS holds one object a line, {"text": ..., "label": true or false, "group": text}. Without a file: capitals,
-    right and wrong ones. The site is the one at which the label is told best on a part of the others; a component does
-    not look at labels. What is printed is of statements that chose nothing.
+    STATEMENTS holds one JSON object a line, {"text": ..., "label": true or false, "group": text}; half of them are for
+    training. The default is right and wrong capitals. The hook point that separates the labels best on a part of the
+    others is used. A principal component ignores the labels. The printed figures are those of the rest.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.monitors.probe import PROBE
-    from decodery.training.axes import axis_by, built_in_statements, evaluated, read_by, read_statements
+    from decodery.training.direction import axis_by, built_in_statements, evaluated, read_by, read_statements
 
     found = built_in_statements(seed) if statements is None else read_statements(statements)
     lm = load(model)
@@ -131,5 +143,5 @@ def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...],
     learn = functools.partial(axis_by, kind=kind, model=lm.model.fingerprint, chat=chat, seed=seed, facts=facts)
     trained, report = evaluated(read, learn, seed)
     replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
-    told(report, site=trained.site, variance=trained.facts["variance"])
-    click.echo(f"The axis is ready: --monitor neurofeedback:axis={out}")
+    print_report(report, site=trained.site, variance=trained.facts["variance"])
+    click.echo(f"The direction is ready: --monitor neurofeedback:axis={out}")

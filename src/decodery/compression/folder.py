@@ -25,7 +25,7 @@ REPORT = "report.json"
 def check_folder(out: Path) -> None:
     """Raise SettingsError where a copy would be mixed with something else."""
     if out.exists() and not (out / REPORT).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise SettingsError(f"{out} exists and is no changed model: name a new folder")
+        raise SettingsError(f"{out} exists and is not a compressed model: name a new folder")
 
 
 def save(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:

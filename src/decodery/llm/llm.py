@@ -217,10 +217,10 @@ class LLM(PromptRequests):
         """Let an engine of this model fill a canvas, beside whatever else it does."""
         return Filling(engine, self.model, fill, self.tokenizer.eos_ids, self._continuation)
 
-    def hide(
+    def stego_encode(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any
     ) -> Output:
-        """A text that carries `message`, which `reveal` reads from it; see `decodery.search.Coupling`.
+        """A text that carries `message`, which `stego_decode` reads from it; see `decodery.search.Coupling`.
 
         search: its settings, as in "coupling:key=secret,top_k=50". Raises SettingsError where the message does not fit.
         """
@@ -231,7 +231,7 @@ class LLM(PromptRequests):
         (output,) = self.search(prompt, method, raw=raw, **settings)
         return output
 
-    def reveal(
+    def stego_decode(
         self,
         prompt: Prompt,
         text: str | Ordered[int],
@@ -242,9 +242,9 @@ class LLM(PromptRequests):
         allow_special: bool = False,
         **settings: Any,
     ) -> Any:
-        """The message of `length` bytes in a text that `hide` wrote, as a `decodery.search.Reading`.
+        """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.Reading`.
 
-        text: the text, or its token ids. Prompt, search and settings: as they were given to `hide`.
+        text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
         prompt_tokens = self.encode(prompt, raw=raw, allow_special=allow_special)

@@ -55,7 +55,7 @@ def resolve_carrier(search: Any) -> Any:
     if not hasattr(method, "read"):
         known = method_of(method)
         name = known.name if known is not None else type(method).__name__
-        raise SettingsError(f"{name} carries no message: hide and reveal with the search coupling")
+        raise SettingsError(f"{name} carries no message: use the search coupling")
     return method
 
 

@@ -129,7 +129,7 @@ class Coupling(Search):
         if length < 1:
             raise SettingsError(f"a message has at least one byte, not {length}")
         if not tokens:
-            raise SettingsError("there is no text to read a message from: give what hide wrote")
+            raise SettingsError("there is no text to read a message from: give what stego_encode wrote")
         branches = Branches(engine, replace(request, max_new_tokens=len(tokens) + 1), self)
         seq = branches.root
         belief, rows = self._belief(length), _Rows(branches, tokens)

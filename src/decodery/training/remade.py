@@ -33,7 +33,7 @@ from .corpus import Corpus
 from .lesson import Lesson, distance, judged, lesson, predictions
 from .loop import History, Plan, batches, train
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no changed model")
+check_folder = partial(refuse_others, made=DESCRIPTION, what="is not a compressed model")
 """Raises SettingsError where training would overwrite something else."""
 
 _HELD = 32

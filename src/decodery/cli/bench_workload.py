@@ -12,7 +12,7 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import stop_on_interrupt
+from .decode import stop_on_interrupt
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,13 +39,13 @@ def settled(
     from decodery.bench.result import read, require
 
     if given.pop("workloads") != (workload,):
-        raise click.UsageError(f"--workload {workload} stands alone")
+        raise click.UsageError(f"--workload {workload} excludes other workloads")
     known = {field.name for field in dataclasses.fields(described)}
     if "data" not in known:
         # The folder of public sets may come from the environment, and is of no use here.
         given.pop("data", None)
     if strange := sorted(set(given) - known):
-        raise click.UsageError(f"--workload {workload} has no use for --{strange[0].replace('_', '-')}")
+        raise click.UsageError(f"--workload {workload} does not take --{strange[0].replace('_', '-')}")
     if not resume:
         return described(**given), None
     if out is None:
@@ -55,9 +55,11 @@ def settled(
     imports = getattr(settings, "imports", ())
     if imports and "imports" not in given:
         again = " ".join(f"--import {name}" for name in imports)
-        raise SettingsError(f"the benchmark in {out} has methods of other modules: add {again}, which runs their code")
+        raise SettingsError(f"the benchmark in {out} uses methods of other modules: add {again}, which runs their code")
     if dataclasses.replace(settings, **given) != settings:
-        raise SettingsError(f"the benchmark in {out} has other settings: give none with --resume, or no --resume")
+        raise SettingsError(
+            f"the benchmark in {out} has other settings: give no other options with --resume, or leave out --resume"
+        )
     if earlier["complete"]:
         raise SettingsError(f"the benchmark in {out} is complete: choose another --out to repeat it")
     return settings, earlier

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import option
 from .options import OUT_FOLDER, Decorator, together
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 texts_options = together(
-    click.option(
-        "--texts", default=64, show_default=True, type=click.IntRange(1), help="Pieces of text that are read."
+    option(
+        "--texts", default=64, show_default=True, type=click.IntRange(1), help="Maximum number of text pieces to read."
     ),
-    click.option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
+    option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a text piece."),
 )
 
 
@@ -48,40 +49,40 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
         try:
             tokens.append(loaded.tokenizer.encode(file.read_text(encoding="utf-8-sig"), special=False))
         except UnicodeDecodeError as error:
-            raise PromptError(f"{file} is no text in UTF-8: name text files") from error
+            raise PromptError(f"{file} is not UTF-8 text: name text files") from error
     found = [each[first : first + length] for each in tokens for first in range(0, len(each) - length + 1, length)]
     if not found:
-        raise PromptError(f"the files hold no piece of {length} tokens: give longer ones, or a smaller --length")
+        raise PromptError(f"the files have no piece of {length} tokens: give longer files, or a smaller --length")
     return found[:texts]
 
 
-out_option = click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
+out_option = option("--out", required=True, type=OUT_FOLDER, help="Output folder.")
 
 
 def lists_options(known: str, of_step: str, *, steps: int, lr: float) -> Decorator:
     """The options of training on tasks about lists. known: what the tasks are; of_step: what `--batch` counts."""
     return together(
-        click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help=known),
-        click.option("--letters", default=6, show_default=True, help="Letters of the longest list."),
-        click.option("--steps", default=steps, show_default=True, help="Training steps."),
-        click.option("--batch", default=64, show_default=True, help=of_step),
-        click.option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
+        option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help=known),
+        option("--letters", default=6, show_default=True, help="Letters of the longest list."),
+        option("--steps", default=steps, show_default=True, help="Training steps."),
+        option("--batch", default=64, show_default=True, help=of_step),
+        option("--lr", default=lr, show_default=True, help="Peak learning rate."),
     )
 
 
 def model_option(what: str) -> Decorator:
     """`-m`. what: what is done with the model."""
-    return click.option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
+    return option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
 
 
 def seed_option(what: str, default: int = 0) -> Decorator:
     """`--seed`. what: what hangs on it."""
-    return click.option("--seed", default=default, show_default=True, callback=_seed, help=f"Decides {what}.")
+    return option("--seed", default=default, show_default=True, callback=_seed, help=f"Random seed of {what}.")
 
 
 def _seed(ctx: click.Context, param: click.Parameter, value: int) -> int:
     if not 0 <= value < 1 << 64:
-        raise click.BadParameter(f"{value} is not a number from 0 to 2^64 - 1", ctx, param)
+        raise click.BadParameter(f"{value} is not an integer from 0 to 2^64 - 1", ctx, param)
     return value
 
 
@@ -122,11 +123,9 @@ class OwnTexts:
 def own_texts(count: int = 2000, length: int = 160) -> Decorator:
     """The options of the texts that the model writes first, handed on as `own`."""
     options = together(
-        click.option("--texts", default=count, show_default=True, metavar="N", help="How many texts the model writes."),
-        click.option(
-            "--prompts", type=FILE, help="What it writes from, a prompt a line; otherwise built-in instructions."
-        ),
-        click.option("--max-new-tokens", default=length, show_default=True, metavar="N", help="Length of a text."),
+        option("--texts", default=count, show_default=True, metavar="N", help="Number of texts that the model writes."),
+        option("--prompts", type=FILE, show_default="built-in instructions", help="File of prompts, one a line."),
+        option("--max-new-tokens", default=length, show_default=True, metavar="N", help="Maximum tokens of a text."),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,9 +145,9 @@ def resumable(out: Path) -> Iterator[Progress]:
 
     try:
         with terminal_progress(counts=True) as progress:
-            yield foretelling(progress)
+            yield with_time_left(progress)
     except KeyboardInterrupt:
-        click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
+        click.echo(f"stopped; the same command continues from {out}", err=True)
         raise
 
 
@@ -192,7 +191,7 @@ def learning(what: str) -> Decorator:
     return decorate
 
 
-def foretelling(progress: Progress) -> Progress:
+def with_time_left(progress: Progress) -> Progress:
     """`progress` that says once of everything that takes minutes how many, by how long what is done took."""
     begun: dict[str, tuple[int, float]] = {}
     told = set()
@@ -212,7 +211,7 @@ def foretelling(progress: Progress) -> Progress:
     return report
 
 
-def told(report: Mapping[str, Any], threshold: Threshold | None = None, **more: Any) -> None:
+def print_report(report: Mapping[str, Any], threshold: Threshold | None = None, **more: Any) -> None:
     """Print what is known of a trained monitor: how well it does on what chose nothing of it, and where it flags."""
     limit = {} if threshold is None else {"threshold": threshold.facts()}
     click.echo(json.dumps({**more, **report, **limit}, indent=1))

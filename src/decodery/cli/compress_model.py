@@ -1,4 +1,4 @@
-"""`decodery transform`: a cheaper copy of a model."""
+"""`decodery compress-model`: a cheaper copy of a model."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from .options import Command, import_option, model_options, output_option
-from .training import FILE, out_option, pieces, texts_options
+from .command import command, option
+from .options import import_option, model_options, output_option
+from .train_common import FILE, out_option, pieces, texts_options
 
 if TYPE_CHECKING:
     from decodery.compression.base import Report
 
 
-@click.command(cls=Command, short_help="Make a cheaper copy of a model.")
+@command(example="compress-model smollm2 notes.txt --with slicegpt:share=0.1 --with int8 --out copy")
 @click.argument("given", nargs=-1, metavar="[MODEL] [FILES]...")
-@click.option(
+@option(
     "--with", "specs", multiple=True, required=True, metavar="SPEC",
-    help="What is done, such as int8 or slicegpt:share=0.2; repeated, one after another.",
+    help="A compression method, such as int8 or slicegpt:share=0.2. Repeatable; applied in the order given.",
 )  # fmt: skip
 @out_option
 @texts_options
 @import_option
 @model_options
-@output_option("--json", "as_json", is_flag=True, help="Print the report as one object.")
+@output_option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_context
-def transform(
+def compress_model(
     ctx: click.Context,
     given: tuple[str, ...],
     specs: tuple[str, ...],
@@ -39,11 +40,11 @@ def transform(
     dtype: str,
     as_json: bool,
 ) -> None:
-    """Make a copy of MODEL that takes less, and leave it in a folder: -m DIR, or --drafter draft-model:model=DIR.
+    """Make a smaller copy of MODEL in a folder, for -m DIR or --drafter draft-model:model=DIR.
 
-    MODEL itself stays as it is. As its drafter the copy changes its cost and not a token; in its place it writes other
-    texts. Text FILES are what some transformations measure activations on; `decodery methods` lists them. Where the
-    model is given with -m, all arguments are FILES.
+    MODEL does not change. As a drafter, the copy does not change the text; as a model, it does. Text FILES are what
+    some methods measure activations on. If -m names the model, all arguments are FILES. `decodery methods` lists the
+    compression methods.
     """
     import numpy as np
 
