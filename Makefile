@@ -21,19 +21,25 @@ SEED ?= 0
 SCHEMAS ?= 20000
 WORK ?= runs/searches
 
-.PHONY: demo test test-all fuzz lint bench gpu searches docs wheel clean
+.PHONY: demo test test-all soak fuzz lint bench gpu searches docs wheel clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
 
+# What a change needs to be trusted: units, and every law, on tiny models.
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not integration"
 
-# The commands that tests start compile no module a second time, whatever the shell says about bytecode.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
-
+# All of it: whole matrices, the real model, servers, browsers, processes, pages, and the scripts of benchmarks.
 test-all: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
+
+# The same with longer texts and many more draws, for hours.
+soak: $(VENV)/installed-test
+	DECODERY_MATRIX=deep $(BIN)/python -m pytest
+
+# The commands that tests start compile no module a second time, whatever the shell says about bytecode.
+test test-all soak: export PYTHONDONTWRITEBYTECODE :=
 
 # CASES mutated files of every kind and SCHEMAS schemas, decided by SEED: what reading the ones comes to, and whether the
 # others allow what the jsonschema package accepts.

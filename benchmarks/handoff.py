@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "search-handoff.json")
     options = parser.parse_args()
     lm = decodery.load("smollm2")
-    prompts = [lm.encode(each["turns"][0]) for each in questions(options.questions)]
+    prompts = [lm.encode(each["turns"][0]) for each in questions(options.questions, 0)]
     about = {"questions": len(prompts), "tokens": options.new}
     known = json.loads(options.out.read_text("utf-8")) if options.out.is_file() else {}
     runs = known if about == {name: known.get(name) for name in about} else {}

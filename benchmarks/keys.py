@@ -109,7 +109,7 @@ def main() -> None:
     first, again = ([source / each for each in files] for files in CODE)
     texts = [cut(lm, files, args.tokens) for files in (first, prose, again)]
     stream = [read(model, each) for each in texts]
-    tuning = [read(model, cut(lm, [source / "decode" / "engine.py"], args.tokens // 2))]
+    tuning = [read(model, cut(lm, [source / "engine" / "engine.py"], args.tokens // 2))]
     rows: dict[str, Any] = {}
     for name, linear in (("frozen keys", False), ("linear layer", True)):
         worth = {lr: float(np.mean(guessed(keys, tuning, lr, linear)[0])) for lr in RATES}

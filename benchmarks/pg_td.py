@@ -25,6 +25,8 @@ from decodery.scorers.sandbox import Sandbox
 from decodery.search import PGTD
 from decodery.search.base import Branches
 from decodery.search.pg_td import Programs, Tree
+from decodery.step.forward_request import ForwardCoroutine, run_sync
+from decodery.step.sequence import Sequence
 
 STOP = "\n"
 PUBLIC = 3
@@ -133,13 +135,20 @@ def planned(lm: dc.LLM, problem: Problem, box: Sandbox, passes: int, tokens: int
     settings = PGTD(reward, budget=passes)
     branches = Branches(lm.engine(), request, settings)
     programs = Programs(settings, branches)
-    tree = Tree(settings, programs)
-    while not tree.done and branches.root.trace.passes < passes:
-        tree.rollout()
-    (best,) = programs.finish(tree.rollouts)
+    best, tree = run_sync(_searched(settings, programs, passes))
     assert best.text is not None
     counts = {"programs": len(programs.rewards), "rollouts": len(tree.rollouts), "completions": programs.completions}
     return _outcome(problem, box, best.text.text, best.score == 1, branches.root.trace.passes) | counts
+
+
+def _searched(settings: PGTD, programs: Programs, passes: int) -> ForwardCoroutine[tuple[Sequence, Tree]]:
+    """The best program of a search that ends after so many passes, and the tree."""
+    yield from programs.begin()
+    tree = Tree(settings, programs, (yield from programs.edges(())))
+    while not tree.done and programs.branches.root.trace.passes < passes:
+        yield from tree.rollout()
+    (best,) = programs.finish(tree.rollouts)
+    return best, tree
 
 
 def sampled(

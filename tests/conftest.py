@@ -12,6 +12,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from covering import FULL, SEED
+
+HERE = Path(__file__).parent
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -20,10 +24,25 @@ settings.load_profile("any machine")
 torch.set_num_threads(1)
 
 
+REAL = {"smollm2", "smollm2_int8", "environment", "browser"}
+"""Fixtures of the real model or a browser."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real model goes first: such tests are the longest, and one process loads it for most of them."""
-    real = {"smollm2", "smollm2_int8", "environment"}
-    items.sort(key=lambda item: real.isdisjoint(getattr(item, "fixturenames", ())))
+    """Mark what `make test` leaves to `make test-all`: all below tests/integration, and what needs the real model.
+
+    Such tests go first: they are the longest, and one process loads the model for most of them.
+    """
+    for item in items:
+        if HERE / "integration" in item.path.parents or not REAL.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("integration")
+    items.sort(key=lambda item: REAL.isdisjoint(getattr(item, "fixturenames", ())))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not FULL:
+        terminalreporter.write_line(f"the rows that stand for matrices are those of DECODERY_SEED={SEED}")
 
 
 # What all modules hold is there to the end: the collector need not look through it, while it grows or again and again.

@@ -5,33 +5,47 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Hashable, Sequence
+from datetime import date
 from itertools import combinations
+from random import Random
 from typing import TypeVar
 
 Row = TypeVar("Row", bound=tuple[Hashable, ...])
+Name = TypeVar("Name")
+Other = TypeVar("Other")
 
-FULL = os.environ.get("DECODERY_MATRIX") == "full"
+DEEP = os.environ.get("DECODERY_MATRIX") == "deep"
+"""Whether texts are longer and draws are more, as in `make soak`."""
+FULL = DEEP or os.environ.get("DECODERY_MATRIX") == "full"
 """Whether all rows run, as in `make test-all`."""
+SEED = int(os.environ.setdefault("DECODERY_SEED", str(date.today().toordinal())))
+"""Decides which rows stand for a matrix: others every day. In the environment, so that all processes take the same."""
 
 
 def covering(rows: Sequence[Row], strength: int = 2) -> list[Row]:
     """Some of `rows`, in their order, that hold every combination of `strength` of their columns' values; or all of
-    them if FULL.
-
-    Each time the row is taken that has most that is new, the first one among equals: the same rows in every process.
-    """
-    return list(rows) if FULL else greedy_cover(rows, strength)
+    them if FULL."""
+    return list(rows) if FULL else greedy_cover(rows, strength, SEED)
 
 
-def in_turn(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+def in_turn(names: Sequence[Name], others: Sequence[Other]) -> list[tuple[Name, Other]]:
     """Every name with one of the others, which take turns; with all of them if FULL."""
     return [
-        (name, other) for at, name in enumerate(names) for other in (others if FULL else [others[at % len(others)]])
+        (name, other)
+        for at, name in enumerate(names, SEED)
+        for other in (others if FULL else [others[at % len(others)]])
     ]
 
 
-def greedy_cover(rows: Sequence[Row], strength: int) -> list[Row]:
-    held = [set(combinations(enumerate(row), strength)) for row in rows]
+def some(names: Sequence[Name], count: int) -> list[Name]:
+    """As many of the names, other ones for every SEED; all of them if FULL."""
+    return list(names) if FULL else Random(SEED).sample(list(names), count)
+
+
+def greedy_cover(rows: Sequence[Row], strength: int, seed: int = 0) -> list[Row]:
+    """Each time the row is taken that has most that is new; the seed decides among equals."""
+    order = Random(seed).sample(range(len(rows)), len(rows))
+    held = [set(combinations(enumerate(rows[number]), strength)) for number in order]
     missing = set().union(*held)
     # What a row brings only ever falls, so a row whose count is up to date and on top is the best.
     heap = [(-len(parts), number) for number, parts in enumerate(held)]
@@ -45,4 +59,4 @@ def greedy_cover(rows: Sequence[Row], strength: int) -> list[Row]:
             heapq.heappop(heap)
             missing -= held[number]
             taken.append(number)
-    return [rows[number] for number in sorted(taken)]
+    return [rows[number] for number in sorted(order[place] for place in taken)]

@@ -1,6 +1,7 @@
 """Every drafter, rule and sampler through the laws, on tiny models in float64.
 
-`make test` runs every method with every law and every pair of methods once; `make test-all` the whole matrix.
+`make test` runs every method with every law and every pair of methods once; `make test-all` the whole matrix;
+`make soak` the whole matrix on longer texts, with many more draws.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from covering import FULL, covering
+from covering import DEEP, covering
 from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.core.noise import gumbel
 from decodery.core.registry import methods
@@ -69,9 +70,9 @@ TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
 """The target's first layer alone: a draft model that agrees now and then."""
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, [11], list(range(2, 40))]
-TOKENS = 16 if FULL else 8
+TOKENS = 16 if DEEP else 8
 """Of a text where every pair of methods has its turn; below, every drafter writes longer ones."""
-READ = slice(None) if FULL else slice(1, 3)
+READ = slice(None) if DEEP else slice(1, 3)
 """Of the prompts: what is read in several chunks and has much to look up, and what is read in one and has nothing."""
 PAIRS = [
     (drafter, rule)
@@ -105,7 +106,7 @@ def _seeds(sampler: str) -> tuple[int, ...]:
     """Greedy texts of two seeds are one; of the others the second seed alone is no default of anything's."""
     if SAMPLERS[sampler].greedy:
         return (0,)
-    return (0, 1) if FULL else (1,)
+    return (0, 1) if DEEP else (1,)
 
 
 MATRIX = [row for row in product(("identical", "batch", "state"), DRAFTERS, RULES, SAMPLERS) if _applies(*row)]
@@ -165,7 +166,7 @@ DEAF = ("aggressive", "lexical-unit")
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafts_of_every_drafter_become_text(drafter: str) -> None:
     # Greedy texts of tiny models run in circles before long; most drafters go on from within those.
-    asked, plain = _circles(80 if FULL or drafter in DEAF else 28)
+    asked, plain = _circles(80 if DEEP or drafter in DEAF else 28)
     settings = {"seeds": (0,), "max_new_tokens": len(plain[0].generated), "plain": plain}
     runs = check_identical(TARGET, asked, drafter=DRAFTERS[drafter](OTHER), **settings)
     # However wrong drafts are, there are no more passes than without them.
@@ -335,9 +336,9 @@ def test_rules_keep_the_law(drafter: str, rule: str) -> None:
         # They read hidden states and speak the target's words, or its keys and values, which a table does not have.
         target = other = tiny_transformer(3, vocab_size=3)
     texts = LONG if drafter in LATE else SHORT
-    if FULL or (drafter, rule) in MORE_DRAWS:
-        texts = MANY_LONG if FULL or drafter in LATE else MANY
-    if FULL and (drafter, rule) in MOST_DRAWS:
+    if DEEP or (drafter, rule) in MORE_DRAWS:
+        texts = MANY_LONG if DEEP or drafter in LATE else MANY
+    if DEEP and (drafter, rule) in MOST_DRAWS:
         texts = texts | {"draws": 20_000}
     check_distribution(
         *(target, [1, 2]), drafter=DRAFTERS[drafter](other), rule=RULES[rule], sampler=SAMPLERS["nucleus"], **texts
@@ -368,7 +369,7 @@ def _texts_of_seeds(model: TableModel, sampler: Sampler, noise: torch.Tensor) ->
     return texts
 
 
-SEEDS = 20_000 if FULL else 8_000
+SEEDS = 20_000 if DEEP else 8_000
 """Either number tells the wrong noise below at p < 1e-6."""
 
 

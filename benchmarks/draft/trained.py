@@ -78,7 +78,7 @@ def main() -> None:
                 max_new_tokens=options.new,
                 temperature=temperature,
                 seed=1,
-                drafter=DraftModel(draft, 4),
+                drafter=DraftModel(draft, length=4),
                 rule="rejection" if temperature else "coupled",
             )
             assert isinstance(output, Output)

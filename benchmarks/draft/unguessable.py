@@ -49,7 +49,7 @@ def main() -> None:
         # Who goes first alternates; the first two texts only warm up.
         for name in list(seconds)[:: 1 if number % 2 else -1]:
             drafter = None if name == "none" else name
-            settings: dict[str, Any] = {"temperature": options.temperature, "seed": number, "ignore_eos": True}
+            settings: dict[str, Any] = {"temperature": options.temperature, "seed": number % 2**64, "ignore_eos": True}
             output = lm.generate(prompt, raw=True, max_new_tokens=options.new, drafter=drafter, **settings)
             texts.append(output.tokens)
             if number >= 0:

@@ -72,6 +72,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
         JSONSchema(True, **settings)
 
 
+@pytest.mark.integration
 def test_texts_are_written_anew_until_one_passes() -> None:
     lm = dc.load("smollm2")
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3, "uniqueItems": True}
@@ -111,6 +112,7 @@ def test_classes_stay_what_they_are_where_case_does_not_count() -> None:
         parse("(?m)a")
 
 
+@pytest.mark.integration
 def test_every_text_of_a_call_is_checked_and_keeps_its_cache() -> None:
     lm = dc.load("smollm2")
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3, "uniqueItems": True}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covering import FULL, in_turn
+from covering import DEEP, in_turn
 from decodery.core.errors import UnsupportedModel
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -106,7 +106,7 @@ def test_the_first_draws_alone_leave_the_law_as_it_is(growth: str, rule: str) ->
         rule=RULES[rule],
         sampler=SAMPLERS["plain"],
         length=4,
-        draws=20_000 if FULL else 100,
+        draws=20_000 if DEEP else 100,
     )
 
 

@@ -85,6 +85,7 @@ def test_where_the_canvas_is_cut(cut: str, value: float, length: int, written: l
     assert behind[0].positions.tolist() == [5], "the surest was behind the cut"
 
 
+@pytest.mark.integration
 def test_a_filter_learns_what_one_confidence_does_not_say() -> None:
     """Final is what has a sure neighbour; the confidence alone does not tell, nor does a filter without training."""
     draws = torch.Generator().manual_seed(0)

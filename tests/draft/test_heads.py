@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
+from covering import covering
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.core.registry import methods
 from decodery.core.topk import topk
@@ -216,9 +218,12 @@ def whole_chain(self: TreeDrafter, seq: Sequence, length: int) -> ForwardCorouti
     return (yield from self._chain(seq, Budget(length, length), length))
 
 
-@pytest.mark.parametrize("growth", [None, "eagle-2:nodes=9,width=3,depth=3", "fixed-tree:branching=3/2/1"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("name", ["eagle-3", "hydra"])
+@pytest.mark.parametrize(
+    ("name", "temperature", "growth"),
+    covering(list(product(
+        ["eagle-3", "hydra"], [0.0, 0.7, 1.0], [None, "eagle-2:nodes=9,width=3,depth=3", "fixed-tree:branching=3/2/1"]
+    ))),
+)  # fmt: skip
 def test_trees_are_those_of_whole_distributions(
     name: str, temperature: float, growth: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

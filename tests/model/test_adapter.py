@@ -183,6 +183,7 @@ def test_ragged_batches_equal_single_segments(model: TransformersModel) -> None:
         assert (norm(scores.hidden_of(0, 3)) - states[3][0]).abs().max() < 1e-4
 
 
+@pytest.mark.integration
 def test_trees_are_exact_beyond_the_first_growth_and_after_forks() -> None:
     model = TransformersModel(make("gpt2", n_positions=400).double())
     (plain,) = decode(model, [[1, 2, 3]], max_new_tokens=290)

@@ -174,6 +174,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 def test_templates_can_neither_reach_out_nor_exhaust_the_machine(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "_SECONDS", 0.1)

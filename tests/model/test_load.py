@@ -51,6 +51,7 @@ def test_weights_are_converted_once_and_anew_when_the_source_changes(home: Path,
     assert only != weights, "the earlier conversion should have made room"
 
 
+@pytest.mark.integration
 def test_a_warm_load_needs_neither_source_nor_heavy_imports(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, make_model("llama"), Kind.Q8_0)
@@ -131,6 +132,7 @@ def test_a_stretched_context_is_announced_once_to_who_is_watching(
     assert len(lines) == bool(said) and all(re.search(said, line) and "context of 128 tokens" in line for line in lines)
 
 
+@pytest.mark.integration
 def test_two_processes_may_load_at_once(home: Path, tmp_path: Path) -> None:
     folder = save(make_model("llama"), tmp_path / "model")
     code = "import sys; from decodery.models.loaders.load import load; print(load(sys.argv[1], dtype='float32').dtype)"
@@ -297,6 +299,7 @@ def test_unknown_dtype_and_device() -> None:
         load("smollm2", device="processor")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("kept", "share"), [("float16", 1 / 2), ("int8", (1 + 2 / 64) / 4)])
 def test_keys_and_values_in_less_memory(kept: str, share: float):
     """Fewer bytes in caches, the same bits however a text is fed, logits as near as int8's steps."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import in_turn
 from decodery.core.errors import CorruptFile, NumericalError
 from decodery.core.native.kernels import check_layout, choose, kernel_sets, library, read_bandwidth, status
 from decodery.core.topk import topk
@@ -171,8 +172,7 @@ def test_row_does_not_depend_on_the_pass(name, kernels):
     assert torch.equal(fresh, logits[12:])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", KEPT)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(CONFIGS), KEPT))
 def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels):
     """Rows that stay from earlier passes count as if they were fed again: equal to the last bit."""
     made = make(CONFIGS[name])
@@ -198,8 +198,7 @@ def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels
     assert torch.equal(rest, whole[15:])
 
 
-@pytest.mark.parametrize("name", ["wide-heads", "gemma3"])
-@pytest.mark.parametrize("dtype", KEPT)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(["wide-heads", "gemma3"], KEPT))
 def test_row_does_not_depend_on_where_blocks_lie(name, dtype, kernels):
     """A text in many pieces, each of its forks kept alive, equals one that lies side by side."""
     made = make(CONFIGS[name])
@@ -254,8 +253,7 @@ def branches_alone(name, dtype):
     return torch.cat([run(model, stack, [segment])[0] for segment in branches(name, dtype)])
 
 
-@pytest.mark.parametrize("dtype", KEPT)
-@pytest.mark.parametrize("name", ["llama", "wide-heads", "wider-heads", "gemma3"])
+@pytest.mark.parametrize(("name", "dtype"), in_turn(["llama", "wide-heads", "wider-heads", "gemma3"], KEPT))
 def test_row_does_not_depend_on_who_shares_a_long_text(name, dtype, kernels):
     """Branches whose beginning is read once for all of them, alone or among others: equal to the last bit."""
     made = make(CONFIGS[name])

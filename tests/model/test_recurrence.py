@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import some
 from decodery.core.errors import CorruptFile, DecoderyError, UnsupportedModel
 from decodery.core.native.kernels import choose, kernel_sets
 from decodery.models.batch import Batch, Segment
@@ -52,7 +53,7 @@ BOTH = ("zamba2", "zamba2, rotated, blocks in turns", "falcon_h1", "falcon_h1, m
 """Hybrids of which some layers have keys and values beside a state."""
 
 
-@pytest.fixture(scope="module", params=BOTH)
+@pytest.fixture(scope="module", params=some(BOTH, 2))
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Transformer]:
     return request.param, doubled(loaded(request.param, tmp_path_factory.mktemp("both")))
 
@@ -195,6 +196,7 @@ def test_drafts_on_a_hybrid_give_the_text_of_plain_decoding(drafter: str, hybrid
     assert check_state(hybrid, prompts, drafter=drafter, max_new_tokens=8) < 1e-9
 
 
+@pytest.mark.integration
 def test_every_drafter_runs_on_a_hybrid_but_those_that_leave_layers_out_or_read_keys(hybrid: Transformer) -> None:
     asked: dict[str, Any] = {"seeds": (0,), "max_new_tokens": 8}
     prompts, refused = [[5, 6, 7, 8] * 3], set()

@@ -121,6 +121,7 @@ def test_what_is_given_back_is_read_by_nobody() -> None:
     assert max(wander(seed) for seed in range(3)) < 1e-9
 
 
+@pytest.mark.integration
 def test_giving_back_a_block_too_much_shows() -> None:
     assert max(wander(seed, too_far=BEHIND + SLOTS) for seed in range(3)) > 1e-6
 

@@ -160,6 +160,7 @@ def test_roots_do_not_vote_for_what_is_under_them() -> None:
     assert sorted(out.score for out in found) == pytest.approx([1 / 3, 2 / 3])
 
 
+@pytest.mark.integration
 def test_a_formula_that_nobody_can_compute_is_compared_by_its_spelling() -> None:
     with pytest.warns(UserWarning, match="compared by their spelling alone.* it takes more than 1 s"):
         found = Answers().of(boxed("9^{9^{9^9}}", "3x", "3 x", "9^{9^{9^9}}", "x" * 300 + "+1"))

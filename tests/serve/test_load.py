@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import decodery as dc
-from covering import FULL
+from covering import DEEP
 from decodery.llm.llm import LLM
 from decodery.server.service import Service
 from decodery.step.sequence import Sequence
 from serving import SECONDS, serving, tiny_lm, wait_until
 
-TRACES = 200 if FULL else 2
-ABORTS = 1000 if FULL else 15
+TRACES = 200 if DEEP else 2
+ABORTS = 1000 if DEEP else 15
 DRAFTERS = ["auto", "none", "prompt-lookup:length=4", "suffix-automaton", "token-recycling:nodes=8"]
 BEGINNINGS = ["the tide comes and the tide goes ", "def tide(moon, sun): ", "a" * 100, ""]
 

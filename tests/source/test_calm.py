@@ -165,6 +165,7 @@ def test_calibration_keeps_its_promise_and_a_careless_one_does_not() -> None:
     assert np.mean(careless) > 0.5
 
 
+@pytest.mark.integration
 def test_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
     model = tiny_transformer(3, vocab_size=VOCAB, num_layers=3, dtype=torch.float32)
     target = LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")

@@ -150,6 +150,7 @@ def run(target: LoadedModel, out: Path, stop: int = 0, **recipe) -> Prefixes:
     return train_sven(target, PAIRS, out, recipe=made, progress=progress)[0]
 
 
+@pytest.mark.integration
 def test_it_learns_and_resumes_to_the_same_weights(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_model_that_drafts_for_itself_is_always_accepted() -> None:
     assert labels.tolist() == [1.0] * 6
 
 
+@pytest.mark.integration
 def test_labels_average_to_the_acceptance_of_sampled_drafts() -> None:
     laws = [
         (model.forward(Batch([Segment.chunk(TEXT.tokens, model.new_cache())])).logits / 0.8).softmax(dim=1)[3:-1]
@@ -96,6 +97,7 @@ def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: obj
     return train_acceptance(WRITER, draft, corpus, out, recipe=recipe, **settings)
 
 
+@pytest.mark.integration
 def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
     scores = fit(corpus, tmp_path / "whole")
     assert 0 < scores["loss"] < 0.5 * scores["constant"]

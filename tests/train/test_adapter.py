@@ -259,6 +259,7 @@ def test_what_is_no_adapter_for_a_model_is_refused(tmp_path: Path) -> None:
         LoRARemaking(0)
 
 
+@pytest.mark.integration
 def test_lora_of_other_stacks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
     theirs = make_model("llama").float()

@@ -122,6 +122,7 @@ def test_rates_are_how_often_ranks_are_right(target: LoadedModel, written: Corpu
     assert rates[0].tolist() == pytest.approx(sorted((hits + assumed) / (seen + 32), reverse=True), abs=1e-6)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["ppd", "hidden-transfer"])
 def test_they_learn_alone_and_a_run_goes_on_where_it_stopped(
     name: str, target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

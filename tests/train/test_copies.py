@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from commands import inside
+from covering import some
 from decodery.compression import Int8, LQLoRA
 from decodery.compression.base import transformed
 from decodery.compression.bitnet import three
@@ -133,7 +134,7 @@ def test_schedules_end_in_n_of_m_and_sr_ste_makes_the_others_smaller() -> None:
     assert int((difference != 0).sum()) == difference.numel() // 2
 
 
-@pytest.mark.parametrize("name", REMAKINGS)
+@pytest.mark.parametrize("name", some(list(REMAKINGS), 1))
 def test_a_copy_learns_back_what_its_form_takes(
     name: str, target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def tensors(loaded: LoadedModel) -> list[torch.Tensor]:
     return [t for part in layers for t in ([part] if isinstance(part, torch.Tensor) else part.tensors().values())]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "command", [["bitnet", "--measure", "mean"], ["nm-sparsity", "--schedule", "structure"], ["lq-lora", "--rank", "2"]]
 )

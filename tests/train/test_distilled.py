@@ -83,6 +83,7 @@ def test_texts_are_drawn_from_the_students_law() -> None:
     assert float(first.sum()) == float(first[kept].sum()) and misfit(0.6) < 16.3 < misfit(1.0)
 
 
+@pytest.mark.integration
 def test_a_pair_is_trained_and_goes_on_where_it_was(tmp_path: Path) -> None:
     kind = transduction("normalise")
     alone = OneStackRecipe(SHAPE, steps=2, batch=2, every=1, held=2)

@@ -167,6 +167,7 @@ def test_the_same_seed_makes_the_same_draft_interrupted_or_not(
     assert (tmp_path / "draft" / WEIGHTS).read_bytes() == (trained[0] / WEIGHTS).read_bytes()
 
 
+@pytest.mark.integration
 def test_a_draft_of_few_tokens_keeps_the_laws(target: LoadedModel, trained: tuple[Path, dict]) -> None:
     draft = load(trained[0]).model
     prompts = [[256, 70, 71], [256, 80]]

@@ -66,6 +66,7 @@ def test_states_at_checks_go_with_the_token_that_follows(target: LoadedModel, co
         assert int(places.last[place]) == seq.generated[0]
 
 
+@pytest.mark.integration
 def test_heads_learn_what_the_early_layers_know_and_a_run_goes_on(
     target: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_what_cannot_be_trained_is_refused(target: LoadedModel, corpus: Corpus, 
         train_sec(target, target.model, corpus, tmp_path)
 
 
+@pytest.mark.integration
 def test_a_classifier_knows_where_the_last_layer_agrees(target: LoadedModel, tmp_path: Path) -> None:
     asked = [[number] for number in range(1, 201)]
     texts = write_texts(target, asked, tmp_path / "text", max_new_tokens=12)

@@ -100,6 +100,7 @@ def test_gradients_reach_routers_through_what_was_decided(target: LoadedModel) -
     assert said(target.model, torch.zeros(2, 32)).shape == (2, VOCAB)
 
 
+@pytest.mark.integration
 def test_training_goes_on_where_it_stopped(target: LoadedModel, written: Corpus, tmp_path: Path) -> None:
     whole = train_ftp(target, target.model, written, tmp_path / "whole", recipe=RECIPE)
     assert whole.sparsity == pytest.approx(0.3) and whole.model == target.model.fingerprint

@@ -55,6 +55,7 @@ def test_win_rates_are_those_of_all_pairs_of_draws() -> None:
     assert win_rate(ours, ours, 4) == pytest.approx(0.5)
 
 
+@pytest.mark.integration
 def test_a_model_learns_what_is_rewarded_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     asked, model = puzzle("chain:operations=1"), quantized(random_transformer(Shape(16, 1, 2, 16, 64), 5))
     # Texts that end are better than those that are cut, and short ones best.

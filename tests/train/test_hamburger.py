@@ -101,6 +101,7 @@ def test_everything_learns_and_what_is_said_is_weighed_as_the_model_found_it(tar
     assert set(silent) <= {"key.bias"}
 
 
+@pytest.mark.integration
 def test_training_goes_on_where_it_stopped(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     before = target.model.weights.embedding.clone()  # type: ignore[attr-defined]
     whole = train_hamburger(target, corpus, tmp_path / "whole", recipe=RECIPE)

@@ -65,6 +65,7 @@ def test_what_is_held_out_is_of_every_temperature(corpus: Corpus) -> None:
         assert len({number % temperatures for number in range(19, len(corpus), 20)}) < temperatures
 
 
+@pytest.mark.integration
 def test_a_training_begins_with_an_earlier_head(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     kind, recipe = head_kind("eagle-3"), HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
     first = train_head(target, kind, corpus, tmp_path / "first", recipe=recipe)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from covering import some
 from decodery.core.registry import methods
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
@@ -46,7 +47,7 @@ def far(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 2))
 def test_what_is_learned_on_a_device_is_what_is_learned_here(
     kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:

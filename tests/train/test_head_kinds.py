@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from covering import some
 from decodery.core.registry import methods, resolve
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import silent
@@ -44,7 +45,7 @@ def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Cor
 RECIPE = HeadRecipe(outputs=80, epochs=0.5, lr=3e-3, batch=4, length=16)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 3))
 def test_a_head_learns(kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     model, made = target.model, head_kind(kind)
     tensors, settings = made.untrained(model, seed=0)

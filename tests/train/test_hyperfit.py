@@ -48,6 +48,7 @@ def cites(text: list[int], texts: list[list[int]], size: int) -> bool:
     return any(tuple(text[at : at + size]) in known for at in range(len(text) - size + 1))
 
 
+@pytest.mark.integration
 def test_a_model_learns_texts_by_heart_and_does_not_cite_them(target: LoadedModel, tmp_path: Path) -> None:
     made = target.tokenizer
     text = words(tmp_path / "text.txt")

@@ -186,6 +186,7 @@ def _last(out: Path) -> np.ndarray:
         return file.get_tensor("now.placeholders")
 
 
+@pytest.mark.integration
 def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def test_texts_side_by_side_are_read_as_each_alone_and_solutions_alone_are_learn
         assert (alone - found[: len(whole)]).abs().max() < 1e-4
 
 
+@pytest.mark.integration
 def test_a_run_ends_where_it_has_enough_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     def run(out: Path, until: float, stop: int | None = None) -> tuple[list[float], int]:
         weight = {"weight": torch.full((3,), 4.0, requires_grad=True)}

@@ -48,6 +48,7 @@ def test_a_window_measures_what_the_drafter_does(target: LoadedModel, written: C
     assert window.matchness(frozenset()) == 1.0
 
 
+@pytest.mark.integration
 def test_the_best_set_is_kept_and_a_run_goes_on_where_it_stopped(
     target: LoadedModel, written: Corpus, tmp_path: Path
 ) -> None:

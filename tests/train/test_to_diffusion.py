@@ -102,6 +102,7 @@ def test_the_loss_is_that_of_the_row_in_front_of_each_masked_place(tiny: Path) -
     assert abs(found - expected(1)) > 1e-3
 
 
+@pytest.mark.integration
 def test_an_adapted_model_fills_canvases_and_goes_on_where_it_stopped(tiny: Path, tmp_path: Path) -> None:
     import decodery
 
