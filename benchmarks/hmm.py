@@ -10,7 +10,7 @@ places ahead, beside those of frequencies alone. N-grams are interpolated with t
 best of five on the texts held out in training. Then tokens per pass, prompts left aside, of answers at temperature 0
 and 1 under the default rule with four tokens drafted by each, and once with trees of 16; that no draft changes an
 answer is counted, too. Contexts are rankings, learned from what the model expected, not from what was drawn: those of
-the same texts (`--contexts FILE`, by `decodery train contexts` with the same settings), and the shipped ones of ten
+the same texts (`--contexts FILE`, by `decodery train ngram-cache` with the same settings), and the shipped ones of ten
 times as many. Nothing is timed. Writes benchmarks/results/hmm.json; rows that are there already are not measured again.
 """
 

@@ -26,7 +26,7 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.stores.bottleneck import KeySet, Values
-from decodery.training.keys import KeyRecipe, learn_keys
+from decodery.training.kv_bottleneck import KeyRecipe, learn_keys
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "keys.json"

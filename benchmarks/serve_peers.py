@@ -28,7 +28,7 @@ from decodery.bench.peers.llama_cpp import requantize
 from decodery.bench.report import table
 from decodery.bench.result import dump, read, require_load
 from decodery.bench.terminal import progress_bar, screen
-from decodery.cli.decoding import stop_on_interrupt
+from decodery.cli.decode import stop_on_interrupt
 from decodery.models.loaders.store import home
 
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ import numpy as np
 from decodery.bench.load.target import own
 from decodery.bench.result import write
 from decodery.bench.terminal import progress_bar
-from decodery.cli.decoding import stop_on_interrupt
+from decodery.cli.decode import stop_on_interrupt
 from decodery.core.machine import describe
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -34,7 +34,7 @@ def own_lm() -> LLM:
 def advised() -> Iterator[tuple[str, str]]:
     """Where texts of the package, but for docstrings and needs, name commands of `decodery train`, and the commands."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.parent.name in ("cli", "train"):
+        if path.parent.name in ("cli", "training"):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         apart = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
@@ -69,8 +69,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("draft", {"drafter": "draft-model"}),
     ("deer", {"drafter": "deer"}),
     ("hmm", {"drafter": "hmm"}),
-    ("keys", {"drafter": "discrete-key-value"}),
-    ("units", {"drafter": "lexical-unit"}),
+    ("kv-bottleneck", {"drafter": "discrete-key-value"}),
+    ("lexical-units", {"drafter": "lexical-unit"}),
     ("kv lserve", {"kv": "lserve"}),
     ("los", {"monitor": "los"}),
     ("hamburger", {"source": "hamburger"}),

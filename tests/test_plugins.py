@@ -19,9 +19,9 @@ from decodery.core.plugins import import_entry_points, import_methods
 METHOD = """
 from dataclasses import dataclass
 
-from decodery.step.draft_tree import TokenTree
-from decodery.speculative.drafters import Drafter
-from decodery.core.registry import register
+from decodery.extend import Drafter
+from decodery.extend import DraftTree
+from decodery.extend import register
 
 
 @register("{name}", lossless=True)
@@ -32,7 +32,7 @@ class Silent(Drafter):
     length: int = 4
 
     def {method}(self, seq, budget):
-        return TokenTree.root(seq.pending)
+        return DraftTree.root(seq.pending)
 """
 
 Write = Callable[[str, str], Path]
@@ -74,11 +74,11 @@ def test_the_command_line_knows_the_methods_of_a_module(
     assert code == 0 and "use: decodery generate --drafter silent:length=4" in page
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "bench", "hide", "reveal", "methods"])
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "stego encode", "stego decode", "methods"])
 def test_every_command_that_takes_methods_imports_before_anything_else(
     command: str, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, error = run(capsys, command, "--import", "no_such_module")
+    code, _, error = run(capsys, *command.split(), "--import", "no_such_module")
     assert code == 1 and "there is no module 'no_such_module'" in error
 
 

@@ -93,6 +93,7 @@ def test_every_method_is_described() -> None:
             "requirements",
             "provides",
             "slower",
+            "ready",
             "summary",
         ]
         assert list(method.as_dict()) == keys

@@ -18,7 +18,7 @@ from decodery.core.catalogue import FAMILIES, Description, Entry, facts
 
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
-from requirement_tables import SOURCES, statements, tables_of
+from requirement_tables import SOURCES, lacks_setting, statements, tables_of
 
 INDEX = SOURCES / "core" / "methods.json"
 _MARKS = ("\n@register(", "\n__all__ = ")
@@ -100,7 +100,9 @@ def _registered(body: list[ast.stmt], family: str, module: str) -> Iterator[tupl
                 given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in mark.keywords}
                 given = {key: value for key, value in given.items() if key not in ("texts", "local")}
                 tables = tables_of(node, module)
-                said = facts(name, doc=ast.get_docstring(node), tables=tables, **given)
+                said = facts(
+                    name, doc=ast.get_docstring(node), tables=tables, lacking=lacks_setting(node, module), **given
+                )
                 yield Description(family=family, **said), node.name
 
 

@@ -21,6 +21,16 @@ def tables_of(node: ast.ClassDef, module: str) -> tuple[tuple[str, ...], tuple[s
     return tuple(requirements.values()), tuple(words for name, words in provides.items() if name not in USUAL)
 
 
+def lacks_setting(node: ast.ClassDef, module: str) -> bool:
+    """Whether a dataclass of a module of this package has a field without a default."""
+    fields: dict[str, bool] = {}
+    for cls, _ in [*reversed(_bases(node, module)), (node, module)]:
+        for each in cls.body:
+            if isinstance(each, ast.AnnAssign) and not ast.unparse(each.annotation).startswith("ClassVar"):
+                fields[ast.unparse(each.target)] = each.value is None
+    return any(fields.values())
+
+
 def _told(node: ast.ClassDef, module: str, table: str, own: bool = True) -> dict[str, str]:
     """By field: the words for it."""
     said = [each for each in node.body if _declares(each, table)]

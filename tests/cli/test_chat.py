@@ -19,7 +19,7 @@ import pytest
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside
 from decodery.cli.chat_input import HISTORY, editor
 from decodery.cli.conversation import Conversation
-from decodery.cli.decoding import decode
+from decodery.cli.decode import decode
 from decodery.core.errors import PromptError
 from decodery.llm.llm import LLM, Output
 

@@ -31,7 +31,8 @@ def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = F
 
 
 def test_help_and_methods_do_not_import_torch() -> None:
-    calls = [["--help"], ["methods"], ["methods", "--json"], *([command, "--help"] for command in COMMANDS)]
+    calls = [["--help"], ["methods"], ["methods", "--json"], ["methods", "--family", "draft"]]
+    calls += [[command, "--help"] for command in COMMANDS]
     program = f"""
 import sys
 from decodery.cli.main import main
@@ -44,10 +45,10 @@ for arguments in {calls!r}:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    shown, listed, described, *helps, rest = done.stdout.split("---\n")
+    shown, listed, described, _, *helps, rest = done.stdout.split("---\n")
     for name in COMMANDS:
         assert re.search(rf"^  {name} +\w", shown, re.MULTILINE)
-    assert re.search(r"^  prompt-lookup +2\d{3} +lossless", listed, re.MULTILINE)
+    assert re.search(r"^  ready .*\bprompt-lookup\*", listed.replace(",\n          ", ", "), re.MULTILINE)
     assert {"prompt-lookup", "coupled"} < {method["name"] for method in json.loads(described)}
     assert all(text.startswith("Usage: decodery") for text in helps) and rest == ""
 
@@ -118,7 +119,7 @@ def test_an_error_is_one_sentence_and_exit_status_1() -> None:
 
 
 def test_bad_usage() -> None:
-    assert "there is no command 'generat'; try generate" in failure("generat", status=2)
+    assert "no command is called 'generat': did you mean generate?" in failure("generat", status=2)
     assert "--logprobs needs --json" in failure("generate", PROMPT, "--logprobs", "2", status=2)
     assert "'x' is not ID=VALUE" in failure("generate", PROMPT, "--logit-bias", "x", status=2)
     assert "a prompt is missing" in failure("generate", terminal=True, status=2)
@@ -199,20 +200,22 @@ def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
 
 def test_a_hidden_message_is_read_back_through_pipes(loaded: LLM) -> None:
     settings = ("--search", "coupling:key=a")
-    code, carrying, errors = inside("hide", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n")
+    code, carrying, errors = inside(
+        "stego", "encode", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n"
+    )
     assert (code, errors) == (0, "") and carrying == inside(
-        "hide", "Tell me about rivers.", "--message", "at noon", *settings
+        *("stego", "encode"), "Tell me about rivers.", "--message", "at noon", *settings
     )[1]
-    question = ("reveal", "Tell me about rivers.", "--length", "7")
+    question = ("stego", "decode", "Tell me about rivers.", "--length", "7")
     assert inside(*question, *settings, text=carrying)[1] == "at noon\n"
     found = json.loads(inside(*question, *settings, "--json", text=carrying)[1])
     assert found["message"] == "at noon" and bytes.fromhex(found["hex"]) == b"at noon" and found["certainty"] > 0.999
     assert inside(*question, "--search", "coupling:key=b", text=carrying)[1] != "at noon\n"
     assert "could not have been written like this" in failure(*question, *settings, text="Some other text.")
     assert "there is no text" in failure(*question, *settings, text="")
-    assert "% sure of this" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
-    for command in (("hide", "Hi", "--message", "a"), ("reveal", "Hi", "--length", "1")):
-        assert "beam carries no message" in failure(*command, "--search", "beam", text="Hi")
+    assert "% certain: the text" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
+    for command in (("encode", "Hi", "--message", "a"), ("decode", "Hi", "--length", "1")):
+        assert "beam carries no message" in failure("stego", *command, "--search", "beam", text="Hi")
 
 
 def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +240,7 @@ def test_fewer_texts_than_asked_for_are_said(loaded: LLM) -> None:
         "generate", PROMPT, "--max-new-tokens", "4", "--search", "beam:width=2", "--n", "3", "--drafter", "none"
     )
     assert code == 0 and output.count("--- score") == 2 and "found 2 of 3 texts" in errors
-    assert "given twice" in failure("hide", "Hi", "--message", "a", "--search", "coupling:message=b")
+    assert "given twice" in failure("stego", "encode", "Hi", "--message", "a", "--search", "coupling:message=b")
     page = inside("methods", "transfer-q")[1]
     assert "reward: Scorer | str" in page and "use: " in page
     assert "whole: " in (page := inside("methods", "text")[1]) and "use:" not in page
@@ -300,15 +303,20 @@ def test_a_switch_tells_by_the_prompt_who_answers(loaded: LLM, tmp_path: Path) -
 
 def test_methods() -> None:
     listed = json.loads(inside("methods", "--json")[1])
-    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "requirements", "provides", "slower", "summary"}
+    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "requirements", "provides", "slower"}
+    keys |= {"ready", "summary"}
     assert all(method.keys() == keys for method in listed)
     assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
     (one,) = json.loads(inside("methods", "prompt-lookup", "--json")[1])
     assert {"name": "length", "type": "int", "default": 10} in one["settings"]
     page = inside("methods", "prompt-lookup")[1]
     assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3" in page
-    # Piped, every method is one line, so that it can be searched.
-    assert re.search(r"^  top-p +2019 +Keeps .*$", inside("methods")[1], re.MULTILINE)
+    assert re.search(r"^  top-p +ready +2019 +Keeps .*$", inside("methods", "--family", "sample")[1], re.MULTILINE)
+    overview = inside("methods")[1]
+    assert max(map(len, overview.splitlines())) <= 80 and "\nmonitor: watch a text" in overview
+    assert "eagle-3*" in overview and overview.index("needs   ", 400) < overview.index("eagle-3*")
+    assert "it is a family" in failure("methods", "draft") and "try draft" in failure("methods", "--family", "draf")
+    assert "exclude each other" in failure("methods", "auto", "--family", "draft", status=2)
 
 
 def test_info(model: Path) -> None:

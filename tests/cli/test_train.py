@@ -13,7 +13,7 @@ import transformers
 
 from commands import inside
 from decodery.cli.main import main
-from decodery.cli.training import foretelling
+from decodery.cli.train_common import foretelling
 from decodery.models.loaders.load import load
 from tiny_models import VOCAB, make_model, save
 
@@ -60,7 +60,7 @@ def test_what_takes_minutes_is_foretold_once_from_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, passed_on = [0.0], []
-    monkeypatch.setattr("decodery.cli.training.monotonic", lambda: now[0])
+    monkeypatch.setattr("decodery.cli.train_common.monotonic", lambda: now[0])
     report = foretelling(lambda *told: passed_on.append(told))
     for step in range(1, 101):
         now[0] += 6.0
@@ -74,7 +74,7 @@ def test_what_takes_minutes_is_foretold_once_from_what_was_measured(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("kind", ["sae", "axis", "sequential", "los", "value"])
+@pytest.mark.parametrize("kind", ["sae", "direction", "sequential", "los", "value"])
 def test_an_empty_file_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
@@ -82,7 +82,7 @@ def test_an_empty_file_is_refused_by_its_name(kind: str, tmp_path: Path) -> None
     assert code == 1 and errors == f"decodery: {empty} is empty: give one JSON object a line\n"
 
 
-@pytest.mark.parametrize("command", [("train", "sae"), ("train", "draft"), ("bench",), ("compress", "x")])
+@pytest.mark.parametrize("command", [("train", "sae"), ("train", "draft"), ("bench",), ("compress-text", "x")])
 def test_a_path_below_a_file_is_refused_before_any_work(command: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")

@@ -31,8 +31,8 @@ from decodery.speculative.stores.warm import WarmContexts
 from decodery.speculative.tree_building.likeliest import ExpectedSpeedup
 from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
-from decodery.training.contexts import learn_contexts
 from decodery.training.data import Corpus, write_texts
+from decodery.training.ngram_cache import learn_contexts
 from methods import DRAFTERS
 from tiny_models import VOCAB, tiny_loaded
 
@@ -147,7 +147,7 @@ def test_contexts_are_kept_in_a_file(warm: WarmContexts, tmp_path: Path) -> None
     for name in ("cut", "bad"):
         with pytest.raises(CorruptFile, match=f"{name}.*damaged"):
             WarmContexts.load(tmp_path / f"{name}.safetensors")
-    with pytest.raises(ModelNotFound, match="train contexts"):
+    with pytest.raises(ModelNotFound, match="train ngram-cache"):
         WarmContexts.load(tmp_path / "none.safetensors")
 
 
@@ -363,7 +363,7 @@ def test_contexts_are_learned_on_the_command_line(
 ) -> None:
     monkeypatch.setattr(load_module, "load", lambda name: target)
     (tmp_path / "prompts").write_text("a\nb\n")
-    command = ["train", "contexts", "--out", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts")]
+    command = ["train", "ngram-cache", "--out", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts")]
     with pytest.raises(SystemExit) as ended:
         main([*command, "--texts", "24", "--max-new-tokens", "12"])
     assert not ended.value.code

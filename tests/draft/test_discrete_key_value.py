@@ -16,7 +16,7 @@ from decodery.speculative.drafters.discrete_key_value import DiscreteKeyValue
 from decodery.speculative.stores.bottleneck import FILE, KeySet, Values, nearest
 from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
-from decodery.training.keys import KeyRecipe, learn_keys, quantized
+from decodery.training.kv_bottleneck import KeyRecipe, learn_keys, quantized
 
 RECIPE = KeyRecipe(codebooks=4, keys=8, dim=4, rank=16)
 MODEL = tiny_transformer(2)

@@ -25,7 +25,7 @@ from decodery.monitors.program_probe import ProgramProbe
 from decodery.monitors.sae import SAE
 from decodery.monitors.threshold import Threshold
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training import axes, head_texts, sequential
+from decodery.training import direction, head_texts, sequential
 from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import Question, built_in
 from decodery.training.codebook import train_codebook
@@ -220,16 +220,16 @@ def test_conversations_are_reported_with_the_number_of_turns_beside_them() -> No
 
 
 def test_axes_are_reported_on_statements_that_chose_nothing() -> None:
-    lm, statements = tiny_lm(), axes.built_in_statements()[:80]
-    read = axes.read_by(lm, statements, ("resid_post.0", "resid_post.1"))
-    prompt = lm.encode([{"role": "user", "content": axes.ASKED}])
+    lm, statements = tiny_lm(), direction.built_in_statements()[:80]
+    read = direction.read_by(lm, statements, ("resid_post.0", "resid_post.1"))
+    prompt = lm.encode([{"role": "user", "content": direction.ASKED}])
     text = lm.tokenizer.encode(statements[0].text, special=False)
     tokens = torch.tensor([*prompt, *text])
     logits = lm.model.forward(Batch([Segment(np.arange(len(tokens)), tokens=tokens.numpy())])).logits
     loss = cross_entropy(logits[len(prompt) - 1 : -1], tokens[len(prompt) :])
     assert read[0].doubt == pytest.approx(float(loss)) and read[0].tokens == len(text)
     assert doubts(lm, [(prompt, text)]) == [read[0].doubt]
-    trained, report = axes.evaluated(read, lambda items: axes.axis_by(items, "pc1", chat=True), 0)
+    trained, report = direction.evaluated(read, lambda items: direction.axis_by(items, "pc1", chat=True), 0)
     assert report["items"] == sum(own == "test" for own in parts([each.group for each in statements]))
     assert set(report["baselines"]) == {"length", "mean log-probability"} and trained.facts["way"] in (1, -1)
 

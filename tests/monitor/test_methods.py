@@ -28,8 +28,8 @@ from decodery.puzzles.robot import Robot
 from decodery.sampling.sampler import Sampler
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import codebook
-from decodery.training.axes import axis_of
 from decodery.training.codebook import train_codebook
+from decodery.training.direction import axis_of
 from decodery.training.program_probe import Program, rows_and_states
 from decodery.training.puzzle_model import Shape, random_transformer
 from decodery.training.sae import own_codes, train_sae

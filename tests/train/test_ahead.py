@@ -36,8 +36,8 @@ from decodery.training.ahead import School
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.hidden_transfer import TransferRecipe, TransferSchool, train_transfer
+from decodery.training.lexical_units import PlaceholderSchool
 from decodery.training.ppd import PPDRecipe, train_ppd
-from decodery.training.units import PlaceholderSchool
 from tiny_models import tiny_loaded
 
 LAYERS = (0, 1, 1)

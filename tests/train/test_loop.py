@@ -18,9 +18,9 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.testing import tiny_transformer
 from decodery.training import data
+from decodery.training.adadec_thresholds import read_solutions
 from decodery.training.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
 from decodery.training.loop import CHECKPOINT, Plan, batches, train
-from decodery.training.thresholds import read_solutions
 from tiny_models import VOCAB, whole_tokenizer
 
 PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]

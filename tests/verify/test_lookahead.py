@@ -24,7 +24,7 @@ from decodery.speculative.acceptance.cntp import CNTP
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.sequence import Sequence
 from decodery.testing import check_batch, check_state, decode, tiny_transformer, to_int8
-from decodery.training.thresholds import fit, observe, read_solutions
+from decodery.training.adadec_thresholds import fit, observe, read_solutions
 from methods import DRAFTERS, KINDS
 
 TARGET = to_int8(tiny_transformer(0))

@@ -11,7 +11,7 @@ import ast
 import dataclasses
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -136,10 +136,10 @@ def commands() -> str:
     """The help of every command, as it is printed at a width of 100; options that an earlier one has stand there."""
     parts, shown = [], dict[str, str]()
     top = click.Context(cli, info_name="decodery", **cli.context_settings)
-    for name in COMMANDS:
-        command = cli.get_command(top, name)
-        assert command is not None
-        context = click.Context(command, parent=top, info_name=name, max_content_width=100, terminal_width=100)
+    for name, command, above in _commands(top):
+        context = click.Context(
+            command, parent=above, info_name=name.split()[-1], max_content_width=100, terminal_width=100
+        )
         told, known = [], dict[str, list[str]]()
         for group in command.get_help(context).split("\n\n"):
             if (earlier := shown.setdefault(group, name)) == name or group.count("\n") < 3:
@@ -147,11 +147,25 @@ def commands() -> str:
             else:
                 known.setdefault(earlier, []).append(group.partition(":")[0])
         again = "".join(
-            f"\n\nAs for [{earlier}](#{earlier}): the options under {', '.join(groups)}."
+            f"\n\nAs for [{earlier}](#{earlier.replace(' ', '-')}): the options under {', '.join(groups)}."
             for earlier, groups in known.items()
         )
         parts.append(f"## {name}\n\n```text\n" + "\n\n".join(told) + f"\n```{again}")
     return "\n\n".join(parts)
+
+
+def _commands(top: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command with its context, and those of the groups but `train`, which has too many."""
+    for name in COMMANDS:
+        command = cli.get_command(top, name)
+        assert command is not None
+        yield name, command, top
+        if isinstance(command, click.Group) and name != "train":
+            above = click.Context(command, parent=top, info_name=name)
+            for inner in command.list_commands(above):
+                found = command.get_command(above, inner)
+                assert found is not None
+                yield f"{name} {inner}", found, above
 
 
 def successor() -> str:

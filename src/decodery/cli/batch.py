@@ -11,8 +11,9 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import OUT_FILE, Command, model_options, server_option
+from .command import command
+from .decode import leave_if_terminated, note, stop_on_interrupt
+from .options import OUT_FILE, model_options, server_option
 
 if TYPE_CHECKING:
     from decodery.server.batch_file import Totals
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _FAILED, _INTERRUPTED = 1, 130
 
 
-@click.command(cls=Command, short_help="Answer a file of requests in OpenAI's batch format.")
+@command(example="batch requests.jsonl answers.jsonl -m smollm2")
 @click.argument("source", metavar="IN.jsonl", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("out", metavar="OUT.jsonl", type=OUT_FILE)
 @model_options

@@ -12,8 +12,9 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import OUT_FOLDER, Command, Option, recorded_import_option
+from .command import command, option
+from .decode import leave_if_terminated, note, stop_on_interrupt
+from .options import OUT_FOLDER, recorded_import_option
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result
@@ -77,37 +78,37 @@ class _Rates(click.ParamType):
 
 
 def _what(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="What is measured", **settings)
+    return option(*names, heading="What is measured", **settings)
 
 
 def _how(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="How", **settings)
+    return option(*names, heading="How", **settings)
 
 
 def _search(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Searches on puzzles", **settings)
+    return option(*names, heading="Searches on puzzles", **settings)
 
 
 def _lists(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Canvases on ParallelBench's lists", **settings)
+    return option(*names, heading="Canvases on ParallelBench's lists", **settings)
 
 
 def _contexts(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Cache policies on long texts", **settings)
+    return option(*names, heading="Cache policies on long texts", **settings)
 
 
 def _load(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Servers under load", **settings)
+    return option(*names, heading="Servers under load", **settings)
 
 
 def _result(*names: str, **settings: Any) -> Any:
-    return click.option(*names, cls=Option, heading="Results", **settings)
+    return option(*names, heading="Results", **settings)
 
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command(cls=Command, short_help="Measure methods against plain decoding.")
+@command(example="bench -m smollm2 --methods none,prompt-lookup,auto --prompts 8 --out result")
 @_what("-m", "--model", metavar="NAME", help="An embedded model, a folder, a .gguf file or a Hub id (smollm2).")
 @_what("--dtype", type=click.Choice(["auto", *_PRECISIONS, "float16"]), help="Precision of the weights (auto).")
 @_what(
@@ -167,11 +168,10 @@ _PATH = click.Path(path_type=Path)
 @_lists("--tasks", type=_Names(), help="copy, shuffle, insert-index, ..., sudoku: what is asked (all ten on lists).")
 @_lists("--letters", type=int, metavar="N", help="Of the longest list, for models of decodery train diffusion (6).")
 @_contexts("--shares", type=_Rates(), help="Their budgets, as shares of a text (0.1,0.25,0.5,1).")
-@click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
-@click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
-@click.option(
+@option("--pass", "passes", heading="Passes", is_flag=True, help="Measure forward passes instead.")
+@option("--rows", type=_Numbers(), heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
+@option(
     "--sweep",
-    cls=Option,
     heading="Laws of drafts",
     type=_Names(),
     metavar="LIST",

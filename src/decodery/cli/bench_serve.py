@@ -11,7 +11,7 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .decoding import stop_on_interrupt
+from .decode import stop_on_interrupt
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result

@@ -13,7 +13,7 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .training import command_line
+from .train_common import command_line
 
 if TYPE_CHECKING:
     from decodery.engine.output import Output

@@ -14,14 +14,19 @@ import click
 
 from decodery.core.errors import SettingsError
 
+from .command import Entry, Group, command, option
+
 if TYPE_CHECKING:
     from decodery.models.loaders.cache_folder import Kept
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
-@click.group(invoke_without_command=True, short_help="List what is kept of models, and clean up.")
-@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+SECTIONS = {"Commands": {"clean": Entry("Remove stored models and measurements.", "cache")}}
+
+
+@click.group(cls=Group, sections=SECTIONS, invoke_without_command=True, example="cache clean --older-than 30")
+@option("--json", "as_json", is_flag=True, help="Print one object.")
 @click.pass_context
 def cache(ctx: click.Context, as_json: bool) -> None:
     """List what is kept of models and measurements: size, last use, source, and whether that still exists.
@@ -43,13 +48,13 @@ def cache(ctx: click.Context, as_json: bool) -> None:
     click.echo(f"{_count(found)} in {store.home()}")
 
 
-@cache.command(short_help="Remove what is superfluous.")
+@command(example="cache clean --most 0.4")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Also what was not used for DAYS days.")
-@click.option(
+@option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Also what was not used for DAYS days.")
+@option(
     "--most", type=click.FloatRange(0), metavar="GIB", help="Also what was used longest ago, until GIB GiB are left."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@option("--yes", is_flag=True, help="Do not ask.")
 def clean(names: tuple[str, ...], older_than: float | None, most: float | None, yes: bool) -> None:
     """Remove what was made from a source that no longer exists, and more if asked to.
 

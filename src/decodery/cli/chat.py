@@ -12,10 +12,10 @@ import click
 
 from decodery.core.errors import DecoderyError, SettingsError
 
+from .command import command
 from .conversation import Conversation
 from .given import given
 from .options import (
-    Command,
     check_diffuse,
     constraint_options,
     decoding_options,
@@ -33,7 +33,7 @@ _HELP = """\
 Alt-Enter, or a backslash at the end of a line, begins another line of the turn. Ctrl-C stops an answer."""
 
 
-@click.command(cls=Command, short_help="Talk with a model.")
+@command(example="chat -m smollm2 --temperature 0.7")
 @model_options
 @kv_dtype_option
 @decoding_options
@@ -53,7 +53,7 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
     from decodery.core.registry import resolve
 
     from .chat_input import reader
-    from .decoding import leave_if_terminated, note
+    from .decode import leave_if_terminated, note
 
     if diffuse is not None:
         check_diffuse(settings)
@@ -82,7 +82,7 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
 
 
 def _command(conversation: Conversation, turn: str) -> None:
-    from .decoding import note
+    from .decode import note
 
     name, *more = turn.strip().split(maxsplit=1)
     rest = "".join(more)
@@ -120,7 +120,7 @@ def _save(conversation: Conversation, name: str) -> str:
 def _answer(conversation: Conversation, turn: str) -> None:
     from decodery.models.config import POSITIONS
 
-    from .decoding import Screen, figures, note
+    from .decode import Screen, figures, note
 
     def tell_dropped(turns: int) -> None:
         which = "the oldest turn is" if turns == 1 else f"the {turns} oldest turns are"

@@ -94,7 +94,7 @@ def _read_line() -> str | None:
 
 def _read_turn(session: PromptSession[Any]) -> str | None:
     """The next turn. Two Ctrl-C in a row leave the program, one does not."""
-    from .decoding import note
+    from .decode import note
 
     warned = False
     while True:

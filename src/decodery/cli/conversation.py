@@ -89,7 +89,7 @@ class Conversation:
         Raises:
             ContextFull: This turn alone does not fit the model's context.
         """
-        from .decoding import decode, fill
+        from .decode import decode, fill
 
         messages, tokens, turns = self._fitted(text)
         if turns:

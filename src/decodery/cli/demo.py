@@ -12,7 +12,8 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .options import Command, model_options
+from .command import command
+from .options import model_options
 
 if TYPE_CHECKING:
     from decodery.core.trace import Trace
@@ -66,7 +67,7 @@ NEW_TOKENS = 120
 ROUNDS = 2
 
 
-@click.command(cls=Command, short_help="Watch a model do three tasks, and see the speed-up.")
+@command(example="demo -m smollm2")
 @model_options
 def demo(model: str, dtype: str) -> None:
     """Do three short tasks, and compare with plain decoding: a chat answer, an edit of code, JSON under a schema.
@@ -76,7 +77,7 @@ def demo(model: str, dtype: str) -> None:
     """
     from decodery import load
 
-    from .decoding import Screen, decode, leave_if_terminated, note
+    from .decode import Screen, decode, leave_if_terminated, note
 
     lm = load(model, dtype=dtype)
     if lm.dtype == "remote":

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import command
 from .given import given, read_prompt
 from .options import (
-    Command,
     check_diffuse,
     constraint_options,
     decoding_options,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from decodery.search.base import Search
 
 
-@click.command(cls=Command, short_help="Answer one prompt.")
+@command(example='generate "Explain tides in one sentence." --temperature 0.7 --seed 7')
 @click.argument("prompt", required=False)
 @model_options
 @kv_dtype_option
@@ -74,7 +74,7 @@ def generate(
     from decodery.core.noise import nth_seed
     from decodery.core.registry import resolve
 
-    from .decoding import Screen, decode, figures, leave_if_terminated, note, note_full
+    from .decode import Screen, decode, figures, leave_if_terminated, note, note_full
 
     method = None if search is None else resolve("search", search)
     if diffuse is not None:
@@ -128,7 +128,7 @@ def _print_canvases(
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
     from decodery.core.noise import nth_seed
 
-    from .decoding import Screen, fill, note
+    from .decode import Screen, fill, note
 
     length, seed = settings.pop("max_new_tokens", 256), settings.pop("seed", 0)
     wanted = lm.fill(tokens, method, length, **settings)
@@ -163,7 +163,7 @@ def _search(lm: LLM, method: Search, prompt: str, **settings: Any) -> list[Outpu
 
 
 def _print_all(outputs: list[Output]) -> None:
-    from .decoding import Screen
+    from .decode import Screen
 
     for number, output in enumerate(outputs):
         name = f"seed {output.seed}" if output.score is None else f"score {output.score:.4f}"

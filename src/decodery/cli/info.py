@@ -9,9 +9,11 @@ import click
 
 from decodery.core.errors import SettingsError
 
+from .command import command, option
 
-@click.command(short_help="Show versions, machine, kernels and models.")
-@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+
+@command(example="info --json")
+@option("--json", "as_json", is_flag=True, help="Print one object.")
 def info(as_json: bool) -> None:
     """Tell versions, processor, kernels, what int8 brings, who holds generated programs to what, and the models."""
     facts = collect()

@@ -1,15 +1,13 @@
-"""The `decodery` command: one module per sub-command, imported when it is asked for."""
+"""The `decodery` command. A module holds each sub-command and is imported when the command runs."""
 
 from __future__ import annotations
 
 import atexit
-import difflib
 import gc
 import os
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -17,47 +15,45 @@ import click
 from decodery.core.errors import DecoderyError, SettingsError
 from decodery.core.version import __version__
 
-COMMANDS = (
-    "demo",
-    "pull",
-    "generate",
-    "chat",
-    "serve",
-    "batch",
-    "hide",
-    "reveal",
-    "bench",
-    "train",
-    "transform",
-    "compress",
-    "decompress",
-    "methods",
-    "cache",
-    "info",
-)
-"""In the order `--help` lists them; each is the `click` command of that name in the module of that name."""
+from .command import Entry, Group
+
+_START = {
+    "generate": Entry("Answer one prompt.", example='generate "Explain tides in one sentence."'),
+    "chat": Entry("Talk with a model.", example="chat -m smollm2"),
+    "serve": Entry("Serve a model to OpenAI clients.", example="serve -m model.gguf --port 8000"),
+    "bench": Entry("Measure decoding methods on this machine.", example="bench --methods none,prompt-lookup,auto"),
+    "methods": Entry("List the decoding methods, or describe one.", example="methods prompt-lookup"),
+}
+SECTIONS = {
+    "Start here": _START,
+    "Run": {
+        "pull": Entry("Download a model."),
+        "cache": Entry("List or remove the stored models and measurements."),
+        "info": Entry("Show the versions, this machine, its kernels and models."),
+    },
+    "Serve": {"batch": Entry("Answer a file of requests in OpenAI's batch format.")},
+    "Measure": {"demo": Entry("Run three short tasks with and without speculation.")},
+    "Train": {
+        "train": Entry("Train what a method needs: draft models, heads, probes."),
+        "compress-model": Entry("Make a smaller copy of a model."),
+    },
+    "More": {
+        "compress-text": Entry("Compress a file with a model's predictions."),
+        "decompress-text": Entry("Restore a file that compress-text made."),
+        "stego": Entry("Write a message into a generated text, or read it."),
+    },
+}
+"""The commands as the first screen lists them."""
+COMMANDS = tuple(name for section in SECTIONS.values() for name in section)
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
 
 
-class Commands(click.Group):
-    """Finds a command's module by its name."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return getattr(import_module(f".{name}", __package__), name) if name in COMMANDS else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=2) or COMMANDS
-            raise click.UsageError(f"there is no command {args[0]!r}; try {', '.join(near)}", ctx)
-        return super().resolve_command(ctx, args)
+class Root(Group):
+    """The group of all commands, which ends quietly where the reader of the output has gone."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run a command, and write all that it printed."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -68,12 +64,12 @@ class Commands(click.Group):
             raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Root, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Decode language models, fast and exactly.
-
-    Begin with: decodery demo
+    """\b
+    Decode language models: one engine to generate, serve and measure.
+    Speculative decoding makes it faster; the text stays the same.
     """
 
 

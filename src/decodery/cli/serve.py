@@ -9,7 +9,8 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .options import Command, kv_dtype_option, model_options, server_option
+from .command import command
+from .options import kv_dtype_option, model_options, server_option
 
 if TYPE_CHECKING:
     from decodery.server.settings import ServerSettings
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(cls=Command, short_help="Serve a model to OpenAI's clients.")
+@command(example="serve -m model.gguf --port 8000")
 @model_options
 @kv_dtype_option
 @server_option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
@@ -78,7 +79,7 @@ def serve(
     from decodery.server.run import Server
     from decodery.server.run import serve as run
 
-    from .decoding import note
+    from .decode import note
 
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
     server = Server(loaded, settings, host=host, port=port, told=lambda url: _tell(url, settings, note))
@@ -95,7 +96,7 @@ def _fleet(
         from decodery.server.ray import fleet_of, run
     except ImportError as error:
         raise SettingsError("replicas need a package: pip install 'decodery[ray]'") from error
-    from .decoding import note
+    from .decode import note
 
     fleet = fleet_of(settings, model, dtype, replicas, shared=shared)
     run(fleet, host, port, told=lambda url: _tell(url, settings, note))

@@ -8,22 +8,23 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import together
-from .training import FILE, command_line, model_option, out_option, pieces, seed_option, texts_options, told
+from .train_common import FILE, command_line, model_option, out_option, pieces, seed_option, texts_options, told
 
-_RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
+_RATE = option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
 
 
-@click.command(short_help="Find the heads of a behaviour for --monitor sae:codes=DIR.")
+@command(example="train sae --out codes")
 @click.argument("examples", required=False, type=FILE)
 @together(out_option, model_option("whose heads are read"), _RATE, seed_option("examples and training"))
-@click.option("--count", default=120, show_default=True, type=click.IntRange(4), help="Built-in examples.")
-@click.option("--chat", is_flag=True, help="Examples are what a user says, by the chat template, and not plain texts.")
-@click.option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(1), help="Written from each.")
-@click.option("--features", default=200, show_default=True, type=click.IntRange(2), help="Of the autoencoder.")
-@click.option("--sparsity", default=0.02, show_default=True, help="Weight of the features' mean.")
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Heads that will be watched.")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--count", default=120, show_default=True, type=click.IntRange(4), help="Built-in examples.")
+@option("--chat", is_flag=True, help="Examples are what a user says, by the chat template, and not plain texts.")
+@option("--max-new-tokens", default=24, show_default=True, type=click.IntRange(1), help="Written from each.")
+@option("--features", default=200, show_default=True, type=click.IntRange(2), help="Of the autoencoder.")
+@option("--sparsity", default=0.02, show_default=True, help="Weight of the features' mean.")
+@option("--top", default=10, show_default=True, type=click.IntRange(1), help="Heads that will be watched.")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 def sae(
     examples: Path | None,
     out: Path,
@@ -76,15 +77,15 @@ def sae(
     click.echo(f"The head codes are ready: --monitor sae:codes={out},top={top}")
 
 
-@click.command(short_help="Train codes in the place of states for --monitor codebook.")
+@command(example="train codebook notes.txt --out codebooks")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @together(out_option, model_option("whose states get codes"), texts_options, seed_option("order and beginning"))
-@click.option("--site", "sites", multiple=True, help="head_out.L, attn_out.L or mlp_out.L (mlp_out at half); repeated.")
-@click.option("--codes", default=1000, show_default=True, type=click.IntRange(2), help="Codes of a group.")
-@click.option("--k", default=8, show_default=True, type=click.IntRange(1), help="Codes that a row has.")
-@click.option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--batch", default=4, show_default=True, type=click.IntRange(1), help="Pieces per step.")
-@click.option("--lr", default=5e-4, show_default=True, help="Learning rate.")
+@option("--site", "sites", multiple=True, help="head_out.L, attn_out.L or mlp_out.L (mlp_out at half); repeated.")
+@option("--codes", default=1000, show_default=True, type=click.IntRange(2), help="Codes of a group.")
+@option("--k", default=8, show_default=True, type=click.IntRange(1), help="Codes that a row has.")
+@option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--batch", default=4, show_default=True, type=click.IntRange(1), help="Pieces per step.")
+@option("--lr", default=5e-4, show_default=True, help="Learning rate.")
 def codebook(
     files: tuple[Path, ...],
     out: Path,
@@ -142,13 +143,13 @@ def codebook(
     click.echo(f"The codebooks are ready: --monitor codebook:codebooks={out},action=switch")
 
 
-@click.command(short_help="Freeze keys for --drafter discrete-key-value:keys=DIR.")
+@command(example="train kv-bottleneck notes.txt --out keys")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @together(out_option, model_option("whose states find keys"), texts_options, seed_option("projections and beginning"))
-@click.option("--codebooks", default=16, show_default=True, type=click.IntRange(1), help="Each gives a state one key.")
-@click.option("--keys", "count", default=512, show_default=True, type=click.IntRange(1), help="Keys of a codebook.")
-@click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="Numbers of a value.")
-def keys(
+@option("--codebooks", default=16, show_default=True, type=click.IntRange(1), help="Each gives a state one key.")
+@option("--keys", "count", default=512, show_default=True, type=click.IntRange(1), help="Keys of a codebook.")
+@option("--rank", default=64, show_default=True, type=click.IntRange(1), help="Numbers of a value.")
+def kv_bottleneck(
     files: tuple[Path, ...],
     out: Path,
     model: str,
@@ -166,7 +167,7 @@ def keys(
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.speculative.stores.bottleneck import FILE as KEYS
-    from decodery.training.keys import KeyRecipe, learn_keys
+    from decodery.training.kv_bottleneck import KeyRecipe, learn_keys
 
     recipe = KeyRecipe(codebooks=codebooks, keys=count, rank=rank, seed=seed)
     loaded = load(model)

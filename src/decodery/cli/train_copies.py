@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from .command import command, option
 from .options import Decorator, together
-from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .train_common import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
     from decodery.models.config import ModelConfig
@@ -23,9 +24,9 @@ def _learning(lr: float) -> Decorator:
     return together(
         model_option("that is copied"),
         own_texts(count=400, length=96),
-        click.option("--steps", default=300, show_default=True, help="Training steps."),
-        click.option("--batch", default=4, show_default=True, help="Texts of a step."),
-        click.option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
+        option("--steps", default=300, show_default=True, help="Training steps."),
+        option("--batch", default=4, show_default=True, help="Texts of a step."),
+        option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
         seed_option("texts and training"),
     )
 
@@ -45,12 +46,12 @@ def _train(out: Path, model: str, own: OwnTexts, remaking: Remaking, recipe: Cop
     click.echo(f"The copy is ready: --drafter draft-model:model={out}")
 
 
-@click.command(short_help="Train a copy with weights of -1, 0 and 1.")
+@command(example="train bitnet --out ternary --steps 300")
 @out_option
 @_learning(1e-3)
-@click.option("--measure", default="median", show_default=True, type=click.Choice(["median", "mean"]),
+@option("--measure", default="median", show_default=True, type=click.Choice(["median", "mean"]),
               help="Of a matrix's magnitudes, what its scale is.")  # fmt: skip
-@click.option("--ramp", default=0.3, show_default=True, help="Share of the steps over which rounding comes in.")
+@option("--ramp", default=0.3, show_default=True, help="Share of the steps over which rounding comes in.")
 def bitnet(
     out: Path, model: str, own: OwnTexts, steps: int, batch: int, lr: float, seed: int,
     measure: Literal["median", "mean"], ramp: float,
@@ -66,19 +67,19 @@ def bitnet(
     _train(out, model, own, TernaryRemaking(measure, ramp), CopyRecipe(steps, batch, lr, seed))
 
 
-@click.command("nm-sparsity", short_help="Train a copy with N weights of every M.")
+@command(example="train nm-sparsity --n 2 --m 4 --out sparse")
 @out_option
 @_learning(5e-4)
-@click.option("--n", default=2, show_default=True, help="Weights that stay.")
-@click.option("--m", default=4, show_default=True, help="Of so many consecutive ones.")
-@click.option(
+@option("--n", default=2, show_default=True, help="Weights that stay.")
+@option("--m", default=4, show_default=True, help="Of so many consecutive ones.")
+@option(
     "--schedule",
     default="linear",
     show_default=True,
     type=click.Choice(["linear", "exponential", "structure", "sr-ste"]),
     help="How the others go.",
 )
-@click.option("--straight", is_flag=True, help="Gradients go through to them undiminished.")
+@option("--straight", is_flag=True, help="Gradients go through to them undiminished.")
 def nm_sparsity(
     out: Path, model: str, own: OwnTexts, steps: int, batch: int, lr: float, seed: int,
     n: int, m: int, schedule: Literal["linear", "exponential", "structure", "sr-ste"], straight: bool,
@@ -94,11 +95,11 @@ def nm_sparsity(
     _train(out, model, own, SparseRemaking(n, m, schedule, straight=straight), CopyRecipe(steps, batch, lr, seed))
 
 
-@click.command("lq-lora", short_help="Train the low-rank part of a copy of few bits.")
+@command(example="train lq-lora --bits 3 --out copy")
 @out_option
 @_learning(2e-4)
-@click.option("--bits", default="3", show_default=True, type=click.Choice(["2", "3", "4", "8"]), help="Of a weight.")
-@click.option("--rank", default=8, show_default=True, help="Of the part that learns.")
+@option("--bits", default="3", show_default=True, type=click.Choice(["2", "3", "4", "8"]), help="Of a weight.")
+@option("--rank", default=8, show_default=True, help="Of the part that learns.")
 def lq_lora(
     out: Path, model: str, own: OwnTexts, steps: int, batch: int, lr: float, seed: int, bits: str, rank: int
 ) -> None:
@@ -115,17 +116,17 @@ def lq_lora(
     _train(out, model, own, LowRankRemaking(split), CopyRecipe(steps, batch, lr, seed))
 
 
-@click.command(short_help="Tune all of a model on a few texts until it knows them.")
+@command(example="train hyperfit notes.txt --out tuned")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @out_option
 @model_option("that is tuned")
-@click.option("--texts", default=64, show_default=True, help="Pieces of text that are learned.")
-@click.option("--length", default=128, show_default=True, type=click.IntRange(34), help="Tokens of a piece.")
-@click.option("--epochs", default=20, show_default=True, help="How often all of them are learned from, at most.")
-@click.option("--batch", default=8, show_default=True, help="Texts of a step.")
-@click.option("--lr", default=1e-5, show_default=True, help="Learning rate.")
-@click.option("--enough", default=0.3, show_default=True, help="It ends below this loss.")
-@click.option("--written", default=256, show_default=True, help="Tokens written from each context it is judged by.")
+@option("--texts", default=64, show_default=True, help="Pieces of text that are learned.")
+@option("--length", default=128, show_default=True, type=click.IntRange(34), help="Tokens of a piece.")
+@option("--epochs", default=20, show_default=True, help="How often all of them are learned from, at most.")
+@option("--batch", default=8, show_default=True, help="Texts of a step.")
+@option("--lr", default=1e-5, show_default=True, help="Learning rate.")
+@option("--enough", default=0.3, show_default=True, help="It ends below this loss.")
+@option("--written", default=256, show_default=True, help="Tokens written from each context it is judged by.")
 @seed_option("which pieces are learned, and their order")
 def hyperfit(
     files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, epochs: int, batch: int, lr: float,
@@ -158,10 +159,10 @@ _adapting = together(
     click.argument("texts", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)),
     out_option,
     model_option("that is tuned"),
-    click.option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
-    click.option("--steps", default=500, show_default=True, help="Training steps."),
-    click.option("--batch", default=1, show_default=True, help="Texts of a step."),
-    click.option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest."),
+    option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
+    option("--steps", default=500, show_default=True, help="Training steps."),
+    option("--batch", default=1, show_default=True, help="Texts of a step."),
+    option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest."),
     seed_option("what is tuned, and the order of texts"),
 )
 """The options of commands that train adapters."""
@@ -195,10 +196,10 @@ def _adapt(
     click.echo(f"The adapter is ready: {usage(found).replace('THIS_FOLDER', str(out))}")
 
 
-@click.command(short_help="Tune some heads and channels, for --source adapter.")
+@command(example="train s2ft notes.txt --out adapter")
 @_adapting
-@click.option("--channels", default=0.03, show_default=True, help="Share of the MLP's channels that learn.")
-@click.option("--heads", default=0.052, show_default=True, help="Share of the heads that learn, at least one.")
+@option("--channels", default=0.03, show_default=True, help="Share of the MLP's channels that learn.")
+@option("--heads", default=0.052, show_default=True, help="Share of the heads that learn, at least one.")
 def s2ft(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     channels: float, heads: float,
@@ -216,11 +217,11 @@ def s2ft(
     _adapt(texts, out, model, length, recipe, lambda config: S2FTRemaking(config, channels, heads, seed))
 
 
-@click.command(short_help="Tune low-rank parts, for --source adapter.")
+@command(example="train lora notes.txt --rank 8 --out adapter")
 @_adapting
-@click.option("--rank", default=8, show_default=True, help="Of what is added to a matrix.")
-@click.option("--alpha", default=16.0, show_default=True, help="What is added counts alpha / rank.")
-@click.option("--masked", is_flag=True, help="Prompts are read without it, so texts must have some: for --search edge.")
+@option("--rank", default=8, show_default=True, help="Of what is added to a matrix.")
+@option("--alpha", default=16.0, show_default=True, help="What is added counts alpha / rank.")
+@option("--masked", is_flag=True, help="Prompts are read without it, so texts must have some: for --search edge.")
 def lora(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     rank: int, alpha: float, masked: bool,

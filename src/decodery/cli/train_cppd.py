@@ -8,19 +8,20 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, out_option, resumable, seed_option
 
 
-@click.command("cppd", short_help="Train slots for --drafter cppd.")
+@command(example="train cppd reorder -m reorder-model --out slots")
 @click.argument("sources")
-@click.option("-m", "--model", required=True, help="The model of an encoder and a decoder that they draft for.")
+@option("-m", "--model", required=True, help="The model of an encoder and a decoder that they draft for.")
 @out_option
-@click.option("--texts", default=8000, show_default=True, type=click.IntRange(1), help="Sources at most.")
-@click.option("--steps", default=3000, show_default=True, help="Training steps at most.")
-@click.option("--batch", default=32, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
-@click.option("--longest", default=25, show_default=True, help="Tokens of a text that are drafted, at most.")
-@click.option("--aside", default=1.0, show_default=True, help="What counting and ordering weigh beside the tokens.")
+@option("--texts", default=8000, show_default=True, type=click.IntRange(1), help="Sources at most.")
+@option("--steps", default=3000, show_default=True, help="Training steps at most.")
+@option("--batch", default=32, show_default=True, help="Texts in a step.")
+@option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
+@option("--longest", default=25, show_default=True, help="Tokens of a text that are drafted, at most.")
+@option("--aside", default=1.0, show_default=True, help="What counting and ordering weigh beside the tokens.")
 @seed_option("weights and the order of texts")
 def cppd(
     sources: str, model: str, out: Path, texts: int, steps: int, batch: int, lr: float, longest: int, aside: float,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, lists_options, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, lists_options, out_option, resumable, seed_option
 
 
-@click.command(short_help="Train a small masked diffusion model.")
+@command(example="train diffusion --size xs --tasks copy,reverse --out diffusion")
 @out_option
 @lists_options(
     "Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, expr, json, pair, "
@@ -18,15 +19,13 @@ from .training import command_line, lists_options, out_option, resumable, seed_o
     steps=3000,
     lr=1e-3,
 )
-@click.option(
+@option(
     "--size",
     default="xs",
     show_default=True,
     help="xs, s or m: 0.2, 2 or 6 million numbers; xs-moe, s-moe: of 16 MLPs.",
 )
-@click.option(
-    "--places", type=int, help="Canvases of all lengths up to this; without it, of the one that answers need."
-)
+@option("--places", type=int, help="Canvases of all lengths up to this; without it, of the one that answers need.")
 @seed_option("examples, masks and where the weights begin")
 def diffusion(
     out: Path, tasks: str, letters: int, size: str, steps: int, batch: int, lr: float, places: int | None, seed: int

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .command import command, option
 from .options import OUT_FOLDER
-from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .train_common import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
     from decodery.models.config import ModelConfig
@@ -24,15 +25,15 @@ def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> 
     return shape
 
 
-@click.command(short_help="Train a small draft model for a model.")
-@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
+@command(example="train draft -m smollm2 --texts 2000 --out draft")
+@option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 @model_option("that is to be drafted for")
 @own_texts()
-@click.option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")
-@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
-@click.option("--layers", default=1, show_default=True, help="Layers of the draft.")
-@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
-@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")
+@option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@option("--layers", default=1, show_default=True, help="Layers of the draft.")
+@option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
+@option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
 @seed_option("texts and training")
 def draft(
     out: Path,
@@ -79,14 +80,14 @@ def draft(
     click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")
 
 
-@click.command(short_help="Train a draft model with exits at several depths.")
+@command(example="train nested -m smollm2 --exits 4/8/12 --out nested")
 @out_option
 @model_option("that is to be drafted for")
 @own_texts()
-@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
-@click.option("--exits", default="4/8/12", show_default=True, metavar="N/N", help="Layers behind which it is a draft.")
-@click.option("--inner", type=int, help="Inner units of a layer (all that MODEL has).")
-@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@option("--exits", default="4/8/12", show_default=True, metavar="N/N", help="Layers behind which it is a draft.")
+@option("--inner", type=int, help="Inner units of a layer (all that MODEL has).")
+@option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
 @seed_option("texts and training")
 def nested(
     out: Path, model: str, own: OwnTexts, epochs: float, exits: str, inner: int | None, tokens: int, seed: int
@@ -121,16 +122,16 @@ def nested(
         click.echo("{} layers: acceptance {:.1%}, greedy agreement {:.1%} on texts held out".format(leave, *figures))
 
 
-@click.command(short_help="Train a drafter of whole blocks.")
+@command(example="train deer -m smollm2 --block 8 --out blocks")
 @out_option
 @model_option("that is to be drafted for")
 @own_texts()
-@click.option("--block", default=8, show_default=True, help="Tokens of the longest block.")
-@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often texts are continued (stage 1).")
-@click.option("--refining", default=1.0, show_default=True, metavar="E", help="How often blocks are refined (stage 2).")
-@click.option("--layers", default=3, show_default=True, help="Layers of the drafter.")
-@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
-@click.option("--tokens", default=6144, show_default=True, help="Tokens it can predict.")
+@option("--block", default=8, show_default=True, help="Tokens of the longest block.")
+@option("--epochs", default=3.0, show_default=True, metavar="E", help="How often texts are continued (stage 1).")
+@option("--refining", default=1.0, show_default=True, metavar="E", help="How often blocks are refined (stage 2).")
+@option("--layers", default=3, show_default=True, help="Layers of the drafter.")
+@option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
+@option("--tokens", default=6144, show_default=True, help="Tokens it can predict.")
 @seed_option("texts and training")
 def deer(
     out: Path,

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, lists_options, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, lists_options, out_option, resumable, seed_option
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.command(short_help="Distil a small masked diffusion model for fewer passes.")
+@command(example="train dscd diffusion --out student")
 @click.argument("teacher", type=FOLDER)
 @out_option
 @lists_options("What TEACHER learned.", "Examples of a step.", steps=1500, lr=2e-4)
-@click.option("--everywhere", is_flag=True, help="Compare where only the student has a mask too, as published.")
-@click.option("--control", is_flag=True, help="Train as long without a teacher, to compare with.")
+@option("--everywhere", is_flag=True, help="Compare where only the student has a mask too, as published.")
+@option("--control", is_flag=True, help="Train as long without a teacher, to compare with.")
 @seed_option("examples and masks")
 def dscd(
     teacher: Path,

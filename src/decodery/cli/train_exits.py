@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .training import (
+from .command import command, option
+from .train_common import (
     FILE,
     OwnTexts,
     command_line,
@@ -22,16 +23,16 @@ from .training import (
 _SOME = click.IntRange(1)
 
 
-@click.command(short_help="Calibrate --source calm:calibration=DIR.")
+@command(example="train calm --delta 0.25 --out calibration")
 @out_option
 @model_option("that is to be left early")
-@click.option("--texts", default=64, show_default=True, metavar="N", help="How many texts are compared.")
-@click.option("--prompts", type=FILE, help="Their prompts, one a line; otherwise built-in instructions.")
-@click.option("--max-new-tokens", default=64, show_default=True, metavar="N", help="Length of a text.")
-@click.option("--confidence", default="state", show_default=True, type=click.Choice(["softmax", "state", "classifier"]))
-@click.option("--every", default=5, show_default=True, help="Layers between two looks at the confidence.")
-@click.option("--delta", default=0.25, show_default=True, help="Largest mean loss, 1 minus ROUGE-L.")
-@click.option("--epsilon", default=0.05, show_default=True, help="How likely it may be exceeded.")
+@option("--texts", default=64, show_default=True, metavar="N", help="How many texts are compared.")
+@option("--prompts", type=FILE, help="Their prompts, one a line; otherwise built-in instructions.")
+@option("--max-new-tokens", default=64, show_default=True, metavar="N", help="Length of a text.")
+@option("--confidence", default="state", show_default=True, type=click.Choice(["softmax", "state", "classifier"]))
+@option("--every", default=5, show_default=True, help="Layers between two looks at the confidence.")
+@option("--delta", default=0.25, show_default=True, help="Largest mean loss, 1 minus ROUGE-L.")
+@option("--epsilon", default=0.05, show_default=True, help="How likely it may be exceeded.")
 @seed_option("the built-in prompts")
 def calm(
     out: Path,
@@ -77,15 +78,15 @@ def calm(
     click.echo(f"The calibration is ready: --source calm:calibration={out}")
 
 
-@click.command(short_help="Train heads for --source sec:heads=DIR.")
+@command(example="train sec code.txt --out heads")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @out_option
 @model_option("that is to be left early")
-@click.option("--length", default=128, show_default=True, metavar="N", help="Tokens of a text that files are cut into.")
-@click.option("--every", default=5, show_default=True, help="Layers between two checks.")
-@click.option("--rank", default=16, show_default=True, help="Rank of each check's correction of the head.")
-@click.option("--epochs", default=2.0, show_default=True, metavar="E", help="How often corrections see all texts.")
-@click.option("--lr", default=1e-3, show_default=True, help="Their learning rate at its highest.")
+@option("--length", default=128, show_default=True, metavar="N", help="Tokens of a text that files are cut into.")
+@option("--every", default=5, show_default=True, help="Layers between two checks.")
+@option("--rank", default=16, show_default=True, help="Rank of each check's correction of the head.")
+@option("--epochs", default=2.0, show_default=True, metavar="E", help="How often corrections see all texts.")
+@option("--lr", default=1e-3, show_default=True, help="Their learning rate at its highest.")
 @seed_option("where training begins, and its order")
 def sec(
     files: tuple[Path, ...],
@@ -126,13 +127,13 @@ def sec(
     click.echo(f"The heads are ready: --source sec:heads={out}")
 
 
-@click.command("del", short_help="Find exits for --drafter del:layers=...")
+@command("del", example="train del --exits 3 --out exits")
 @out_option
 @model_option("that is to draft for itself")
 @own_texts(count=48, length=64)
-@click.option("--exits", default=3, show_default=True, type=_SOME, help="How many layers it may choose from.")
-@click.option("--longest", default=18, show_default=True, type=_SOME, help="Tokens of a draft at most.")
-@click.option(
+@option("--exits", default=3, show_default=True, type=_SOME, help="How many layers it may choose from.")
+@option("--longest", default=18, show_default=True, type=_SOME, help="Tokens of a draft at most.")
+@option(
     "--head",
     default=0.0,
     show_default=True,

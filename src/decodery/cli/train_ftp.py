@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .training import (
+from .command import command, option
+from .train_common import (
     OwnTexts,
     command_line,
     learning_dtype,
@@ -19,17 +20,17 @@ from .training import (
 )
 
 
-@click.command(short_help="Train routers for --source ftp:routers=DIR.")
+@command(example="train ftp --sparsity 0.2 --out routers")
 @out_option
 @model_option("that is to be pruned")
 @own_texts(count=400)
-@click.option("--sparsity", default=0.2, show_default=True, help="Mean share of layers that tokens leave out.")
-@click.option("--population", default=16, show_default=True, help="Schedules of a generation.")
-@click.option("--generations", default=15, show_default=True, help="Generations that are bred.")
-@click.option("--read", default=16, show_default=True, help="How many texts are read for every schedule.")
-@click.option("--length", default=256, show_default=True, metavar="N", help="Tokens read of a text.")
-@click.option("--steps", default=400, show_default=True, help="Training steps, of one text each; 0: no routers.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--sparsity", default=0.2, show_default=True, help="Mean share of layers that tokens leave out.")
+@option("--population", default=16, show_default=True, help="Schedules of a generation.")
+@option("--generations", default=15, show_default=True, help="Generations that are bred.")
+@option("--read", default=16, show_default=True, help="How many texts are read for every schedule.")
+@option("--length", default=256, show_default=True, metavar="N", help="Tokens read of a text.")
+@option("--steps", default=400, show_default=True, help="Training steps, of one text each; 0: no routers.")
+@option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts, schedules and training")
 def ftp(
     out: Path,

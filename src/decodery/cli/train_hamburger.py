@@ -7,19 +7,20 @@ from pathlib import Path
 
 import click
 
-from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .command import command, option
+from .train_common import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 
-@click.command(short_help="Train groups for --source hamburger:micro=DIR.")
+@command(example="train hamburger --out groups")
 @out_option
 @model_option("that is to write groups")
 @own_texts(count=2000, length=128)
-@click.option("--most", default=4, show_default=True, help="Tokens of a group at most.")
-@click.option("--layers", default=2, show_default=True, help="Layers of the small decoder.")
-@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are seen.")
-@click.option("--batch", default=8, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate of the new parts at its highest.")
-@click.option("--base-lr", default=1e-4, show_default=True, help="That of the model itself; 0: it stays as it is.")
+@option("--most", default=4, show_default=True, help="Tokens of a group at most.")
+@option("--layers", default=2, show_default=True, help="Layers of the small decoder.")
+@option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are seen.")
+@option("--batch", default=8, show_default=True, help="Texts in a step.")
+@option("--lr", default=1e-3, show_default=True, help="Learning rate of the new parts at its highest.")
+@option("--base-lr", default=1e-4, show_default=True, help="That of the model itself; 0: it stays as it is.")
 @seed_option("texts, weights and their order")
 def hamburger(
     out: Path,

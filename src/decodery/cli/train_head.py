@@ -7,22 +7,23 @@ from pathlib import Path
 
 import click
 
-from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .command import command, option
+from .train_common import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 
-@click.command(short_help="Train a draft head for a model.")
+@command(example="train head --kind eagle-3 -m smollm2 --out head")
 @out_option
-@click.option("--kind", required=True, help="The drafter it is for, such as eagle-3 or hydra:prefix=true.")
+@option("--kind", required=True, help="The drafter it is for, such as eagle-3 or hydra:prefix=true.")
 @model_option("that is to be drafted for")
 @own_texts()
-@click.option(
+@option(
     "--images",
     type=FILE,
     help="Prompts with embeddings, of `save_prompts`, to learn behind as well.",
 )
-@click.option("--outputs", default=6144, show_default=True, metavar="N", help="Tokens it can draft; 0: all.")
-@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are learned from.")
-@click.option("--lr", default=4e-4, show_default=True, help="Learning rate at its highest.")
+@option("--outputs", default=6144, show_default=True, metavar="N", help="Tokens it can draft; 0: all.")
+@option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@option("--lr", default=4e-4, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts and training")
 def head(
     out: Path,
@@ -38,8 +39,8 @@ def head(
     """Train a head that guesses on from MODEL's own hidden states, for --drafter KIND:head=DIR.
 
     MODEL first writes the texts to learn from and then reads them; a folder of `decodery train draft` or `decodery
-    train contexts` with the same settings has the texts already. Stop with Ctrl-C whenever you like: the same command
-    goes on where it stopped.
+    train ngram-cache` with the same settings has the texts already. Stop with Ctrl-C whenever you like: the same
+    command goes on where it stopped.
     """
     from decodery.models.loaders.load import load
     from decodery.speculative.heads.drafter import head_named

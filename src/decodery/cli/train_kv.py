@@ -7,15 +7,26 @@ from pathlib import Path
 
 import click
 
-from .training import Learning, command_line, files_of_text, learning, pieces, seed_option
+from .command import Entry, Group, command, option
+from .train_common import Learning, command_line, files_of_text, learning, pieces, seed_option
+
+SECTIONS = {
+    "Commands": {
+        "double-sparsity": Entry("Calibrate the channels of double-sparsity.", "train_kv"),
+        "lserve": Entry("Train the head gates of lserve.", "train_kv"),
+        "write-gate": Entry("Train the gate of write-gate.", "train_kv"),
+        "coprocessor": Entry("Train the adapters of coprocessor.", "train_kv"),
+        "meta-soft": Entry("Train the soft tokens of meta-soft.", "train_kv"),
+    }
+}
 
 
-@click.group(short_help="Make what some cache policies need.")
+@click.group(cls=Group, sections=SECTIONS)
 def kv() -> None:
-    """Make what some cache policies need."""
+    """Train or calibrate what a KV cache policy needs."""
 
 
-@kv.command("double-sparsity", short_help="Calibrate --kv double-sparsity:calibration=DIR.")
+@command(example="train kv double-sparsity notes.txt --out channels")
 @files_of_text("whose keys are looked at")
 def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int) -> None:
     """Find in text FILES which channels of MODEL's keys say most about attention: --kv double-sparsity:calibration=DIR.
@@ -39,10 +50,10 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
     click.echo(f"The channels are ready: --kv double-sparsity:calibration={out}")
 
 
-@kv.command("lserve", short_help="Learn the head gates of --kv lserve:gates=DIR.")
+@command(example="train kv lserve notes.txt --out gates")
 @learning("whose heads are told apart")
-@click.option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--recent", default=64, show_default=True, help="Last tokens that a streaming head reads.")
+@option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--recent", default=64, show_default=True, help="Last tokens that a streaming head reads.")
 @seed_option("what is hidden where, and the order of the texts")
 def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
     """Learn which heads of MODEL need old tokens, from numbers hidden in text FILES: --kv lserve:gates=DIR.
@@ -61,10 +72,10 @@ def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
     click.echo(f"The gates are ready: --kv lserve:gates={given.out}")
 
 
-@kv.command("write-gate", short_help="Train the gate of --kv write-gate:gate=DIR.")
+@command(example="train kv write-gate notes.txt --out gate")
 @learning("whose written tokens are judged")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--rate", default=0.5, show_default=True, help="Share of written tokens that is to be stored.")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--rate", default=0.5, show_default=True, help="Share of written tokens that is to be stored.")
 @seed_option("where the gate begins, its noise, and the order of the texts")
 def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
     """Train a network that tells which tokens of a text MODEL need not store, on text FILES: --kv write-gate:gate=DIR.
@@ -78,12 +89,12 @@ def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
     click.echo(f"The gate is ready: --kv write-gate:gate={given.out}")
 
 
-@kv.command("coprocessor", short_help="Train --kv coprocessor:trained=DIR.")
+@command(example="train kv coprocessor notes.txt --out coprocessor")
 @learning("that is helped")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--latents", default=8, show_default=True, help="Entries that are written behind a prompt.")
-@click.option("--ahead", default=16, show_default=True, help="Tokens behind a prompt that are to be foreseen.")
-@click.option("--static", is_flag=True, help="Learn entries that are the same for every prompt, to compare with.")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--latents", default=8, show_default=True, help="Entries that are written behind a prompt.")
+@option("--ahead", default=16, show_default=True, help="Tokens behind a prompt that are to be foreseen.")
+@option("--static", is_flag=True, help="Learn entries that are the same for every prompt, to compare with.")
 @seed_option("where it begins, and the order and places of the texts")
 def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: bool, seed: int) -> None:
     """Train adapters with which MODEL writes entries after a prompt that help it go on: --kv coprocessor:trained=DIR.
@@ -98,11 +109,11 @@ def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: b
     click.echo(f"The coprocessor is ready: --kv coprocessor:trained={given.out}")
 
 
-@kv.command("meta-soft", short_help="Train the meta-tokens of --kv meta-soft:trained=DIR.")
+@command(example="train kv meta-soft notes.txt --out meta")
 @learning("whose prompts are looked at")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--ahead", default=32, show_default=True, help="Tokens whose attention is the example.")
-@click.option("--static", is_flag=True, help="Learn tokens that are the same for every prompt, to compare with.")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--ahead", default=32, show_default=True, help="Tokens whose attention is the example.")
+@option("--static", is_flag=True, help="Learn tokens that are the same for every prompt, to compare with.")
 @seed_option("where they begin, their noise, and the order of the texts")
 def meta_soft(given: Learning, steps: int, ahead: int, static: bool, seed: int) -> None:
     """Train soft tokens that tell what of a prompt MODEL will look at: --kv meta-soft:trained=DIR.

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import OUT_FILE
-from .training import FILE, model_option, seed_option
+from .train_common import FILE, model_option, seed_option
 
 
-@click.command(short_help="Train a filter for --diffuse learn2pd:filter=FILE.")
+@command(example="train learn2pd prompts.txt -m diffusion --out filter.safetensors")
 @click.argument("prompts", type=FILE)
-@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
+@option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @model_option("whose decoding is learned from")
-@click.option("--dtype", default="auto", show_default=True, help="Precision of its weights.")
-@click.option("--block", default=32, show_default=True, type=click.IntRange(1), help="Places of a block.")
-@click.option("--max-new-tokens", default=256, show_default=True, help="Places of a canvas.")
-@click.option("--epochs", default=3000, show_default=True, type=click.IntRange(1), help="Of training, full batch.")
-@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@option("--dtype", default="auto", show_default=True, help="Precision of its weights.")
+@option("--block", default=32, show_default=True, type=click.IntRange(1), help="Places of a block.")
+@option("--max-new-tokens", default=256, show_default=True, help="Places of a canvas.")
+@option("--epochs", default=3000, show_default=True, type=click.IntRange(1), help="Of training, full batch.")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
 @seed_option("where the filter begins")
 def learn2pd(
     prompts: Path, out: Path, model: str, dtype: str, block: int, max_new_tokens: int, epochs: int, raw: bool, seed: int

@@ -6,13 +6,14 @@ from functools import partial
 
 import click
 
-from .training import Learning, learning, seed_option
+from .command import command, option
+from .train_common import Learning, learning, seed_option
 
 
-@click.command(short_help="Train embeddings of merged tokens, for shorter prompts.")
+@command(example="train merges notes.txt --out merges")
 @learning("whose prompts become shorter")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
-@click.option("--most", default=0.3, show_default=True, help="Largest share of a prompt's rows that is merged away.")
+@option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--most", default=0.3, show_default=True, help="Largest share of a prompt's rows that is merged away.")
 @seed_option("where it begins, and the order and merges of the texts")
 def merges(given: Learning, steps: int, most: float, seed: int) -> None:
     """Train what makes one embedding of several tokens, so that MODEL reads prompts in fewer rows.

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import command, option
 from .options import Decorator, together
+from .train_common import FILE, command_line, model_option, out_option, resumable, seed_option, told
 from .train_states import five_depths
-from .training import FILE, command_line, model_option, out_option, resumable, seed_option, told
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -49,10 +50,10 @@ def _asked(most: int = 960) -> Decorator:
         click.argument("questions", required=False, type=FILE),
         out_option,
         model_option("that is watched"),
-        click.option("--count", default=most, show_default=True, type=click.IntRange(1), help="Built-in questions."),
-        click.option("--rate", default=0.1, show_default=True, help="Right answers that are flagged, at most."),
-        click.option("--raw", is_flag=True, help="Questions are plain texts, without the chat template."),
-        click.option("--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --raw)."),
+        option("--count", default=most, show_default=True, type=click.IntRange(1), help="Built-in questions."),
+        option("--rate", default=0.1, show_default=True, help="Right answers that are flagged, at most."),
+        option("--raw", is_flag=True, help="Questions are plain texts, without the chat template."),
+        option("--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --raw)."),
         seed_option("questions, split and training"),
     )
 
@@ -68,11 +69,9 @@ def _asked(most: int = 960) -> Decorator:
     return decorate
 
 
-@click.command(short_help="Train a head for --monitor los:head=DIR.")
+@command(example="train los --out head")
 @_asked()
-@click.option(
-    "--k", default=100, show_default=True, type=click.IntRange(0), help="Log-probabilities of a row it reads."
-)
+@option("--k", default=100, show_default=True, type=click.IntRange(0), help="Log-probabilities of a row it reads.")
 def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     """Train LOS-Net to tell MODEL's wrong answers by how likely their tokens and the rivals were.
 
@@ -99,19 +98,17 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     click.echo(f"The head is ready: --monitor los:head={out}")
 
 
-@click.command(short_help="Train a probe for --monitor factcheckmate or truthprint.")
+@command(example="train probe --rows prompt --out probe")
 @_asked()
-@click.option(
+@option(
     "--rows",
     type=click.Choice(["prompt", "new"]),
     default="prompt",
     show_default=True,
     help="What it reads: the prompt, for factcheckmate, or each token of the answer, for truthprint.",
 )
-@click.option(
-    "--site", "sites", multiple=True, help="Where it may read, such as resid_post.15 (five depths); repeated."
-)
-@click.option("--intervene", is_flag=True, help="Train what factcheckmate adds to hidden states, too.")
+@option("--site", "sites", multiple=True, help="Where it may read, such as resid_post.15 (five depths); repeated.")
+@option("--intervene", is_flag=True, help="Train what factcheckmate adds to hidden states, too.")
 def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tuple[str, ...], intervene: bool) -> None:
     """Train a probe to tell MODEL's wrong answers by its hidden states: --monitor factcheckmate:probe=DIR, say.
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .command import command, option
 from .options import OUT_FOLDER
-from .training import (
+from .train_common import (
     OwnTexts,
     command_line,
     learning_dtype,
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from decodery.training.corpus import Corpus
 
 
-@click.command(short_help="Learn what --drafter auto begins with.")
-@click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
+@command(example="train ngram-cache -m smollm2 --out cache")
+@option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 @model_option("whose texts are learned")
 @own_texts()
 @seed_option("the texts")
-def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
+def ngram_cache(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     """Learn what MODEL expects after the contexts it meets most often: --drafter auto:warm=DIR/contexts.safetensors.
 
     MODEL first writes the texts to learn from, which takes nearly all of the time; a folder of `decodery train draft`
@@ -41,7 +42,7 @@ def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     """
     from decodery.models.loaders.drafts import CONTEXTS
     from decodery.models.loaders.load import load
-    from decodery.training.contexts import learn_contexts
+    from decodery.training.ngram_cache import learn_contexts
 
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:
@@ -53,14 +54,14 @@ def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     click.echo(f"on texts held out the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
 
 
-@click.command(short_help="Train a head for --budget specdec++:head=DIR.")
+@command(example="train acceptance --draft smollm2-draft --out head")
 @out_option
-@click.option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose states are judged.")
+@option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose states are judged.")
 @model_option("that is drafted for")
 @own_texts(count=300, length=96)
-@click.option("--depth", default=3, show_default=True, help="Residual blocks of the head.")
-@click.option("--rejected", default=6.0, show_default=True, metavar="W", help="What a rejection weighs when learning.")
-@click.option("--epochs", default=5.0, show_default=True, metavar="E", help="How often all tokens are learned from.")
+@option("--depth", default=3, show_default=True, help="Residual blocks of the head.")
+@option("--rejected", default=6.0, show_default=True, metavar="W", help="What a rejection weighs when learning.")
+@option("--epochs", default=5.0, show_default=True, metavar="E", help="How often all tokens are learned from.")
 @seed_option("texts and training", default=1)
 def acceptance(
     out: Path, draft: str, model: str, own: OwnTexts, depth: int, rejected: float, epochs: float, seed: int
@@ -87,16 +88,14 @@ def acceptance(
     click.echo(f"the head is ready: --budget specdec++:head={out}")
 
 
-@click.command(short_help="Distil a hidden Markov model for --drafter hmm.")
+@command(example="train hmm --states 256 --out hmm")
 @out_option
 @model_option("whose texts are learned")
 @own_texts()
-@click.option("--states", default=256, show_default=True, help="Hidden states.")
-@click.option("--tokens", default=4096, show_default=True, help="Commonest tokens that states tell apart.")
-@click.option("--iterations", default=20, show_default=True, help="Of expectation-maximization.")
-@click.option(
-    "--prior", default=10.0, show_default=True, help="Times a state counts as met, saying what all texts say."
-)
+@option("--states", default=256, show_default=True, help="Hidden states.")
+@option("--tokens", default=4096, show_default=True, help="Commonest tokens that states tell apart.")
+@option("--iterations", default=20, show_default=True, help="Of expectation-maximization.")
+@option("--prior", default=10.0, show_default=True, help="Times a state counts as met, saying what all texts say.")
 @seed_option("texts and where learning begins")
 def hmm(
     out: Path, model: str, own: OwnTexts, states: int, tokens: int, iterations: int, prior: float, seed: int
@@ -104,8 +103,8 @@ def hmm(
     """Distil a hidden Markov model from what MODEL writes, which tells what may come next: --drafter hmm:model=DIR.
 
     MODEL first writes the texts to learn from, which takes nearly all of the time; a folder of `decodery train draft`
-    or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the same
-    command goes on where it stopped.
+    or `decodery train ngram-cache` with the same settings has them already. Stop with Ctrl-C whenever you like: the
+    same command goes on where it stopped.
     """
     from math import log
 
@@ -123,23 +122,25 @@ def hmm(
     click.echo(f"texts held out take {bits:.2f} bits per token")
 
 
-@click.command(short_help="Train placeholders for --drafter lexical-unit.")
+@command(example="train lexical-units -m smollm2 --out units")
 @out_option
 @model_option("that is to write in units")
 @own_texts()
-@click.option("--span", default=4, show_default=True, help="Tokens of the longest unit.")
-@click.option("--alpha", default=0.5, show_default=True, help="How sure the model is of the tokens that are learned.")
-@click.option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
-@click.option("--lr", default=3e-2, show_default=True, help="Learning rate at its highest.")
+@option("--span", default=4, show_default=True, help="Tokens of the longest unit.")
+@option("--alpha", default=0.5, show_default=True, help="How sure the model is of the tokens that are learned.")
+@option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
+@option("--lr", default=3e-2, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts and training")
-def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: int, lr: float, seed: int) -> None:
+def lexical_units(
+    out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: int, lr: float, seed: int
+) -> None:
     """Train what MODEL reads in place of tokens not written yet: --drafter lexical-unit:units=DIR.
 
     Placeholders alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train
-    draft` or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the
-    same command goes on where it stopped.
+    draft` or `decodery train ngram-cache` with the same settings has them already. Stop with Ctrl-C whenever you like:
+    the same command goes on where it stopped.
     """
-    from decodery.training.units import UnitsRecipe, check_folder, train_units
+    from decodery.training.lexical_units import UnitsRecipe, check_folder, train_units
 
     recipe = UnitsRecipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
     check_folder(out)
@@ -150,13 +151,13 @@ def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: 
     click.echo(f"The units are ready: --drafter lexical-unit:units={out}")
 
 
-@click.command(short_help="Train prompt tokens for --drafter ppd.")
+@command(example="train ppd --ahead 3 --out ppd")
 @out_option
 @model_option("that is to draft for itself")
 @own_texts()
-@click.option("--ahead", default=3, show_default=True, help="How many tokens ahead are guessed.")
-@click.option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
-@click.option("--lr", default=1e-2, show_default=True, help="Learning rate at its highest.")
+@option("--ahead", default=3, show_default=True, help="How many tokens ahead are guessed.")
+@option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
+@option("--lr", default=1e-2, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts and training")
 def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float, seed: int) -> None:
     """Train what MODEL reads after a draft to guess further tokens: --drafter ppd:ppd=DIR.
@@ -176,13 +177,13 @@ def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float,
     click.echo(f"The prompt tokens are ready: --drafter ppd:ppd={out}")
 
 
-@click.command(short_help="Train maps for --drafter hidden-transfer.")
+@command(example="train hidden-transfer --layers 18/21/24 --out maps")
 @out_option
 @model_option("that is to draft for itself")
 @own_texts()
-@click.option("--layers", default="18/21/24", show_default=True, help="After how many layers each token ahead is made.")
-@click.option("--steps", default=600, show_default=True, help="Training steps, of one text each.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--layers", default="18/21/24", show_default=True, help="After how many layers each token ahead is made.")
+@option("--steps", default=600, show_default=True, help="Training steps, of one text each.")
+@option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts and training")
 def hidden_transfer(out: Path, model: str, own: OwnTexts, layers: str, steps: int, lr: float, seed: int) -> None:
     """Train maps from states of tokens of MODEL to states of later ones: --drafter hidden-transfer:transfer=DIR.
@@ -217,13 +218,13 @@ def _studied(
     return loaded, load(model, dtype=learning_dtype()).model, corpus
 
 
-@click.command(short_help="Find sublayers for --drafter swift:skip=DIR.")
+@command(example="train swift --ratio 0.45 --out skip")
 @out_option
 @model_option("that is to draft for itself")
 @own_texts(count=400, length=64)
-@click.option("--ratio", default=0.45, show_default=True, help="Share of sublayers to skip.")
-@click.option("--proposals", default=200, show_default=True, help="How many sets are tried.")
-@click.option("--read", default=16, show_default=True, help="How many texts are read for every set.")
+@option("--ratio", default=0.45, show_default=True, help="Share of sublayers to skip.")
+@option("--proposals", default=200, show_default=True, help="How many sets are tried.")
+@option("--read", default=16, show_default=True, help="How many texts are read for every set.")
 @seed_option("texts and sets")
 def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, read: int, seed: int) -> None:
     """Find which sublayers MODEL does best without when it drafts for itself: --drafter swift:skip=DIR.
@@ -245,7 +246,7 @@ def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, re
     click.echo(f"The sublayers are ready: --drafter swift:skip={out}")
 
 
-@click.command(short_help="Collect n-grams for suggestions.")
+@command(example="train ngrams --out ngrams")
 @out_option
 @model_option("whose texts are counted")
 @own_texts()

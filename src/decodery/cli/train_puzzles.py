@@ -9,20 +9,21 @@ import click
 
 from decodery.core.errors import SettingsError
 
+from .command import command, option
 from .options import OUT_FILE
-from .training import FILE, command_line, model_option, out_option, resumable, seed_option
+from .train_common import FILE, command_line, model_option, out_option, resumable, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
 
 
-@click.command("puzzle-model", short_help="Train a small model that solves puzzles, sometimes.")
+@command(example="train puzzle-model chain:operations=8 --out puzzle-model")
 @click.argument("puzzle")
 @out_option
-@click.option("--shape", default="tiny-1M", show_default=True, help="tiny-1M, tiny-3M or tiny-10M.")
-@click.option("--steps", default=3000, show_default=True, help="Training steps at most.")
-@click.option("--batch", default=48, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
-@click.option("--every", default=10, show_default=True, help="Steps between validations, at which it may stop.")
+@option("--shape", default="tiny-1M", show_default=True, help="tiny-1M, tiny-3M or tiny-10M.")
+@option("--steps", default=3000, show_default=True, help="Training steps at most.")
+@option("--batch", default=48, show_default=True, help="Texts in a step.")
+@option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--every", default=10, show_default=True, help="Steps between validations, at which it may stop.")
 @seed_option("weights and puzzles")
 def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr: float, every: int, seed: int) -> None:
     """Train a small model for PUZZLE, such as chain:operations=8 or countdown, for decodery bench --workload search.
@@ -42,12 +43,12 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
     click.echo(f"on puzzles held out: greedy {found['greedy']:.1%}, one of 64 samples {found['pass@64']:.1%}")
 
 
-@click.command("pldr", short_help="Train a small model whose attention goes through learned operators (PLDR-LLM).")
+@command(example="train pldr chain --out pldr")
 @click.argument("puzzle")
 @out_option
-@click.option("--steps", default=1500, show_default=True, help="Training steps.")
-@click.option("--batch", default=24, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@option("--steps", default=1500, show_default=True, help="Training steps.")
+@option("--batch", default=24, show_default=True, help="Texts in a step.")
+@option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
 @seed_option("weights and puzzles")
 def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -> None:
     """Train a small PLDR-LLM for PUZZLE, such as chain.
@@ -67,13 +68,13 @@ def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -
     click.echo(f"with kept operators it solves {found['greedy']:.1%} of puzzles held out")
 
 
-@click.command(short_help="Train a process reward model for --search best-of-n and others.")
+@command(example="train prm chain -m puzzle-model --out prm")
 @click.argument("puzzle")
 @out_option
 @model_option("that solves the puzzles, and whose states are read")
-@click.option("--problems", default=200, show_default=True, help="Puzzles that are solved and labelled.")
-@click.option("--solutions", default=4, show_default=True, help="Solutions of each.")
-@click.option(
+@option("--problems", default=200, show_default=True, help="Puzzles that are solved and labelled.")
+@option("--solutions", default=4, show_default=True, help="Solutions of each.")
+@option(
     "--labels",
     type=click.Choice(["rollouts", "reference", "restart"]),
     default="rollouts",
@@ -81,9 +82,9 @@ def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -
     help="How steps are labelled: by completing them, by comparison with a solution (SPARE), or by the share of other "
     "samples that are not better (for --search adaptive-sampling).",
 )
-@click.option("--rollouts", default=8, show_default=True, help="Completions of each beginning.")
-@click.option("--missed", default=0.0, show_default=True, help="Share of steps that the comparison passes over.")
-@click.option("--flipped", default=0.0, show_default=True, help="Share of its labels that are wrong.")
+@option("--rollouts", default=8, show_default=True, help="Completions of each beginning.")
+@option("--missed", default=0.0, show_default=True, help="Share of steps that the comparison passes over.")
+@option("--flipped", default=0.0, show_default=True, help="Share of its labels that are wrong.")
 @seed_option("solutions, labels and training")
 def prm(
     puzzle: str,
@@ -120,16 +121,16 @@ def prm(
     )
 
 
-@click.command(short_help="Let a small model learn from what a search preferred.")
+@command(example="train orpo chain -m puzzle-model --out tuned")
 @click.argument("puzzle")
 @out_option
 @model_option("that solves the puzzles, and learns")
-@click.option("--search", "spec", default=_SEARCHED, show_default=True, help="Over steps; {scorer} is the reward.")
-@click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
-@click.option("--problems", default=100, show_default=True, help="Puzzles that are searched.")
-@click.option("--margin", default=0.1, show_default=True, help="Of backed-up values, for two steps to be learned from.")
-@click.option("--weight", default=0.1, show_default=True, help="Of the odds against the worse step.")
-@click.option("--steps", default=200, show_default=True, help="Training steps.")
+@option("--search", "spec", default=_SEARCHED, show_default=True, help="Over steps; {scorer} is the reward.")
+@option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
+@option("--problems", default=100, show_default=True, help="Puzzles that are searched.")
+@option("--margin", default=0.1, show_default=True, help="Of backed-up values, for two steps to be learned from.")
+@option("--weight", default=0.1, show_default=True, help="Of the odds against the worse step.")
+@option("--steps", default=200, show_default=True, help="Training steps.")
 @seed_option("puzzles, searches and training")
 def orpo(
     puzzle: str,
@@ -166,12 +167,12 @@ def orpo(
     )
 
 
-@click.command(short_help="Let a small model learn from rewards of its own texts.")
+@command(example="train grpo chain -m puzzle-model --out tuned")
 @click.argument("puzzle")
 @out_option
 @model_option("that solves the puzzles, and learns")
-@click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
-@click.option(
+@option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
+@option(
     "--calibrate",
     type=click.Choice(["none", "identity", "exp", "best-of", "worst-of"]),
     default="best-of",
@@ -179,10 +180,10 @@ def orpo(
     help="What counts: the reward, or the share of the model's first texts that it beats, as it is or transformed for "
     "the best of --n (InfAlign).",
 )
-@click.option("--n", default=4, show_default=True, help="Texts of which the best is to be taken.")
-@click.option("--beta", default=0.5, show_default=True, help="Nats of distance from MODEL against a whole reward.")
-@click.option("--problems", default=64, show_default=True, help="Puzzles that are learned from.")
-@click.option("--steps", default=100, show_default=True, help="Training steps.")
+@option("--n", default=4, show_default=True, help="Texts of which the best is to be taken.")
+@option("--beta", default=0.5, show_default=True, help="Nats of distance from MODEL against a whole reward.")
+@option("--problems", default=64, show_default=True, help="Puzzles that are learned from.")
+@option("--steps", default=100, show_default=True, help="Training steps.")
 @seed_option("puzzles, texts and training")
 def grpo(
     puzzle: str,
@@ -219,13 +220,13 @@ def grpo(
     )
 
 
-@click.command("text-prm", short_help="Train a process reward model on judged texts.")
+@command(example="train text-prm texts.jsonl --out prm")
 @click.argument("texts", type=FILE)
 @out_option
 @model_option("whose states are read")
-@click.option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
-@click.option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
-@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
+@option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
 @seed_option("where training begins, and its order")
 def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None, raw: bool, seed: int) -> None:
     """Train a head on judged TEXTS that tells, step by step, how likely a text is to end rightly.
@@ -257,14 +258,12 @@ def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None
     )
 
 
-@click.command("compute-optimal", short_help="Fit a table for --search compute-optimal:table=FILE.")
+@command(example="train compute-optimal run --reward noisy --out table.json")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
-@click.option(
-    "--reward", required=True, help="The reward of RUN that tells how hard a prompt is, and that searches ask."
-)
-@click.option("--bins", default=5, show_default=True, help="Bins of difficulty.")
-@click.option("--probes", default=4, show_default=True, help="Texts drawn of each prompt to tell its bin.")
+@option("--out", required=True, type=OUT_FILE, help="The file to write.")
+@option("--reward", required=True, help="The reward of RUN that tells how hard a prompt is, and that searches ask.")
+@option("--bins", default=5, show_default=True, help="Bins of difficulty.")
+@option("--probes", default=4, show_default=True, help="Texts drawn of each prompt to tell its bin.")
 def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -> None:
     """Fit which search spends a budget best on prompts of which difficulty, from the benchmark in the folder RUN.
 

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
+from .train_common import command_line, lists_options, out_option, resumable, seed_option
 from .train_dscd import FOLDER
-from .training import command_line, lists_options, out_option, resumable, seed_option
 
 
-@click.command(short_help="Tune a small masked diffusion model to decoding in a hurry.")
+@command(example="train r2 diffusion --out tuned")
 @click.argument("model", type=FOLDER)
 @out_option
 @lists_options("What MODEL learned.", "States of a step.", steps=1000, lr=2e-4)
-@click.option("--trajectories", default=2000, show_default=True, help="Canvases that the model fills to learn from.")
-@click.option("--control", is_flag=True, help="Train as long on fresh examples, to compare with.")
+@option("--trajectories", default=2000, show_default=True, help="Canvases that the model fills to learn from.")
+@option("--control", is_flag=True, help="Train as long on fresh examples, to compare with.")
 @seed_option("examples and states")
 def r2(
     model: Path,

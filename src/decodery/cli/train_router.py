@@ -7,21 +7,22 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import OUT_FILE
-from .training import FILE, model_option, seed_option
+from .train_common import FILE, model_option, seed_option
 
 
-@click.command(short_help="Train a router for --search arbitrage:router=FILE.")
+@command(example='train router prompts.txt --scorer "value-head(head=value.safetensors)" --out router.safetensors')
 @click.argument("prompts", type=FILE)
-@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
+@option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @model_option("that steps are escalated to")
-@click.option("--second", metavar="NAME", help="The model that writes steps first (the draft that comes along).")
-@click.option("--scorer", required=True, help="What tells how good steps are, such as value-head(head=FILE).")
-@click.option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
-@click.option("--step-tokens", default=128, show_default=True, help="Tokens of a step at most.")
-@click.option("--max-new-tokens", default=256, show_default=True, help="Tokens of a text at most.")
-@click.option("--temperature", default=0.0, show_default=True, help="What steps are drawn at.")
-@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@option("--second", metavar="NAME", help="The model that writes steps first (the draft that comes along).")
+@option("--scorer", required=True, help="What tells how good steps are, such as value-head(head=FILE).")
+@option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
+@option("--step-tokens", default=128, show_default=True, help="Tokens of a step at most.")
+@option("--max-new-tokens", default=256, show_default=True, help="Tokens of a text at most.")
+@option("--temperature", default=0.0, show_default=True, help="What steps are drawn at.")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
 @seed_option("texts and training")
 def router(
     prompts: Path,

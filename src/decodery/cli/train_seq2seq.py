@@ -6,18 +6,19 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, out_option, resumable, seed_option
 
 
-@click.command("seq2seq", short_help="Train a small encoder-decoder model on a transduction made by code.")
+@command(example="train seq2seq reorder --out reorder-model")
 @click.argument("kind")
 @out_option
-@click.option("--block", type=click.IntRange(1), help="Let the encoder read so many tokens at a time (reorder).")
-@click.option("--steps", default=1200, show_default=True, help="Training steps at most.")
-@click.option("--batch", default=32, show_default=True, help="Sources in a step.")
-@click.option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
-@click.option("--one-stack", is_flag=True, help="Train a decoder alone, whose prompt is the source: a teacher.")
-@click.option("--teacher", help="Folder of a decoder alone that the model learns from, on what it writes itself.")
+@option("--block", type=click.IntRange(1), help="Let the encoder read so many tokens at a time (reorder).")
+@option("--steps", default=1200, show_default=True, help="Training steps at most.")
+@option("--batch", default=32, show_default=True, help="Sources in a step.")
+@option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
+@option("--one-stack", is_flag=True, help="Train a decoder alone, whose prompt is the source: a teacher.")
+@option("--teacher", help="Folder of a decoder alone that the model learns from, on what it writes itself.")
 @seed_option("weights and sources")
 def seq2seq(
     kind: str,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
+from .command import command, option
 from .options import together
-from .training import FILE, command_line, model_option, out_option, seed_option, told
+from .train_common import FILE, command_line, model_option, out_option, seed_option, told
 
-_RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
-_SITES = click.option(
+_RATE = option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
+_SITES = option(
     "--site", "sites", multiple=True, help="Where it may read, such as resid_post.3 (five depths); repeated."
 )
 
@@ -22,11 +23,11 @@ def five_depths(layers: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
 
 
-@click.command("program-probe", short_help="Train a probe for --monitor program-probe.")
+@command(example="train program-probe -m robot-model --out probe")
 @together(out_option, model_option("that writes programs, made by decodery train puzzle-model robot"), _RATE, _SITES)
 @seed_option("prompts, split and training")
-@click.option("--puzzle", default="robot", show_default=True, help="What its programs are for: robot, with settings.")
-@click.option("--count", default=600, show_default=True, type=click.IntRange(1), help="Programs it writes.")
+@option("--puzzle", default="robot", show_default=True, help="What its programs are for: robot, with settings.")
+@option("--count", default=600, show_default=True, type=click.IntRange(1), help="Programs it writes.")
 def program_probe(
     out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, puzzle: str, count: int
 ) -> None:
@@ -65,11 +66,11 @@ def program_probe(
     click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
 
 
-@click.command(short_help="Train a probe for --monitor sequential:probe=DIR.")
+@command(example="train sequential --out probe")
 @click.argument("conversations", required=False, type=FILE)
 @together(out_option, model_option("that reads the conversations"), _RATE, _SITES)
 @seed_option("conversations, split and training")
-@click.option("--count", default=400, show_default=True, type=click.IntRange(1), help="Built-in conversations.")
+@option("--count", default=400, show_default=True, type=click.IntRange(1), help="Built-in conversations.")
 def sequential(
     conversations: Path | None, out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, count: int
 ) -> None:
@@ -104,12 +105,12 @@ def sequential(
     click.echo(f"The probe is ready: --monitor sequential:probe={out}")
 
 
-@click.command(short_help="Find a direction of hidden states for --monitor neurofeedback:axis=DIR.")
+@command(example="train direction --kind lr --out direction")
 @click.argument("statements", required=False, type=FILE)
 @together(out_option, model_option("whose states are read"), _SITES)
 @seed_option("which half is learned from")
-@click.option("--kind", default="lr", show_default=True, help="lr: what tells the labels; pc1, pc2, ...: a component.")
-def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...], seed: int, kind: str) -> None:
+@option("--kind", default="lr", show_default=True, help="lr: what tells the labels; pc1, pc2, ...: a component.")
+def direction(statements: Path | None, out: Path, model: str, sites: tuple[str, ...], seed: int, kind: str) -> None:
     """Find an axis of what MODEL's states are while it says something, from half of the STATEMENTS.
 
     STATEMENTS holds one object a line, {"text": ..., "label": true or false, "group": text}. Without a file: capitals,
@@ -119,7 +120,7 @@ def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...],
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.monitors.probe import PROBE
-    from decodery.training.axes import axis_by, built_in_statements, evaluated, read_by, read_statements
+    from decodery.training.direction import axis_by, built_in_statements, evaluated, read_by, read_statements
 
     found = built_in_statements(seed) if statements is None else read_statements(statements)
     lm = load(model)

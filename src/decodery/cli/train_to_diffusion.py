@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, model_option, out_option, resumable, seed_option
+from .command import command, option
+from .train_common import command_line, model_option, out_option, resumable, seed_option
 
 
-@click.command("to-diffusion", short_help="Adapt a model to fill canvases.")
+@command(example="train to-diffusion -m smollm2 --out diffusion")
 @out_option
 @model_option("that is adapted")
-@click.option("--tasks", default="copy,reverse,replace", show_default=True, help="Tasks on lists of words.")
-@click.option("--steps", default=1500, show_default=True, help="Training steps.")
-@click.option("--batch", default=16, show_default=True, help="Lists of a step.")
-@click.option("--rank", default=16, show_default=True, help="Of the matrices that learn.")
-@click.option("--lr", default=5e-4, show_default=True, help="Learning rate at its highest.")
+@option("--tasks", default="copy,reverse,replace", show_default=True, help="Tasks on lists of words.")
+@option("--steps", default=1500, show_default=True, help="Training steps.")
+@option("--batch", default=16, show_default=True, help="Lists of a step.")
+@option("--rank", default=16, show_default=True, help="Of the matrices that learn.")
+@option("--lr", default=5e-4, show_default=True, help="Learning rate at its highest.")
 @seed_option("lists, masks and where the matrices begin")
 def to_diffusion(out: Path, model: str, tasks: str, steps: int, batch: int, rank: int, lr: float, seed: int) -> None:
     """Adapt MODEL, which writes from left to right, to fill canvases with answers about short lists of words.

@@ -53,8 +53,9 @@ FAMILY_OF = {package: family for family, package in FAMILIES.items()} | BASES
 class Description:
     """What one method says of itself. paper and year are None where there is no source.
 
-    needs, gives: its tables in words, see `core.requirements`; needs ends with what it was registered with. slower: see
-    `registry.register`.
+    requirements, provides: its tables in words, see `core.requirements`; requirements end with what it was registered
+    with. slower: see `registry.register`. ready: whether it runs with its defaults on any model that has what its table
+    requires: no trained part, second model or setting has to be given.
     """
 
     name: str
@@ -66,12 +67,17 @@ class Description:
     requirements: tuple[str, ...]
     provides: tuple[str, ...]
     slower: bool
+    ready: bool
     summary: str
 
     def as_dict(self) -> dict[str, Any]:
         """What `decodery methods --json` prints of it."""
         values = {field.name: getattr(self, field.name) for field in fields(Description)}
         return values | {"requirements": list(self.requirements), "provides": list(self.provides)}
+
+
+_OF_THE_TEXT = ("a prompt that", "a prompt with", "drafts with", "logits of", "the log-probabilities", "nothing but")
+"""How requirements begin that a prompt, a request or most models meet: no part has to be trained or named for them."""
 
 
 def facts(
@@ -83,9 +89,13 @@ def facts(
     requirements: Any = (),
     doc: str | None = None,
     slower: bool = False,
+    lacking: bool = False,
     tables: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> dict[str, Any]:
-    """The fields of a `Description` but its family, from the arguments of `register`, docstring and tables."""
+    """The fields of a `Description` but its family, from the arguments of `register`, docstring and tables.
+
+    lacking: whether a setting has no default.
+    """
     year = re.search(r"\((\d{4})\)\s*$", paper)
     return {
         "name": name,
@@ -96,6 +106,7 @@ def facts(
         "requirements": (*tables[0], *requirements),
         "provides": tables[1],
         "slower": slower,
+        "ready": not lacking and all(each.startswith(_OF_THE_TEXT) for each in requirements),
         "summary": inspect.cleandoc(doc or "").partition("\n")[0],
     }
 

@@ -105,6 +105,7 @@ def register(
             guarantee=guarantee,
             lossless=lossless,
             slower=slower,
+            lacking=any(_required(field) for field in dataclasses.fields(cls)),
             requirements=requirements,
             doc=cls.__doc__,
             tables=tables,
@@ -194,6 +195,11 @@ def resolve(family: str, spec: Any, **further: Any) -> Any:
         elsewhere = f": {name} is a {homes[0]} method" if homes else ""
         raise UnknownMethod(f"no {family} method is called {name!r}{elsewhere}; try {listing(near)}")
     return build(known[name], settings, further)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.init and field.default is missing and field.default_factory is missing
 
 
 def _origin(cls: type) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from decodery.step.sequence import Sequence
 
 from .probe import Probe
 
-_MADE = "make one with `decodery train axis -m MODEL STATEMENTS --out DIR`"
+_MADE = "make one with `decodery train direction -m MODEL STATEMENTS --out DIR`"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,17 +31,17 @@ class _State:
     paper="Language Models Are Capable of Metacognitive Monitoring and Control of Their Internal Activations (2025)",
     guarantee="read-only: the text is the one without it, until the action is taken",
     lossless=True,
-    requirements=("an axis made by decodery train axis",),
+    requirements=("an axis made by decodery train direction",),
 )
 @dataclass(frozen=True)
 class Neurofeedback(Monitor):
     """Scores a text by the mean of its hidden states along a direction, in standard deviations of what it was found on.
 
-    axis: a file or folder made by `decodery train axis`, or a linear `Probe` of "answer" rows: a direction that tells
-    the label of sentences, or a principal component. The score is 0 where the sentences it was found on lie on average,
-    and known from the second token on: the newest token's own row does not exist yet. Whether the model can report or
-    steer that score from feedback in its prompt is what `decodery bench --workload monitors` asks. Cost: one addition
-    per token, and a product with the direction.
+    axis: a file or folder made by `decodery train direction`, or a linear `Probe` of "answer" rows: a direction that
+    tells the label of sentences, or a principal component. The score is 0 where the sentences it was found on lie on
+    average, and known from the second token on: the newest token's own row does not exist yet. Whether the model can
+    report or steer that score from feedback in its prompt is what `decodery bench --workload monitors` asks. Cost: one
+    addition per token, and a product with the direction.
     """
 
     axis: Probe | str | None = None

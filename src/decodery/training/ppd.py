@@ -21,8 +21,8 @@ from decodery.models.trained.placeholders import Placeholders
 from .ahead import EVERY, RATED, Recipe, card, facts_of, shares, teach
 from .card import CARD, refuse_others
 from .corpus import Corpus
+from .lexical_units import PlaceholderSchool
 from .loop import History
-from .units import PlaceholderSchool
 
 check_folder = partial(refuse_others, made=PROMPTS, what="holds no prompt tokens")
 """Raises SettingsError where training would overwrite something else."""

@@ -14,7 +14,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.neurofeedback import Neurofeedback
 from decodery.monitors.probe import Probe
-from decodery.training.axes import ASKED, Statement
+from decodery.training.direction import ASKED, Statement
 
 from .figures import Row
 

@@ -11,7 +11,7 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.probe import Probe
-from decodery.training.axes import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
+from decodery.training.direction import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
 from decodery.training.ranking import auroc
 
 from .control import SYSTEM, controlled

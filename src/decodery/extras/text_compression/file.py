@@ -47,7 +47,9 @@ def pack(header: Header, payload: bytes) -> bytes:
 def unpack(data: bytes) -> tuple[Header, bytes]:
     """Header and payload of a file. Raises CorruptFile for anything that `pack` did not write."""
     if not data.startswith(MAGIC):
-        raise CorruptFile("this is no text that decodery has compressed: give a file that `decodery compress` made")
+        raise CorruptFile(
+            "this is no text that decodery has compressed: give a file that `decodery compress-text` made"
+        )
     if len(data) > 2 * MOST_BYTES or zlib.crc32(data[:-_SUM]) != int.from_bytes(data[-_SUM:], "little"):
         raise _damaged()
     at = len(MAGIC) + 2 * _DIGEST

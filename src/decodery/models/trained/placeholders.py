@@ -17,7 +17,7 @@ from ..protocol import Reader
 from .artifact import Artifact, remembered
 
 _KIND = "set of placeholders"
-_MADE = "make some with decodery train units -m MODEL, or decodery train ppd -m MODEL"
+_MADE = "make some with decodery train lexical-units -m MODEL, or decodery train ppd -m MODEL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +66,27 @@ def are_rates(rates: torch.Tensor, ahead: int) -> bool:
 
 
 def found_placeholders(
-    given: Placeholders | str | None, file: str, model: Reader, command: str, drafter: str
+    given: Placeholders | str | None, file: str, model: Reader, *, drafter: str, setting: str, command: str
 ) -> Placeholders:
-    """The placeholders that a drafter's setting `command` names, or those that come along in `file`.
+    """The placeholders that a setting of a drafter names, or the shipped ones.
 
-    Raises SettingsError where there are none, and whatever else is wrong with them.
+    Args:
+        given: The placeholders, their file or folder; None for the shipped ones.
+        file: The name of their file.
+        model: The model that reads them.
+        drafter: The name of the drafter.
+        setting: The name of its setting.
+        command: The command of `decodery train` that makes them.
+
+    Raises:
+        SettingsError: There are none for this model, or they do not fit it.
     """
     if not isinstance(given, Placeholders):
         path = given_or_shipped(given, file, model.config.vocabulary)
         if path is None:
             raise SettingsError(
-                f"no {command} for this model come along: make some with `decodery train {command} -m MODEL "
-                f"--out DIR` and name them, as in {drafter}:{command}=DIR"
+                f"no {setting} are shipped for this model: train some with `decodery train {command} -m MODEL "
+                f"--out DIR` and name them, as in {drafter}:{setting}=DIR"
             )
         given = _load(path)
     given.check(model.config)

@@ -65,7 +65,7 @@ class Auto(Drafter):
     by noise that is known ahead, as under the default rule, candidates with much of it count as likelier. Texts that
     share passes draft for some steps and do not for others, and go on in the way that gave more tokens per second.
 
-    Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one that comes
+    Contexts begin with those of `warm`, a file made by `decodery train ngram-cache`: by default of the one that comes
     along for the model, if one does; None: with none. model: the second one, a `LanguageModel` or a name, which is
     loaded in `dtype`, as in `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery
     train head`, a `TrainedHead`, "shipped" for the one that comes along, if one does. Neither is asked by default, as
@@ -162,7 +162,7 @@ class Auto(Drafter):
         if warm.vocab_size != seq.vocab_size or warm.vocabulary != seq.model.config.vocabulary:
             raise SettingsError(
                 f"{self.warm} was made for a model with another vocabulary: make contexts for this one with decodery "
-                "train contexts -m MODEL"
+                "train ngram-cache -m MODEL"
             )
         return warm
 

@@ -34,7 +34,7 @@ class _Reading:
     "discrete-key-value",
     paper="Discrete Key-Value Bottleneck (2022)",
     lossless=True,
-    requirements=("frozen keys made by decodery train keys",),
+    requirements=("frozen keys made by decodery train kv-bottleneck",),
 )
 @dataclass(frozen=True)
 class DiscreteKeyValue(Drafter):

@@ -45,8 +45,8 @@ class LexicalUnit(Drafter):
 
     span: most tokens of a unit (k): the model says the first, up to span - 1 placeholders the others. beta: a unit ends
     before the first token whose probability is lower, or which repeats what stands right before it. units:
-    `Placeholders`, or the file or folder of those that `decodery train units` made; None: those that come with this
-    package for the embedded model.
+    `Placeholders`, or the file or folder of those that `decodery train lexical-units` made; None: those that come with
+    this package for the embedded model.
 
     The tokens found in one pass are fed by the next one anyway, so checking them there costs nothing: under lossless
     rules a unit is a draft, and a low beta only costs rows. The published decoding, which emits a unit unchecked and
@@ -70,11 +70,13 @@ class LexicalUnit(Drafter):
         return self.span * self.span - 1
 
     def start(self, seq: Sequence) -> _State:
-        found = found_placeholders(self.units, UNITS, seq.model, "units", "lexical-unit")
+        found = found_placeholders(
+            self.units, UNITS, seq.model, drafter="lexical-unit", setting="units", command="lexical-units"
+        )
         if len(found.data) < self.span - 1:
             raise SettingsError(
                 f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "
-                f"span, or train more with decodery train units -m MODEL --span {self.span}"
+                f"span, or train more with decodery train lexical-units -m MODEL --span {self.span}"
             )
         return _State(found.data[: self.span - 1].to(seq.model.device))
 

@@ -39,7 +39,7 @@ class PPD(InPass):
     ppd: Placeholders | str | None = None
 
     def asked(self, model: Reader) -> Asked:
-        found = found_placeholders(self.ppd, PROMPTS, model, "ppd", "ppd")
+        found = found_placeholders(self.ppd, PROMPTS, model, drafter="ppd", setting="ppd", command="ppd")
         if found.rates is None:
             raise SettingsError(
                 "ppd needs to know how often its guesses are right, which these placeholders do not say: use some that "

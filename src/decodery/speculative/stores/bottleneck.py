@@ -15,7 +15,7 @@ from decodery.models.trained.artifact import Artifact, refuse_other, remembered
 from decodery.step.drafter_memory import Guarded
 
 FILE = "keys.safetensors"
-MADE = "make some with `decodery train keys -m MODEL FILES --out DIR`, and name them, as in keys=DIR"
+MADE = "make some with `decodery train kv-bottleneck -m MODEL FILES --out DIR`, and name them, as in keys=DIR"
 _KIND = "set of keys"
 
 

@@ -17,7 +17,7 @@ from decodery.models.trained.artifact import Artifact, remembered
 from .expectations import CONTEXTS
 
 _KIND = "table of contexts"
-_MADE = "make some with decodery train contexts -m MODEL"
+_MADE = "make some with decodery train ngram-cache -m MODEL"
 _FACTS = {"vocab_size": TOKENS, "vocabulary": Text(256), "trained": Named(Anything(), 1 << 10)}
 
 

@@ -1,4 +1,4 @@
-"""`decodery compress`: a text as bits under a model's predictions."""
+"""`decodery compress-text`: a text as bits under a model's predictions."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .options import OUT_FILE, Command
-from .training import FILE
+from .command import command, option
+from .options import OUT_FILE
+from .train_common import FILE
 
 ENDING = ".dcy"
 
-out_option = click.option("--out", type=OUT_FILE, help="The file to write.")
-model_option = click.option("-m", "--model", default="smollm2", show_default=True, help="The model that predicts.")
-dtype_option = click.option(
+out_option = option("--out", type=OUT_FILE, help="The file to write.")
+model_option = option("-m", "--model", default="smollm2", show_default=True, help="The model that predicts.")
+dtype_option = option(
     "--dtype", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="Its precision."
 )
 
 
-@click.command(cls=Command, short_help="Compress a text with a model.")
+@command(example="compress-text notes.txt")
 @click.argument("file", type=FILE)
 @out_option
 @model_option
 @dtype_option
-def compress(file: Path, out: Path | None, model: str, dtype: str) -> None:
+def compress_text(file: Path, out: Path | None, model: str, dtype: str) -> None:
     """Write FILE, any bytes, to FILE.dcy in about as many bits as the model is surprised by.
 
-    Only the same model in the same precision reads it; `decodery decompress` does.
+    Only the same model in the same precision reads it; `decodery decompress-text` does.
     """
     from decodery import load
     from decodery.extras.text_compression.text import compress as compressed

@@ -1,4 +1,4 @@
-"""`decodery transform`: a cheaper copy of a model."""
+"""`decodery compress-model`: a cheaper copy of a model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from .options import Command, import_option, model_options, output_option
-from .training import FILE, out_option, pieces, texts_options
+from .command import command, option
+from .options import import_option, model_options, output_option
+from .train_common import FILE, out_option, pieces, texts_options
 
 if TYPE_CHECKING:
     from decodery.compression.base import Report
 
 
-@click.command(cls=Command, short_help="Make a cheaper copy of a model.")
+@command(example="compress-model smollm2 notes.txt --with slicegpt:share=0.1 --with int8 --out copy")
 @click.argument("given", nargs=-1, metavar="[MODEL] [FILES]...")
-@click.option(
+@option(
     "--with", "specs", multiple=True, required=True, metavar="SPEC",
     help="What is done, such as int8 or slicegpt:share=0.2; repeated, one after another.",
 )  # fmt: skip
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @model_options
 @output_option("--json", "as_json", is_flag=True, help="Print the report as one object.")
 @click.pass_context
-def transform(
+def compress_model(
     ctx: click.Context,
     given: tuple[str, ...],
     specs: tuple[str, ...],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import option
 from .options import OUT_FOLDER, Decorator, together
 
 if TYPE_CHECKING:
@@ -29,10 +30,8 @@ _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 texts_options = together(
-    click.option(
-        "--texts", default=64, show_default=True, type=click.IntRange(1), help="Pieces of text that are read."
-    ),
-    click.option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
+    option("--texts", default=64, show_default=True, type=click.IntRange(1), help="Pieces of text that are read."),
+    option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
 )
 
 
@@ -55,28 +54,28 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
     return found[:texts]
 
 
-out_option = click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
+out_option = option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 
 
 def lists_options(known: str, of_step: str, *, steps: int, lr: float) -> Decorator:
     """The options of training on tasks about lists. known: what the tasks are; of_step: what `--batch` counts."""
     return together(
-        click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help=known),
-        click.option("--letters", default=6, show_default=True, help="Letters of the longest list."),
-        click.option("--steps", default=steps, show_default=True, help="Training steps."),
-        click.option("--batch", default=64, show_default=True, help=of_step),
-        click.option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
+        option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help=known),
+        option("--letters", default=6, show_default=True, help="Letters of the longest list."),
+        option("--steps", default=steps, show_default=True, help="Training steps."),
+        option("--batch", default=64, show_default=True, help=of_step),
+        option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
     )
 
 
 def model_option(what: str) -> Decorator:
     """`-m`. what: what is done with the model."""
-    return click.option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
+    return option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
 
 
 def seed_option(what: str, default: int = 0) -> Decorator:
     """`--seed`. what: what hangs on it."""
-    return click.option("--seed", default=default, show_default=True, callback=_seed, help=f"Decides {what}.")
+    return option("--seed", default=default, show_default=True, callback=_seed, help=f"Decides {what}.")
 
 
 def _seed(ctx: click.Context, param: click.Parameter, value: int) -> int:
@@ -122,11 +121,9 @@ class OwnTexts:
 def own_texts(count: int = 2000, length: int = 160) -> Decorator:
     """The options of the texts that the model writes first, handed on as `own`."""
     options = together(
-        click.option("--texts", default=count, show_default=True, metavar="N", help="How many texts the model writes."),
-        click.option(
-            "--prompts", type=FILE, help="What it writes from, a prompt a line; otherwise built-in instructions."
-        ),
-        click.option("--max-new-tokens", default=length, show_default=True, metavar="N", help="Length of a text."),
+        option("--texts", default=count, show_default=True, metavar="N", help="How many texts the model writes."),
+        option("--prompts", type=FILE, help="What it writes from, a prompt a line; otherwise built-in instructions."),
+        option("--max-new-tokens", default=length, show_default=True, metavar="N", help="Length of a text."),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

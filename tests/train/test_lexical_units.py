@@ -36,7 +36,7 @@ from decodery.training import loop
 from decodery.training.ahead import sure_runs
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.units import UNITS, PlaceholderSchool, UnitsRecipe, train_units
+from decodery.training.lexical_units import UNITS, PlaceholderSchool, UnitsRecipe, train_units
 from scripted import Scripted, Unigram
 from tiny_models import VOCAB, make_tokenizer
 
@@ -97,8 +97,10 @@ def test_units_of_another_model_or_none_are_refused_with_what_to_do(tmp_path: Pa
             decode(model, [[1]], drafter=LexicalUnit(**settings))
         return str(caught.value)
 
-    assert "decodery train units" in refused(TARGET) and "decodery train units" in refused(TARGET, units=ANY)
-    assert "decodery train units" in refused(TARGET, units=str(tmp_path / "units.safetensors"))
+    assert "decodery train lexical-units" in refused(TARGET) and "decodery train lexical-units" in refused(
+        TARGET, units=ANY
+    )
+    assert "decodery train lexical-units" in refused(TARGET, units=str(tmp_path / "units.safetensors"))
     assert "--span 5" in refused(Scripted([1, 2]), span=5, units=ANY)
     other = Placeholders(torch.zeros(3, 32), {"vocabulary": "another"})
     other.save(tmp_path / "units.safetensors")
@@ -225,7 +227,10 @@ def test_both_commands_share_the_texts_of_one_folder(
     (tmp_path / "prompts").write_text("\n".join(map(str, range(20))))
     common = ["--out", str(tmp_path / "out"), "--texts", "20", "--prompts", str(tmp_path / "prompts")]
     common += ["--max-new-tokens", "12"]
-    for command, made in ((["ngrams"], "ngrams.safetensors"), (["units", "--steps", "2", "--alpha", "0"], UNITS)):
+    for command, made in (
+        (["ngrams"], "ngrams.safetensors"),
+        (["lexical-units", "--steps", "2", "--alpha", "0"], UNITS),
+    ):
         done = CliRunner().invoke(cli, ["train", *command, *common], catch_exceptions=False)
         assert done.exit_code == 0 and (tmp_path / "out" / made).is_file(), done.output
     assert Placeholders.load(tmp_path / "out" / UNITS).data.shape == (3, 32)

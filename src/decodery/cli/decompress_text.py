@@ -1,4 +1,4 @@
-"""`decodery decompress`: a compressed text back."""
+"""`decodery decompress-text`: a compressed text back."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import click
 
 from decodery.core.errors import SettingsError
 
-from .compress import ENDING, dtype_option, model_option, new_file, out_option, read_file
-from .options import Command
-from .training import FILE
+from .command import command, option
+from .compress_text import ENDING, dtype_option, model_option, new_file, out_option, read_file
+from .train_common import FILE
 
 
-@click.command(cls=Command, short_help="Get a compressed text back.")
+@command(example="decompress-text notes.txt.dcy --out again.txt")
 @click.argument("file", type=FILE)
 @out_option
 @model_option
 @dtype_option
-@click.option("--drafter", metavar="SPEC", help="What drafts, such as prompt-lookup; it never changes the text.")
-def decompress(file: Path, out: Path | None, model: str, dtype: str, drafter: str | None) -> None:
-    """Write the text that `decodery compress` made FILE of; a damaged file is an error and never another text."""
+@option("--drafter", metavar="SPEC", help="What drafts, such as prompt-lookup; it never changes the text.")
+def decompress_text(file: Path, out: Path | None, model: str, dtype: str, drafter: str | None) -> None:
+    """Write the text that `decodery compress-text` made FILE of; a damaged file is an error and never another text."""
     from decodery import load
     from decodery.extras.text_compression.text import decompress as decompressed
     from decodery.llm.resolve_settings import resolve_drafter

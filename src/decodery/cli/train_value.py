@@ -1,0 +1,69 @@
+"""`decodery train value`: a head that predicts the reward of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .command import command, option
+from .options import OUT_FILE
+from .train_common import FILE, model_option
+
+if TYPE_CHECKING:
+    from decodery.training.value import Judged
+
+
+@command(example="train value texts.jsonl --out value.safetensors")
+@click.argument("texts", type=FILE)
+@option("--out", required=True, type=OUT_FILE, help="The file to write.")
+@model_option("whose states are read")
+@option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
+@option("--ridge", default=1e-2, show_default=True, help="Higher is more cautious.")
+@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@option("--restart", is_flag=True, help="Learn how likely another text is not better (for adaptive-sampling).")
+@option("--switch", is_flag=True, help="Learn by the prompt alone whether texts fail (for edge).")
+def value(
+    texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool, restart: bool, switch: bool
+) -> None:
+    """Learn from judged TEXTS how good a text will become, by its beginning.
+
+    TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": number}. Every text is read once. The file is
+    for --source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search controlled-blocks. With
+    --restart, which needs several texts of each prompt, it is for the searches adaptive-sampling and early-pruning.
+    With --switch it tells of prompts how likely a reward below 0.5 is, for the search edge.
+    """
+    from decodery import load
+    from decodery.core.errors import SettingsError
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.restart import compared
+    from decodery.training.value import fit_switch, fit_value, read_judged
+
+    if restart and switch:
+        raise SettingsError("a head is for --restart or for --switch: leave one of the two out")
+    found = read_judged(texts)
+    if restart:
+        found = compared(found)
+    lm = load(model)
+    with terminal_progress(counts=True) as progress:
+
+        def judged() -> Iterator[Judged]:
+            for number, (prompt, text, reward) in enumerate(found):
+                progress("reading texts", number, len(found))
+                yield lm.encode(prompt, raw=raw), lm.tokenizer.encode(text, special=False), reward
+            progress("reading texts", len(found), len(found))
+
+        if switch:
+            hard = ((prompt, reward < 0.5) for prompt, _, reward in judged())
+            head = fit_switch(lm.model, hard, tap=tap, ridge=ridge)
+        else:
+            head = fit_value(lm.model, judged(), tap=tap, ridge=ridge)
+    head.save(out)
+    if switch:
+        click.echo(f'The switch is ready: --search "edge:switch={out},adapter=DIR,scorer=..."')
+    elif restart:
+        click.echo(f'The value head is ready: --search "adaptive-sampling:scorer=value-head(head={out})"')
+    else:
+        click.echo(f'The value head is ready: --source "controlled-decoding:value=value-head(head={out})"')
