@@ -27,7 +27,7 @@ _PARTS = {
         *("use-with-transformers", "training", "compressing-models", "sandbox", "extending"),
     ],
     "Explanation": [
-        *("design", "guarantees", "speculative-decoding", "trees", "rules", "budgets", "samplers"),
+        *("design", "guarantees", "speculative-decoding", "draft-trees", "acceptance-rules", "draft-length", "sampling"),
         *("contrastive-and-guided-decoding", "inference-time-search", "diffusion-language-models"),
         *("simultaneous-decoding", "kv-cache-compression", "activations-and-monitors", "model-internals", "gpu"),
         "out-of-scope",
