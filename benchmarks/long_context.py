@@ -1,7 +1,7 @@
 """What `decodery bench --workload long-context` measures, on passages of this project's documents.
 
     decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/kv/channels --texts 24
-    pages="docs/searches.md docs/serving.md docs/training.md docs/samplers.md docs/supported-models.md"
+    pages="docs/inference-time-search.md docs/serving.md docs/training.md docs/sampling.md docs/supported-models.md"
     decodery train kv meta-soft $pages --out runs/kv/meta-soft --texts 48 --length 192 --steps 120
     decodery train kv lserve $pages --out runs/kv/gates --texts 32 --length 128 --steps 90
     decodery train kv write-gate $pages --out runs/kv/write-gate --texts 32 --length 128 --steps 90

@@ -237,13 +237,6 @@ def test_every_page_is_reached_from_the_front_page() -> None:
     assert set(PAGES) <= reached
 
 
-def test_an_excerpt_of_rows_that_are_gone_is_an_error() -> None:
-    excerpt, table = _generator().excerpt, "| a | b |\n|---|---|\n| x | 1 |\n| y | 2 |\n"
-    assert excerpt(lambda: f"Text.\n\n{table}", ("y",)) == "| a | b |\n|---|---|\n| y | 2 |"
-    with pytest.raises(KeyError, match="no table has the rows x, z"):
-        excerpt(lambda: table, ("x", "z"))
-
-
 NAMES = sorted({name for page in PAGES for name in re.findall(r"\b(?:decodery|dc)(?:\.\w+)+", page.read_text("utf-8"))})
 
 

@@ -187,16 +187,6 @@ def own(name: str) -> str:
     return "```python\n" + "\n".join(source.splitlines()[first - 1 : found.end_lineno]) + "\n```"
 
 
-def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -> str:
-    """Of the first table in a section that has all these rows and this in its head: its head, and these rows."""
-    for table in re.findall(r"(?:^\|.*\n?)+", section(), re.MULTILINE):
-        first, rule, *body = table.splitlines()
-        named = {row.split("|")[1].strip(): row for row in reversed(body)}
-        if head in first and set(rows) <= set(named):
-            return "\n".join([first, rule, *(named[row] for row in rows)])
-    raise KeyError(f"no table has the rows {', '.join(rows)}")
-
-
 MADE: dict[str, Callable[[], str]] = {
     **alike.SECTIONS,
     **timing.SECTIONS,
@@ -219,21 +209,6 @@ MADE: dict[str, Callable[[], str]] = {
     **sizing.SECTIONS,
 }
 """What was measured; whole on the pages of results."""
-SHORT = {
-    "smc": ("mask", "smc:particles=4, 160 runs", "smc:particles=64, 40 runs"),
-    "superposed": ("superposed", "nucleus"),
-    "pg-td": ("pg-td", "samples, temperature 0.4, seed 2", "samples, temperature 0.8, seed 1"),
-    "checks": ("any JSON, by the engine, temperature 0", "any JSON, by a function, temperature 0"),
-    "monitor": ("`without, temperature 0`", "`monitor, temperature 0`"),
-    "jsonschema": ("none", "forced"),
-    "extraction": ("free, read whole", "free, item by item", "constrained, read whole"),
-    "steered": ("secure", "none", "unsafe"),
-    "judge": ("coupled", "judge, threshold 0.9", "judge, threshold 0.5"),
-    "growth": ("chain", "fixed-tree", "sequoia", "eagle-2", "rsd-s"),
-    "headline": ("none", "prompt-lookup", "auto", "transformers", "llama.cpp"),
-    "passes": ("1", "8", "16", "64"),
-}
-"""The rows that readers need in order to choose, shown beside what they are about."""
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "methods": methods,
@@ -244,14 +219,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     **drafter_table.SECTIONS,
     **{f"own-{name}": partial(own, name) for name in OWN},
     **MADE,
-    **{f"{name}-short": partial(excerpt, MADE[name], rows) for name, rows in SHORT.items()},
-    "lookahead-short": partial(excerpt, MADE["samplers"], ("greedy", "adadec", "sampled", "cntp")),
-    "rules-short": partial(
-        excerpt,
-        MADE["rules"],
-        ("rejection", "recursive-rejection, without replacement", "k-seq", "coupled", "bound, independent"),
-        "smollm2 at temperature 0.6",
-    ),
 }
 
 

@@ -184,7 +184,7 @@ def sweeps() -> str:
         f"({larger['low']:.2f} to {larger['high']:.2f}); {inside} of {len(both['foretold'])} drafts lie where the law "
         "of all others has them."
     )
-    drawn = ("![Tokens per second against texts at once](results/draft-sweep-batch.svg)",) * (len(rows) > 2)
+    drawn = ("![Tokens per second against texts at once](draft-sweep-batch.svg)",) * (len(rows) > 2)
     return "\n\n".join(
         (table(header, rows), *(f"`{each}" if "`" in each else f"`{each}`" for each in commands), *drawn)
     )

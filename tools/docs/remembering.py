@@ -31,7 +31,7 @@ def long_context() -> str:
     rows = [{"MiB held": row["resident"] * whole, "MiB read": row["read"] * whole} | row for row in _rows()]
     numbers = [row for row in rows if row["policy"].startswith("quantized")]
     exact = [row for row in rows if row["budget"] == 1 and row not in numbers and row["policy"] not in BOUNDS]
-    parts = [f"`{load('long-context')['command']}`", "![What cache policies lose by budget](results/long-context.svg)"]
+    parts = [f"`{load('long-context')['command']}`", "![What cache policies lose by budget](long-context.svg)"]
     for title, head, cells in tables([row for row in rows if row["budget"] < 1]):
         parts += [f"**{title}**", table(head, cells)]
     for _, head, cells in tables(numbers):
