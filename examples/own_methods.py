@@ -215,9 +215,9 @@ if __name__ == "__main__":
     model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
     drawn = Sampler([dc.sampling.Temperature(0.8), Calm()])
     check_identical(model, prompts, drafter=dc.speculative.drafters.PromptLookup(), sampler=drawn)
-    check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, source=TwoMemories())
-    check_state(model, prompts, drafter=ShortSighted(), source=TwoMemories())
-    check_batch(model, prompts, rule=SecondThought())
+    check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, logits_source=TwoMemories())
+    check_state(model, prompts, drafter=ShortSighted(), logits_source=TwoMemories())
+    check_batch(model, prompts, acceptance_rule=SecondThought())
 
     constraint = Counting(8, model.vocab_size, ends=(0,))
     check_constraint(constraint, eos_ids=[0])
@@ -229,5 +229,5 @@ if __name__ == "__main__":
         check_scorer(scorer, model, [(prompts[0], [4, 4, 5]), (prompts[0], [6])])
     for search in (dc.search.SMC(potential=Varied(), particles=4), dc.search.ControlledBlocks("doubtful", samples=3)):
         print(search.run(Engine(model), request)[0].generated)
-    (drafted,) = decode(model, prompts[1:], drafter=ShortSighted(), source=TwoMemories())
+    (drafted,) = decode(model, prompts[1:], drafter=ShortSighted(), logits_source=TwoMemories())
     print(f"{drafted.trace.tokens_per_pass:.2f} tokens per pass")

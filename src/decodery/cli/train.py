@@ -116,7 +116,7 @@ def datastore(files: tuple[Path, ...], out: Path, model: str) -> None:
     click.echo(f"{tokens:,} tokens are ready: {out}")
 
 
-@train.command(short_help="Train a head for --rule judge:head=FILE.")
+@train.command(short_help="Train a head for --acceptance-rule judge:head=FILE.")
 @click.argument("questions", type=FILE)
 @out_option
 @model_option("whose states are judged")
@@ -128,7 +128,8 @@ def datastore(files: tuple[Path, ...], out: Path, model: str) -> None:
 def judge(
     questions: Path, out: Path, model: str, max_new_tokens: int, places: int, alternatives: int, steps: int, lr: float
 ) -> None:
-    """Train a head that tells which drafted tokens leave an answer right, for --rule judge:head=DIR/judge.safetensors.
+    """Train a head that tells which drafted tokens leave an answer right, for --acceptance-rule
+    judge:head=DIR/judge.safetensors.
 
     QUESTIONS holds one object a line: {"prompt": ..., "right": ..., "wrong": ...}, whose wrong answer parts from the
     right one where it goes wrong, or {"prompt": ...} with an answer that ends in a number: the model then answers,
@@ -148,10 +149,10 @@ def judge(
         layer, of = target.model.config.num_layers, target.model.fingerprint
         head, _ = fit(found, layer, out, steps=steps, lr=lr, facts=facts, model=of, progress=progress)
     click.echo(json.dumps(head.facts, indent=1))
-    click.echo(f"The judge is ready: --rule judge:head={out / JUDGE}")
+    click.echo(f"The judge is ready: --acceptance-rule judge:head={out / JUDGE}")
 
 
-@train.command(short_help="Train prefixes for --source sven:prefix=DIR.")
+@train.command(short_help="Train prefixes for --logits-source sven:prefix=DIR.")
 @click.argument("pairs", required=False, type=FILE)
 @out_option
 @model_option("that is to be steered")
@@ -178,10 +179,10 @@ def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, 
     with resumable(out) as progress:
         found, _ = train_sven(loaded, given, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The prefixes are ready: --source sven:control={CONTROLS[0]},prefix={out}")
+    click.echo(f"The prefixes are ready: --logits-source sven:control={CONTROLS[0]},prefix={out}")
 
 
-@train.command(short_help="Learn where --rule adadec:tau=TAU should pause.")
+@train.command(short_help="Learn where --acceptance-rule adadec:tau=TAU should pause.")
 @click.argument("solutions", type=FILE)
 @model_option("whose threshold is learned")
 def thresholds(solutions: Path, model: str) -> None:
@@ -201,10 +202,10 @@ def thresholds(solutions: Path, model: str) -> None:
         loaded = load(model)
         found = fit(*observe(loaded.model, loaded.tokenizer, pairs, progress))
     click.echo(json.dumps(asdict(found), indent=1))
-    click.echo(f"The threshold is ready: --rule adadec:tau={found.tau:.3f}")
+    click.echo(f"The threshold is ready: --acceptance-rule adadec:tau={found.tau:.3f}")
 
 
-@train.command(short_help="Learn what texts promise, for --source controlled-decoding.")
+@train.command(short_help="Learn what texts promise, for --logits-source controlled-decoding.")
 @click.argument("texts", type=FILE)
 @click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @model_option("whose states are read")
@@ -219,9 +220,10 @@ def value(
     """Learn from judged TEXTS how good a text will become, by its beginning.
 
     TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": number}. Every text is read once. The file is
-    for --source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search controlled-blocks. With
-    --restart, which needs several texts of each prompt, it is for the searches adaptive-sampling and early-pruning.
-    With --switch it tells of prompts how likely a reward below 0.5 is, for the search edge.
+    for --logits-source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search
+    controlled-blocks. With --restart, which needs several texts of each prompt, it is for the searches
+    adaptive-sampling and early-pruning. With --switch it tells of prompts how likely a reward below 0.5 is, for the
+    search edge.
     """
     from decodery import load
     from decodery.core.errors import SettingsError
@@ -254,10 +256,10 @@ def value(
     elif restart:
         click.echo(f'The value head is ready: --search "adaptive-sampling:scorer=value-head(head={out})"')
     else:
-        click.echo(f'The value head is ready: --source "controlled-decoding:value=value-head(head={out})"')
+        click.echo(f'The value head is ready: --logits-source "controlled-decoding:value=value-head(head={out})"')
 
 
-@train.command(short_help="Train a second attention for --source partial-attention.")
+@train.command(short_help="Train a second attention for --logits-source partial-attention.")
 @click.argument("pairs", type=FILE)
 @out_option
 @model_option("that is to look at its prompts")
@@ -270,7 +272,8 @@ def value(
 @click.option("--raw", is_flag=True, help="The sources are plain text, without the chat template.")
 @seed_option("where training begins, and its order")
 def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> None:
-    """Train a second attention that sees the prompt alone: --source partial-attention:weights=DIR/partial.safetensors.
+    """Train a second attention that sees the prompt alone: --logits-source
+    partial-attention:weights=DIR/partial.safetensors.
 
     PAIRS holds one object a line: {"source": ..., "target": ...}, a prompt and what is to be written. The model stays
     as it is, and has to be loaded in floating point to be used so. One pair in ten is kept for validation. Stop with
@@ -289,4 +292,4 @@ def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> N
     with resumable(out) as progress:
         weights = fit_partial(lm.model, texts, out, facts=facts, progress=progress, **settings)
     click.echo(json.dumps(weights.facts["validation"], indent=1))
-    click.echo(f"The second attention is ready: --source partial-attention:weights={out / PARTIAL}")
+    click.echo(f"The second attention is ready: --logits-source partial-attention:weights={out / PARTIAL}")

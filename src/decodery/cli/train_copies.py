@@ -195,7 +195,7 @@ def _adapt(
     click.echo(f"The adapter is ready: {usage(found).replace('THIS_FOLDER', str(out))}")
 
 
-@click.command(short_help="Tune some heads and channels, for --source adapter.")
+@click.command(short_help="Tune some heads and channels, for --logits-source adapter.")
 @_adapting
 @click.option("--channels", default=0.03, show_default=True, help="Share of the MLP's channels that learn.")
 @click.option("--heads", default=0.052, show_default=True, help="Share of the heads that learn, at least one.")
@@ -203,7 +203,7 @@ def s2ft(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     channels: float, heads: float,
 ) -> None:  # fmt: skip
-    """Tune a few columns of MODEL on TEXTS, kept as an adapter that requests choose: --source adapter:file=DIR.
+    """Tune a few columns of MODEL on TEXTS, kept as an adapter that requests choose: --logits-source adapter:file=DIR.
 
     TEXTS are text files, or one folder of texts that another model has written, such as DIR/text/written of `decodery
     train draft`: then MODEL learns to say what that one says, as a draft of it should. Stop with Ctrl-C whenever you
@@ -216,7 +216,7 @@ def s2ft(
     _adapt(texts, out, model, length, recipe, lambda config: S2FTRemaking(config, channels, heads, seed))
 
 
-@click.command(short_help="Tune low-rank parts, for --source adapter.")
+@click.command(short_help="Tune low-rank parts, for --logits-source adapter.")
 @_adapting
 @click.option("--rank", default=8, show_default=True, help="Of what is added to a matrix.")
 @click.option("--alpha", default=16.0, show_default=True, help="What is added counts alpha / rank.")
@@ -225,7 +225,7 @@ def lora(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
     rank: int, alpha: float, masked: bool,
 ) -> None:  # fmt: skip
-    """Tune low-rank parts of MODEL on TEXTS, kept as an adapter that requests choose: --source adapter:file=DIR.
+    """Tune low-rank parts of MODEL on TEXTS, kept as an adapter that requests choose: --logits-source adapter:file=DIR.
 
     TEXTS are text files, or one folder of texts that another model has written, as for `decodery train s2ft`. Stop with
     Ctrl-C whenever you like: the same command goes on where it stopped.

@@ -22,7 +22,7 @@ from .training import (
 _SOME = click.IntRange(1)
 
 
-@click.command(short_help="Calibrate --source calm:calibration=DIR.")
+@click.command(short_help="Calibrate --logits-source calm:calibration=DIR.")
 @out_option
 @model_option("that is to be left early")
 @click.option("--texts", default=64, show_default=True, metavar="N", help="How many texts are compared.")
@@ -45,7 +45,8 @@ def calm(
     epsilon: float,
     seed: int,
 ) -> None:
-    """Find how sure MODEL must be to leave early without its texts changing too much: --source calm:calibration=DIR.
+    """Find how sure MODEL must be to leave early without its texts changing too much: --logits-source
+    calm:calibration=DIR.
 
     MODEL writes texts with all of its layers, and again with thresholds from the strictest on, until one cannot be
     shown to keep their mean loss below the bound; the one before it is kept. A classifier first learns from as many
@@ -74,10 +75,10 @@ def calm(
             progress=progress,
         )
     click.echo(json.dumps(found.tested.tolist()))
-    click.echo(f"The calibration is ready: --source calm:calibration={out}")
+    click.echo(f"The calibration is ready: --logits-source calm:calibration={out}")
 
 
-@click.command(short_help="Train heads for --source sec:heads=DIR.")
+@click.command(short_help="Train heads for --logits-source sec:heads=DIR.")
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @out_option
 @model_option("that is to be left early")
@@ -123,7 +124,7 @@ def sec(
         learning = load(model, dtype=learning_dtype()).model
         found = train_sec(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The heads are ready: --source sec:heads={out}")
+    click.echo(f"The heads are ready: --logits-source sec:heads={out}")
 
 
 @click.command("del", short_help="Find exits for --drafter del:layers=...")

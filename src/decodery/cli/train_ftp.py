@@ -19,7 +19,7 @@ from .training import (
 )
 
 
-@click.command(short_help="Train routers for --source ftp:routers=DIR.")
+@click.command(short_help="Train routers for --logits-source ftp:routers=DIR.")
 @out_option
 @model_option("that is to be pruned")
 @own_texts(count=400)
@@ -64,4 +64,4 @@ def ftp(
         learning = load(model, dtype=learning_dtype()).model
         found = train_ftp(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The routers are ready: --source ftp:routers={out}")
+    click.echo(f"The routers are ready: --logits-source ftp:routers={out}")

@@ -10,7 +10,7 @@ import click
 from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 
-@click.command(short_help="Train groups for --source hamburger:micro=DIR.")
+@click.command(short_help="Train groups for --logits-source hamburger:micro=DIR.")
 @out_option
 @model_option("that is to write groups")
 @own_texts(count=2000, length=128)
@@ -50,4 +50,4 @@ def hamburger(
         found = train_hamburger(loaded, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
     named = out / MODEL if base_lr else model
-    click.echo(f"Groups are ready: -m {named} --source hamburger:micro={out}")
+    click.echo(f"Groups are ready: -m {named} --logits-source hamburger:micro={out}")

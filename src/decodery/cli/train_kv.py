@@ -15,10 +15,11 @@ def kv() -> None:
     """Make what some cache policies need."""
 
 
-@kv.command("double-sparsity", short_help="Calibrate --kv double-sparsity:calibration=DIR.")
+@kv.command("double-sparsity", short_help="Calibrate --cache-policy double-sparsity:calibration=DIR.")
 @files_of_text("whose keys are looked at")
 def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int) -> None:
-    """Find in text FILES which channels of MODEL's keys say most about attention: --kv double-sparsity:calibration=DIR.
+    """Find in text FILES which channels of MODEL's keys say most about attention: --cache-policy
+    double-sparsity:calibration=DIR.
 
     MODEL itself stays as it is. It takes as long as reading the texts does.
     """
@@ -36,16 +37,16 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
         found = calibrate(loaded.model, read, progress)
     out.mkdir(parents=True, exist_ok=True)
     replace(found, facts={**found.facts, "command": command_line()}).save(out / CHANNELS)
-    click.echo(f"The channels are ready: --kv double-sparsity:calibration={out}")
+    click.echo(f"The channels are ready: --cache-policy double-sparsity:calibration={out}")
 
 
-@kv.command("lserve", short_help="Learn the head gates of --kv lserve:gates=DIR.")
+@kv.command("lserve", short_help="Learn the head gates of --cache-policy lserve:gates=DIR.")
 @learning("whose heads are told apart")
 @click.option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--recent", default=64, show_default=True, help="Last tokens that a streaming head reads.")
 @seed_option("what is hidden where, and the order of the texts")
 def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
-    """Learn which heads of MODEL need old tokens, from numbers hidden in text FILES: --kv lserve:gates=DIR.
+    """Learn which heads of MODEL need old tokens, from numbers hidden in text FILES: --cache-policy lserve:gates=DIR.
 
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
@@ -58,16 +59,17 @@ def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
             loaded, hide_keys(loaded.tokenizer, read, seed=seed), out, recipe=recipe, **how
         ),
     )
-    click.echo(f"The gates are ready: --kv lserve:gates={given.out}")
+    click.echo(f"The gates are ready: --cache-policy lserve:gates={given.out}")
 
 
-@kv.command("write-gate", short_help="Train the gate of --kv write-gate:gate=DIR.")
+@kv.command("write-gate", short_help="Train the gate of --cache-policy write-gate:gate=DIR.")
 @learning("whose written tokens are judged")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--rate", default=0.5, show_default=True, help="Share of written tokens that is to be stored.")
 @seed_option("where the gate begins, its noise, and the order of the texts")
 def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
-    """Train a network that tells which tokens of a text MODEL need not store, on text FILES: --kv write-gate:gate=DIR.
+    """Train a network that tells which tokens of a text MODEL need not store, on text FILES: --cache-policy
+    write-gate:gate=DIR.
 
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
@@ -75,10 +77,10 @@ def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
 
     recipe = WriteGateRecipe(steps=steps, rate=rate, seed=seed)
     given.learn(check_folder, partial(train_write_gate, recipe=recipe))
-    click.echo(f"The gate is ready: --kv write-gate:gate={given.out}")
+    click.echo(f"The gate is ready: --cache-policy write-gate:gate={given.out}")
 
 
-@kv.command("coprocessor", short_help="Train --kv coprocessor:trained=DIR.")
+@kv.command("coprocessor", short_help="Train --cache-policy coprocessor:trained=DIR.")
 @learning("that is helped")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--latents", default=8, show_default=True, help="Entries that are written behind a prompt.")
@@ -86,7 +88,8 @@ def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
 @click.option("--static", is_flag=True, help="Learn entries that are the same for every prompt, to compare with.")
 @seed_option("where it begins, and the order and places of the texts")
 def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: bool, seed: int) -> None:
-    """Train adapters with which MODEL writes entries after a prompt that help it go on: --kv coprocessor:trained=DIR.
+    """Train adapters with which MODEL writes entries after a prompt that help it go on: --cache-policy
+    coprocessor:trained=DIR.
 
     It learns from text FILES. MODEL itself stays as it is; it is read in floating point. An interrupted run goes on
     where it stopped.
@@ -95,17 +98,17 @@ def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: b
 
     recipe = CoprocessorRecipe(steps=steps, latents=latents, ahead=ahead, static=static, seed=seed)
     given.learn(check_folder, partial(train_coprocessor, recipe=recipe))
-    click.echo(f"The coprocessor is ready: --kv coprocessor:trained={given.out}")
+    click.echo(f"The coprocessor is ready: --cache-policy coprocessor:trained={given.out}")
 
 
-@kv.command("meta-soft", short_help="Train the meta-tokens of --kv meta-soft:trained=DIR.")
+@kv.command("meta-soft", short_help="Train the meta-tokens of --cache-policy meta-soft:trained=DIR.")
 @learning("whose prompts are looked at")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--ahead", default=32, show_default=True, help="Tokens whose attention is the example.")
 @click.option("--static", is_flag=True, help="Learn tokens that are the same for every prompt, to compare with.")
 @seed_option("where they begin, their noise, and the order of the texts")
 def meta_soft(given: Learning, steps: int, ahead: int, static: bool, seed: int) -> None:
-    """Train soft tokens that tell what of a prompt MODEL will look at: --kv meta-soft:trained=DIR.
+    """Train soft tokens that tell what of a prompt MODEL will look at: --cache-policy meta-soft:trained=DIR.
 
     They learn from text FILES what the end of a piece pays to the rest. MODEL itself stays as it is; it is read in
     floating point. An interrupted run goes on where it stopped.
@@ -114,4 +117,4 @@ def meta_soft(given: Learning, steps: int, ahead: int, static: bool, seed: int) 
 
     recipe = MetaRecipe(steps=steps, ahead=ahead, static=static, seed=seed)
     given.learn(check_folder, partial(train_meta_tokens, recipe=recipe))
-    click.echo(f"The meta-tokens are ready: --kv meta-soft:trained={given.out}")
+    click.echo(f"The meta-tokens are ready: --cache-policy meta-soft:trained={given.out}")

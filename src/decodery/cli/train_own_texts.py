@@ -53,7 +53,7 @@ def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     click.echo(f"on texts held out the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
 
 
-@click.command(short_help="Train a head for --budget specdec++:head=DIR.")
+@click.command(short_help="Train a head for --draft-length specdec++:head=DIR.")
 @out_option
 @click.option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose states are judged.")
 @model_option("that is drafted for")
@@ -67,10 +67,10 @@ def acceptance(
 ) -> None:
     """Train a head that tells how likely MODEL accepts what the draft model drafts.
 
-    It is used as --drafter draft-model:model=NAME,length=20 --budget specdec++:head=DIR. MODEL first writes the texts
-    to learn from; take another seed than the draft was trained with. Where most drafts are rejected, --rejected 1 keeps
-    the head from seeing none but rejections. Stop with Ctrl-C whenever you like: the same command goes on where it
-    stopped.
+    It is used as --drafter draft-model:model=NAME,length=20 --draft-length specdec++:head=DIR. MODEL first writes the
+    texts to learn from; take another seed than the draft was trained with. Where most drafts are rejected, --rejected 1
+    keeps the head from seeing none but rejections. Stop with Ctrl-C whenever you like: the same command goes on where
+    it stopped.
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.named import named
@@ -84,7 +84,7 @@ def acceptance(
         corpus = own.write(target, out / "text", lines, seed, progress, top=0)
         scores = train_acceptance(target.model, drafting, corpus, out, recipe=recipe, facts=facts, progress=progress)
     click.echo(json.dumps(scores, indent=1))
-    click.echo(f"the head is ready: --budget specdec++:head={out}")
+    click.echo(f"the head is ready: --draft-length specdec++:head={out}")
 
 
 @click.command(short_help="Distil a hidden Markov model for --drafter hmm.")

@@ -2,7 +2,7 @@
 
 The same text, `name:key=value,key=value`, works in Python, on the command line, in requests to the server and in the
 benchmark. Where a setting is itself a method, its own settings stand in parentheses:
-`draft-model:growth=eagle-2(nodes=32,depth=6)`.
+`draft-model:tree_policy=eagle-2(nodes=32,depth=6)`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from .abstract import Contract
+from .catalogue import BASES
 from .errors import NotTrusted, SettingsError
 
 if TYPE_CHECKING:
@@ -155,9 +156,13 @@ def _check_stranger(method: Method, key: str, kind: Any, value: Any) -> None:
 def free_text(kind: Any) -> bool:
     """Whether a setting takes any text, and that text is not the name of another method."""
     members = set(_members(kind))
-    # A family's base type lives in its `base`; other types that a text may stand for are read from files.
+    # A family's base type lives in its `base` or in `step`; other types that a text may stand for are read from files.
     nested = [each for each in members if isinstance(each, type) and issubclass(each, Contract)]
-    return str in members and not any(each.__module__.endswith(".base") for each in nested)
+    return str in members and not any(each.__module__.endswith(".base") or _of_step(each) for each in nested)
+
+
+def _of_step(cls: type) -> bool:
+    return cls.__module__.removeprefix("decodery.") in BASES
 
 
 def _members(kind: Any) -> Iterator[Any]:

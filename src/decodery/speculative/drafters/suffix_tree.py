@@ -33,8 +33,7 @@ class _Memory:
 )
 @dataclass(frozen=True)
 class SuffixTree(Drafter):
-    """Grows what followed earlier occurrences of the last few tokens, most likely first, and trusts long matches
-    further.
+    """Grows what followed earlier uses of the last few tokens, most likely first, and trusts long matches further.
 
     depth: longest run of tokens counted. factor, offset: after a match of m tokens up to factor * m + offset are
     drafted. least: no node of smaller path probability, the product of count ratios. branch: a tree, or a chain of the
