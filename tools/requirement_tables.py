@@ -29,7 +29,7 @@ def _told(node: ast.ClassDef, module: str, table: str, own: bool = True) -> dict
     text = ast.unparse(said[0])
     found = _inherited(node, module, table) if f"super().{table}" in text else {}
     if f"{table.title()}.merged(" in text and ".parts" in text:
-        found["composed"] = f"what its parts {table.removesuffix('s')}"
+        found["composed"] = "what its parts need" if table == "requirements" else "what its parts provide"
     for call in ast.walk(said[0]):
         if isinstance(call, ast.Call) and ast.unparse(call.func) in (table.title(), "replace"):
             for keyword in call.keywords:
