@@ -101,7 +101,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({}, {}),
     "repetition penalty 1.2": ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
     "no-repeat-ngram 3": ({"no_repeat_ngram": 3}, {"no_repeat_ngram_size": 3}),
-    "guidance, scale 1.5": ({"source": "guidance:scale=1.5"}, {"guidance_scale": 1.5}),
+    "guidance, scale 1.5": ({"logits_source": "guidance:scale=1.5"}, {"guidance_scale": 1.5}),
     "beam, width 4": ({"search": "beam:width=4"}, {"num_beams": 4, "num_return_sequences": 4}),
     "diverse-beam, 4 groups of one": (
         {"search": "diverse-beam:width=4,groups=4,diversity=0.5"},
@@ -116,11 +116,11 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"penalty_alpha": 0.6, "top_k": 4},
     ),
     "dola, low, published": (
-        {"source": "dola:published=yes", "repetition_penalty": 1.2},
+        {"logits_source": "dola:published=yes", "repetition_penalty": 1.2},
         {"dola_layers": "low", "repetition_penalty": 1.2},
     ),
     "dola, high, published": (
-        {"source": "dola:layers=high,published=yes", "repetition_penalty": 1.2},
+        {"logits_source": "dola:layers=high,published=yes", "repetition_penalty": 1.2},
         {"dola_layers": "high", "repetition_penalty": 1.2},
     ),
 }
@@ -173,7 +173,7 @@ def laws(bench: Bench) -> Iterator[tuple[str, dict[str, int]]]:
         ids = torch.zeros(len(logits), 1, dtype=torch.long)
         # One row at a time: theirs of Top-H looks at a single one.
         expected = torch.cat([make(logits_process)(ids[:1], row[None].clone()) for row in logits])
-        got = resolve("sample", spec).process(logits, [])
+        got = resolve("logits-processor", spec).process(logits, [])
         yield name, {"laws": len(logits), "same": int((expected == got).all(dim=-1).sum())}
 
 

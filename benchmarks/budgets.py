@@ -73,7 +73,7 @@ class Bench:
 
     def run(self, budget: DraftLengthPolicy, **settings: Any) -> list[dc.Output]:
         drafter = DraftModel(self.draft, length=LONGEST)
-        settings = {"max_new_tokens": self.tokens, "seed": 1, "drafter": drafter, "budget": budget, **settings}
+        settings = {"max_new_tokens": self.tokens, "seed": 1, "drafter": drafter, "draft_length": budget, **settings}
         return [self.lm.generate(prompt, **settings) for prompt in self.prompts]
 
 
@@ -99,7 +99,7 @@ def pareto(bench: Bench) -> None:
     }
     for name, settings in {
         "greedy": {"temperature": 0.0},
-        "temperature 1, rejection": {"temperature": 1.0, "rule": "rejection"},
+        "temperature 1, rejection": {"temperature": 1.0, "acceptance_rule": "rejection"},
     }.items():
         runs = {
             family: {
@@ -125,7 +125,7 @@ def memory(bench: Bench) -> None:
     Drafts of up to 64 nodes; shares are of what these need beyond plain decoding.
     """
     drafters = {
-        "draft-model, eagle-2": DraftModel(bench.draft, growth=EAGLE2(nodes=NODES)),
+        "draft-model, eagle-2": DraftModel(bench.draft, tree_policy=EAGLE2(nodes=NODES)),
         "token-recycling": TokenRecycling(nodes=NODES, scope="request"),
     }
     shares = {"unbounded": None, "100 %": 1.0, "50 %": 0.5, "35 %": 0.35, "20 %": 0.2, "10 %": 0.1, "0 %": 0.0}
@@ -140,7 +140,7 @@ def _within(bench: Bench, drafter: Drafter, share: float | None) -> dict[str, An
     for prompt in bench.prompts:
         bound = None if share is None else MemoryBound(_allowed(bench, lm.encode(prompt), drafter, share) / 2**20)
         with TensorBytes(partial(_counted, lm.model.vocab_size)) as tensors:
-            outputs.append(lm.generate(prompt, max_new_tokens=bench.tokens, drafter=drafter, budget=bound))
+            outputs.append(lm.generate(prompt, max_new_tokens=bench.tokens, drafter=drafter, draft_length=bound))
         peaks.append(tensors.peak)
         allowed.append(None if bound is None else bound.mib * 2**20)
         assert allowed[-1] is None or peaks[-1] <= allowed[-1]
@@ -200,8 +200,8 @@ def _latency(policy: DraftLengthPolicy, rate: float, seconds: np.ndarray, reques
         if not batch:
             now = max(now, arrivals[waiting])
         while waiting < requests and arrivals[waiting] <= now:
-            request = SimpleNamespace(number=waiting, position=1, drafter=None, memory=memory, budget=policy)
-            request.budget_state = policy.start(request)
+            request = SimpleNamespace(number=waiting, position=1, drafter=None, memory=memory, draft_length=policy)
+            request.draft_length_state = policy.start(request)
             batch.append(request)
             waiting += 1
         limit = Budget(64, 64, len(batch), lambda: seconds)

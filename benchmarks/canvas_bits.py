@@ -108,7 +108,7 @@ NAMES = {
 def run(model: OracleDenoiser, way: str, length: int, seed: int) -> Canvas:
     canvas = Canvas.of(model, [0], length, seed=seed)
     # At temperature 1, where equal marginals are drawn from and not decided by who stands first.
-    run_sync(filled(model, canvas, resolve("diffuse", way), 1.0))
+    run_sync(filled(model, canvas, resolve("diffusion", way), 1.0))
     return canvas
 
 

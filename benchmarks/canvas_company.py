@@ -92,7 +92,7 @@ def filled(model: Transformer, way: str, count: int, turn: int) -> tuple[float, 
     canvases = [Canvas.of(model, draws.choice(allowed, PROMPT), PLACES) for _ in range(count)]
     begin = perf_counter()
     with torch.no_grad():
-        fill_all(Engine(model), model, canvases, resolve("diffuse", way), 0.0)
+        fill_all(Engine(model), model, canvases, resolve("diffusion", way), 0.0)
     return perf_counter() - begin, canvases[0].rows / canvases[0].passes
 
 

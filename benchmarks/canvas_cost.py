@@ -89,7 +89,7 @@ def filled(model: Transformer, way: str, count: int, turn: int) -> dict[str, flo
     begin = perf_counter()
     try:
         with torch.no_grad():
-            fill_all(Engine(model), model, canvases, resolve("diffuse", way), 0.0)
+            fill_all(Engine(model), model, canvases, resolve("diffusion", way), 0.0)
     finally:
         del model.forward
     seconds = perf_counter() - begin

@@ -89,7 +89,7 @@ def measured(lm: LLM, block: int | None, shared: str, items: list[Example], lett
 
 def experts(model: Transformer, canvas: Canvas, way: str, rows: int) -> list[int]:
     """Fills a canvas; returns how many experts, of all layers together, each pass of so many rows reads."""
-    asking, found = filled(model, canvas, resolve("diffuse", way)), list[int]()
+    asking, found = filled(model, canvas, resolve("diffusion", way)), list[int]()
     with torch.no_grad():
         asks = next(asking)
         while True:

@@ -98,7 +98,7 @@ def random_models() -> dict[str, int]:
         for way in ("static:", f"freedave:drafts={1 + seed % 8},"):
             canvas = Canvas.of(model, [1, 2, 3], 12, seed=seed)
             with torch.no_grad():
-                run_sync(filled(model, canvas, resolve("diffuse", f"{way}block=6,cache={cache}")))
+                run_sync(filled(model, canvas, resolve("diffusion", f"{way}block=6,cache={cache}")))
             orders.append([(each.positions.tolist(), each.tokens.tolist()) for each in canvas.rounds])
         found["others"] += orders[0] != orders[1]
     return found

@@ -99,7 +99,7 @@ def row(of: str, way: str, task: str, right: list[bool], passes: list[int], toke
 
 def oracle(way: str, task: str, prompts: int) -> dict[str, Any]:
     """What is right of what the oracle writes this way."""
-    draws, filling = np.random.default_rng(SEED), resolve("diffuse", way)
+    draws, filling = np.random.default_rng(SEED), resolve("diffusion", way)
     right, passes, tokens = list[bool](), list[int](), list[int]()
     for number, example in enumerate(examples((task,), prompts, draws, ORACLE_LETTERS)):
         words = [*example.posed, NEW, END]

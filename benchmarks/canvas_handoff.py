@@ -55,7 +55,7 @@ def main(model: str, second: str, tasks: str, count: int) -> None:
     torch.set_num_threads(1)
     lm, recipe = decodery.load(model, dtype="float32", device="cpu"), Recipe(tuple(tasks.split(",")))
     assert isinstance(lm.model, Transformer)
-    other, _ = transformed(lm.model, [resolve("transform", second)], [])
+    other, _ = transformed(lm.model, [resolve("compression", second)], [])
     asked, passes = held_out(recipe, count), recipe.canvas
 
     def measured(method: PhaseHandoff) -> dict[str, float]:

@@ -34,8 +34,8 @@ class OwnNoise(DensityRatio):
 
 
 def figures(target: ContinuousModel, drafter: ContinuousModel, size: int, rule: DensityRatio) -> dict[str, float]:
-    run = generate_values(target, LENGTH, size, drafter=drafter, gamma=GAMMA, rule=rule)
-    drafted = {"drafter": drafter, "gamma": 1, "alone": 0, "rule": rule}
+    run = generate_values(target, LENGTH, size, drafter=drafter, gamma=GAMMA, acceptance_rule=rule)
+    drafted = {"drafter": drafter, "gamma": 1, "alone": 0, "acceptance_rule": rule}
     first = np.array([generate_values(target, 2, size, seed=seed, **drafted).values[0, 0] for seed in range(RUNS)])
     plain = [generate_values(target, 1, size, seed=seed).values[0, 0] for seed in range(RUNS, 2 * RUNS)]
     return {

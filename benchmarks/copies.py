@@ -126,7 +126,7 @@ class Bench:
         return judged(copy, self.held) | {"tokens per pass": passes}
 
     def untrained(self, spec: str) -> dict[str, Any]:
-        transform = resolve("transform", spec)
+        transform = resolve("compression", spec)
         copy, report = transformed(self.model, [transform], self.read if transform.reads else [])
         return {"bits": report.bits, **self.judged(copy)}
 
@@ -137,7 +137,7 @@ class Bench:
         return {"bits": reported(self.model, [("", change)]).bits, **self.judged(change.model)}
 
     def adapted(self, spec: str, kind: str, lr: float, folder: Path) -> dict[str, Any]:
-        copy, report = transformed(self.model, [resolve("transform", spec)])
+        copy, report = transformed(self.model, [resolve("compression", spec)])
         loaded = replace(self.loaded, model=copy)
         tuning = S2FTRemaking(copy.config) if kind == "s2ft" else LoRARemaking(7, layers=("output", "down"))
         found = train_adapter(loaded, self.corpus, folder, tuning, recipe=CopyRecipe(STEPS, BATCH, lr))

@@ -73,9 +73,14 @@ class Bench:
     def run(self, growth: str | None, nodes: int, temperature: str, rule: str) -> tuple[list[dc.Output], list[int]]:
         """One text per prompt, beginning with an empty memory, and the draft model's passes and rows."""
         self.lm.reset_memory()
-        chain = {"growth": None, "length": min(nodes, 16)}
-        drafter = dataclasses.replace(self.drafter, **(chain if growth is None else {"growth": growth}))
-        settings = {"max_new_tokens": self.tokens, "temperature": float(temperature), "rule": rule, "seed": 1}
+        chain = {"tree_policy": None, "length": min(nodes, 16)}
+        drafter = dataclasses.replace(self.drafter, **(chain if growth is None else {"tree_policy": growth}))
+        settings = {
+            "max_new_tokens": self.tokens,
+            "temperature": float(temperature),
+            "acceptance_rule": rule,
+            "seed": 1,
+        }
         with counted(drafter.readers(self.lm.model)) as fed:
             outputs = [self.lm.generate(prompt, drafter=drafter, **settings) for prompt in self.prompts]
         return outputs, fed

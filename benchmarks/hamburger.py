@@ -53,7 +53,7 @@ def written(
 ) -> list[Decoded]:
     """Greedy texts after prompts, 32 at a time."""
     engine = Engine(model, detokenizer=loaded.tokenizer.stream, limits=Limits(texts=32))
-    requests = [Request(each, new, source=source, eos_ids=loaded.tokenizer.eos_ids) for each in prompts]
+    requests = [Request(each, new, logits_source=source, eos_ids=loaded.tokenizer.eos_ids) for each in prompts]
     texts = [engine.submit(request) for request in requests]
     engine.run(texts)
     return texts

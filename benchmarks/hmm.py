@@ -279,7 +279,7 @@ def main() -> None:
     tree = f"eagle-2(nodes={NODES},width=4,depth=4)"
     drafters: dict[str, Drafter] = {
         "hmm": HiddenMarkov(hmm, length=DRAFTED),
-        "hmm, trees": HiddenMarkov(hmm, growth=tree),
+        "hmm, trees": HiddenMarkov(hmm, tree_policy=tree),
         "bigram": ByNGrams(grams["bigram"], length=DRAFTED),
         **{name: ByRanks(table) for name, table in ranked.items()},
         "prompt-lookup": PromptLookup(length=DRAFTED),

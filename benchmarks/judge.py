@@ -59,7 +59,7 @@ def draft_of(name: str, target: Transformer) -> LanguageModel:
 def run(
     lm: LLM, drafter: DraftModel, rule: AcceptanceRule, asked: list[tuple[str, int]], plain: list[str | None]
 ) -> dict:
-    outputs = lm.generate([text for text, _ in asked], drafter=drafter, rule=rule, max_new_tokens=64)
+    outputs = lm.generate([text for text, _ in asked], drafter=drafter, acceptance_rule=rule, max_new_tokens=64)
     answers = [last_number(out.text) for out in outputs]
     passes = sum(len(out.trace.decoding) for out in outputs)
     return {

@@ -48,7 +48,7 @@ def listened(
 
 def anew(model: EncoderDecoder, source: list[int], size: int, ends: tuple[int, ...]) -> int:
     """Passes of the decoder where all that has come is decoded from its beginning after every chunk."""
-    whole = resolve("listen", "re-decode")
+    whole = resolve("simultaneous", "re-decode")
     read = [*range(size, len(source), size), len(source)]
     return sum(len(listened(model, whole, source[:n], n, ends).trace.steps) for n in read)
 
@@ -64,13 +64,14 @@ def main(model: str, texts: int, sizes: tuple[int, ...]) -> None:
     ends = lm.tokenizer.eos_ids
     held = list(islice(sources(kind, "test"), texts))
     offline = [
-        listened(lm.model, resolve("listen", "re-decode"), encoded(each), len(each), ends).written for each in held
+        listened(lm.model, resolve("simultaneous", "re-decode"), encoded(each), len(each), ends).written
+        for each in held
     ]
     found: list[dict[str, Any]] = []
     for size in sizes:
         fresh = sum(anew(lm.model, encoded(each), size, ends) for each in held)
         for way in WAYS:
-            streams = [listened(lm.model, resolve("listen", way), encoded(each), size, ends) for each in held]
+            streams = [listened(lm.model, resolve("simultaneous", way), encoded(each), size, ends) for each in held]
             chunks = sum(stream.chunks for stream in streams)
             passes = sum(len(stream.trace.steps) for stream in streams)
             lags = [read - place for stream in streams for place, read in enumerate(stream.reads, start=1)]

@@ -87,7 +87,7 @@ def main() -> None:
         if (name in ONCE and budget != 1) or (name in TRAINED and arguments.parts is None):
             continue
         spec = spec_of(ONCE.get(name) or TRAINED.get(name, name), budget).replace("PARTS", arguments.parts or "")
-        kv = bounds[name](budget) if name in bounds else resolve("kv", spec)
+        kv = bounds[name](budget) if name in bounds else resolve("cache-policy", spec)
         drafts = None if name in bounds or kv.probes else f"{spec.replace(':', '(', 1)})"
         found = measure(bench, kv, drafts=drafts, errors=None if kv.probes else errors)
         known["policies"].setdefault(name, {})[str(budget)] = found

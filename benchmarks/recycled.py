@@ -54,7 +54,7 @@ def main() -> None:
     for name in args.names or COPIES:
         if name in results["rows"]:
             continue
-        copy, _ = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
+        copy, _ = transformed(model, [resolve("compression", spec) for spec in ROWS[name]], calibration)
         row = {}
         for how, recycled in (("own", False), ("recycled", True)):
             texts, row[how] = written(DraftModel(copy, length=DRAFTED, recycled=recycled))

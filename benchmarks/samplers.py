@@ -198,10 +198,10 @@ def lookahead(bench: Bench, found: Results) -> None:
     sampled = {"temperature": 0.8, "top_p": 0.95}
     methods: dict[str, dict[str, Any]] = {
         "greedy": {},
-        "adadec": {"rule": "adadec"},
-        "adadec, tau 0.5": {"rule": "adadec:tau=0.5"},
+        "adadec": {"acceptance_rule": "adadec"},
+        "adadec, tau 0.5": {"acceptance_rule": "adadec:tau=0.5"},
         "sampled": sampled,
-        "cntp": {"rule": "cntp", **sampled},
+        "cntp": {"acceptance_rule": "cntp", **sampled},
     }
     questions = sums(100)
     for name, settings in methods.items():
@@ -234,9 +234,9 @@ def speculation(bench: Bench, found: Results) -> None:
         "mirostat": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0},
         "dry": {"dry": 0.8},
         "momentum": {"sampler": ["momentum"]},
-        "adadec": {"rule": "adadec"},
-        "cntp": {"rule": "cntp", "temperature": 0.8, "top_p": 0.95},
-        **{name: {"source": each, "temperature": 0.7} for name, each in source.items()},
+        "adadec": {"acceptance_rule": "adadec"},
+        "cntp": {"acceptance_rule": "cntp", "temperature": 0.8, "top_p": 0.95},
+        **{name: {"logits_source": each, "temperature": 0.7} for name, each in source.items()},
     }
     for name, settings in methods.items():
         if name not in found:
@@ -246,7 +246,9 @@ def speculation(bench: Bench, found: Results) -> None:
         weights = PartialWeights.initial(floating.lm.model)  # type: ignore[arg-type]
         for layer in weights.layers:
             layer["output"].copy_(layer["bend"] / 10)
-        found["partial-attention"] = _drafted(floating, {"source": PartialAttention(weights), "temperature": 0.7})
+        found["partial-attention"] = _drafted(
+            floating, {"logits_source": PartialAttention(weights), "temperature": 0.7}
+        )
     passage = "The tower is in Paris, and it was built in 1889."
     searches: dict[str, Callable[[], list[dc.Output]]] = {
         "beam": lambda: _searched(bench, Beam()),

@@ -183,7 +183,7 @@ def edge(bench: Bench) -> dict[str, Any]:
             **bench.of(lm, direct, prompts, search, **length),
             "nats": _nats(lm, steps, adapters[name], shared=True),
         }
-    source = {"source": f"adapter:file={adapters['whole']}", **length}
+    source = {"logits_source": f"adapter:file={adapters['whole']}", **length}
     found["whole, prompt read by the adapter"] = {
         **bench.of(lm, direct, prompts, None, **source),
         "nats": _nats(lm, steps, adapters["whole"], shared=False),
@@ -297,7 +297,7 @@ def budget(bench: Bench) -> dict[str, Any]:
         out = bench.work / f"grpo-{name.replace(' ', '-')}"
         if not (out / "README.md").is_file():
             recipe = GRPORecipe(held=8, reference=16, calibrate="none", beta=0.02, steps=20)
-            train_grpo(lm.model, asked, resolve("score", scorer).bind(lm.tokenizer), out, recipe=recipe)
+            train_grpo(lm.model, asked, resolve("scorer", scorer).bind(lm.tokenizer), out, recipe=recipe)
         kinds[name] = dc.load(str(out))
     found: dict[str, Any] = {}
     for name, each in kinds.items():

@@ -192,7 +192,7 @@ def grpo(bench: Bench) -> dict[str, Any]:
     """Learning from the noisy reward, calibrated and transformed for the best of 4: how often the best of 4 texts beats
     that of before, and how far the model has gone, on puzzles held out."""
     found: dict[str, Any] = {"before": _standing(bench, bench.lm)}
-    scorer = resolve("score", reward("noisy", bench.asked)).bind(bench.lm.tokenizer)
+    scorer = resolve("scorer", reward("noisy", bench.asked)).bind(bench.lm.tokenizer)
     for calibrate, beta in (("identity", 0.1), ("best-of", 0.5)):
         recipe = GRPORecipe(held=8, calibrate=calibrate, beta=beta, steps=20)
         out = bench.work / f"grpo-{calibrate}"

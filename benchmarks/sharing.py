@@ -33,7 +33,7 @@ def drafts(lm: dc.LLM, draft: Any, count: int) -> dict[str, Any]:
     """Passes of draft model and target for texts that are decoded together."""
     target, small = Counted(lm.model), Counted(draft)
     engine = Engine(target)
-    drafter = DraftModel(small, growth="eagle-2")
+    drafter = DraftModel(small, tree_policy="eagle-2")
     prompts = [lm.encode(f"Explain {topic} in two sentences.") for topic in TOPICS[:count]]
     texts = [engine.submit(Request(prompt, max_new_tokens=24, drafter=drafter)) for prompt in prompts]
     engine.run(texts)
@@ -50,7 +50,7 @@ def trials(lm: dc.LLM) -> dict[str, Any]:
     sampler = dc.sampling.Sampler.from_settings(temperature=0.8, top_p=0.95)
     rule = CNTP(least=10, most=10, length=32)
     engine = Engine(lm.model)
-    seq = engine.submit(Request(lm.encode("Tell me about tides."), 40, sampler, rule=rule))
+    seq = engine.submit(Request(lm.encode("Tell me about tides."), 40, sampler, acceptance_rule=rule))
     engine.run([seq])
     decisions = sum(1 for step in seq.trace.steps if step.emitted)
     return {"decisions": decisions, "tokens": len(seq.generated), **seq.trace.ledger.summary()}

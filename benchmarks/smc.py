@@ -86,7 +86,7 @@ def checks(options: argparse.Namespace) -> dict[str, Any]:
         for temperature in (0.0, 1.0):
             settings = {"temperature": temperature, "max_new_tokens": options.tokens, "constraint": language}
             settings |= {"drafter": None}
-            tried = _timed(lm, settings | {"rule": "awrs"})
+            tried = _timed(lm, settings | {"acceptance_rule": "awrs"})
             counts: Counter[str] = Counter()
             for output in tried[1]:
                 counts.update({**output.trace.ledger.counts, "tokens": len(output.tokens)})

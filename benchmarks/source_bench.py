@@ -40,7 +40,7 @@ class Bench:
         """All prompts in one batch, greedy unless a sampler is given."""
         settings = {"max_new_tokens": self.tokens, "eos_ids": tuple(self.lm.tokenizer.eos_ids), **settings}
         engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream)
-        texts = [engine.submit(Request(prompt, source=source, **settings)) for prompt in prompts]
+        texts = [engine.submit(Request(prompt, logits_source=source, **settings)) for prompt in prompts]
         engine.run(texts)
         return texts
 

@@ -68,7 +68,7 @@ def partial_attention(bench: Bench) -> dict[str, Any]:
         for length in (24, 72):
             right = total = 0
             engine, tests = Engine(model), pairs(8, length)
-            texts = [engine.submit(Request(prompt, length, source=source)) for prompt, _ in tests]
+            texts = [engine.submit(Request(prompt, length, logits_source=source)) for prompt, _ in tests]
             engine.run(texts)
             for text, (_, target) in zip(texts, tests, strict=True):
                 right += sum(a == b for a, b in zip(text.generated, target, strict=True))

@@ -186,7 +186,7 @@ def completions(lm: LLM, source: SVEN | None, samples: int) -> dict[str, dict[st
     found = {}
     for name, (prompts, rule) in WEAKNESSES.items():
         settings = {"raw": True, "max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE, "stop": "\n"}
-        outputs = lm.generate(list(prompts), n=samples, source=source, drafter=None, **settings)
+        outputs = lm.generate(list(prompts), n=samples, logits_source=source, drafter=None, **settings)
         told = Counter(verdict(prompts[number // samples], out.text, rule) for number, out in enumerate(outputs))
         found[name] = {each: told[each] for each in ("secure", "unsafe", "neither")}
         for number in range(0, len(outputs), samples):

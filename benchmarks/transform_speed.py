@@ -73,7 +73,7 @@ def main() -> None:
     for name in args.names:
         if name in results["rows"]:
             continue
-        copy, _ = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
+        copy, _ = transformed(model, [resolve("compression", spec) for spec in ROWS[name]], calibration)
         alone = LLM(LoadedModel(copy, lm.tokenizer, lm.chat, name, "bfloat16"))
         drafter = drafter_of(lm, copy)
         ratios: dict[str, list[float]] = {"alone": [], "drafting": []}

@@ -217,7 +217,7 @@ def main() -> None:
             copy, report = (
                 by_chance(model, 3)
                 if name == BY_CHANCE
-                else transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
+                else transformed(model, [resolve("compression", spec) for spec in ROWS[name]], calibration)
             )
             size, bits, method = report.after, report.bits, " + ".join(ROWS.get(name, ()))
             last = report.stages[-1]

@@ -54,7 +54,7 @@ def copy_of(lm: LLM, name: str) -> LLM:
     assert isinstance(model, Transformer)
     pages = PAGES[int(name[-1]) - 1 if "pages" in name else 0]
     calibration = pieces(lm, [ROOT / "docs" / f"{page}.md" for page in pages], LENGTH)[:PIECES]
-    changed, _ = transformed(model, [resolve("transform", spec) for spec in COPIES[name]], calibration)
+    changed, _ = transformed(model, [resolve("compression", spec) for spec in COPIES[name]], calibration)
     return LLM(LoadedModel(changed, lm.tokenizer, lm.chat, name, "bfloat16"))
 
 
@@ -63,7 +63,7 @@ def subject_of(lm: LLM, name: str) -> Subject:
     if name not in DRAFTING:
         return Subject(copy_of(lm, name))
     drafter = DraftModel(copy_of(lm, "int4, 3 bits").model, length=4)
-    return Subject(lm, {"drafter": drafter} | (DRAWN | {"rule": "typical"} if name == DRAFTING[1] else {}))
+    return Subject(lm, {"drafter": drafter} | (DRAWN | {"acceptance_rule": "typical"} if name == DRAFTING[1] else {}))
 
 
 def main() -> None:

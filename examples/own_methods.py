@@ -277,11 +277,13 @@ class Halving(DraftLengthPolicy):
         return 4
 
     def bound(self, seq: Any, limit: Budget, batch: Sequence[Any]) -> Budget:
-        return replace(limit, nodes=min(seq.budget_state, limit.nodes))
+        return replace(limit, nodes=min(seq.draft_length_state, limit.nodes))
 
     def observe(self, seq: Any, seen: VerificationFeedback, seconds: float) -> None:
         whole = len(seen.path) == len(seen.tree) - 1
-        seq.budget_state = min(2 * seq.budget_state, self.longest) if whole else max(seq.budget_state // 2, 1)
+        seq.draft_length_state = (
+            min(2 * seq.draft_length_state, self.longest) if whole else max(seq.draft_length_state // 2, 1)
+        )
 
 
 @register("first-tokens", guarantee="k=1 is greedy decoding")
@@ -367,11 +369,11 @@ if __name__ == "__main__":
     drawn = Sampler([dc.sampling.Temperature(0.8), Calm()])
     check_logits_processor(Calm())
     check_identical(model, prompts, drafter=dc.speculative.drafters.PromptLookup(), sampler=drawn)
-    check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, source=TwoMemories())
-    check_state(model, prompts, drafter=ShortSighted(), source=TwoMemories())
-    check_batch(model, prompts, rule=SecondThought())
-    forked = dc.speculative.drafters.DraftModel(model=tiny_transformer(0, num_layers=1), growth=TwoFirsts())
-    check_identical(model, prompts, drafter=forked, budget=Halving())
+    check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, logits_source=TwoMemories())
+    check_state(model, prompts, drafter=ShortSighted(), logits_source=TwoMemories())
+    check_batch(model, prompts, acceptance_rule=SecondThought())
+    forked = dc.speculative.drafters.DraftModel(model=tiny_transformer(0, num_layers=1), tree_policy=TwoFirsts())
+    check_identical(model, prompts, drafter=forked, draft_length=Halving())
     check_cache_policy(model, prompts, Recent())
 
     constraint = Counting(8, model.vocab_size, ends=(0,))
@@ -392,5 +394,5 @@ if __name__ == "__main__":
     canvas = run_sync(filled(denoiser, Canvas.of(denoiser, [2], len(answer)), SurerHalf()))
     assert canvas.tokens[1:].tolist() == answer and canvas.passes == 3
 
-    (drafted,) = decode(model, prompts[1:], drafter=ShortSighted(), source=TwoMemories())
+    (drafted,) = decode(model, prompts[1:], drafter=ShortSighted(), logits_source=TwoMemories())
     print(f"{drafted.trace.tokens_per_pass:.2f} tokens per pass")

@@ -49,7 +49,7 @@ def fill(
 
 @cache
 def named(method: str | DiffusionDecoder) -> DiffusionDecoder:
-    found: DiffusionDecoder = resolve("diffuse", method)
+    found: DiffusionDecoder = resolve("diffusion", method)
     return found
 
 

@@ -64,9 +64,9 @@ def begun(
     vocab: int = 6,
 ) -> tuple[DraftModel, Sequence]:
     """A drafter of a random table's and a sequence that has read its prompt."""
-    drafter = DraftModel(TableModel(vocab, seed=seed, order=3), growth=growth)
+    drafter = DraftModel(TableModel(vocab, seed=seed, order=3), tree_policy=growth)
     engine = Engine(TableModel(vocab, seed=seed + 1000))
-    settings = {"sampler": sampler, "drafter": drafter, "rule": rule or Coupled(), "seed": seed}
+    settings = {"sampler": sampler, "drafter": drafter, "acceptance_rule": rule or Coupled(), "seed": seed}
     seq = engine.submit(Request([1, 2, seed % vocab], max_new_tokens=40, **settings))  # type: ignore[arg-type]
     engine.step()
     return drafter, seq
@@ -85,7 +85,7 @@ def law_after(drafter: TreeDrafter, seq: Sequence, path: tuple[int, ...], *, sha
 def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
     """What the children of a path are drawn with."""
     tokens = torch.arange(seq.vocab_size)
-    if not seq.rule.requirements.laws:
+    if not seq.acceptance_rule.requirements.laws:
         return noise.gumbel(seq.seed, seq.position + len(path), tokens).numpy()
     place = noise.mix(seq.position)
     for token in path:

@@ -350,7 +350,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-model": lambda other: DraftModel(other, length=3),
     "easyspec": lambda other: EasySpec(other, length=3, layers=2),
     "hierarchical": lambda other: Hierarchical(
-        DraftModel(other), NGram(width=6, scope="request", growth=RSDC((2, 1))), length=3
+        DraftModel(other), NGram(width=6, scope="request", tree_policy=RSDC((2, 1))), length=3
     ),
     # It drafts only after a first guess that was right, which a model of one layer hardly ever makes.
     "pearl": lambda other: Pearl(
@@ -358,20 +358,20 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     ),
     "nested": lambda other: Nested(other, exits=(1,), length=3),
     "deer": lambda other: Deer(blocked(other), length=3),
-    "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
-    "msd": lambda other: MSD(_untrained(MSDHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
-    "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
+    "msd": lambda other: MSD(_untrained(MSDHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
+    "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
     "del": lambda other: DEL((0, 1), length=4),
-    "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),
+    "medusa": lambda other: Medusa(_untrained(MedusaHead, other), tree_policy=FixedTree(branching=(3, 2))),
     "hydra": lambda other: Hydra(
-        _untrained(HydraHead, other, {"prefix": True}), growth=EAGLE2(nodes=5, width=2, depth=3)
+        _untrained(HydraHead, other, {"prefix": True}), tree_policy=EAGLE2(nodes=5, width=2, depth=3)
     ),
-    "clover": lambda other: Clover(_untrained(CloverHead, other), growth=Selection(nodes=5)),
-    "chimera": lambda other: Chimera(_untrained(ChimeraHead, other), growth=EAGLE2(nodes=5, width=2, depth=3)),
-    "falcon": lambda other: Falcon(_untrained(FalconHead, other), growth=EAGLE2(nodes=9, width=2, depth=4)),
-    "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "clover": lambda other: Clover(_untrained(CloverHead, other), tree_policy=Selection(nodes=5)),
+    "chimera": lambda other: Chimera(_untrained(ChimeraHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=3)),
+    "falcon": lambda other: Falcon(_untrained(FalconHead, other), tree_policy=EAGLE2(nodes=9, width=2, depth=4)),
+    "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
     "kangaroo": lambda other: Kangaroo(_untrained(KangarooHead, other), eta=0.05, length=3),
-    "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
@@ -380,10 +380,10 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0, units=_placeholders(other)),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
-    "ngram": lambda other: NGram(width=6, scope="request", growth=RSDC((2, 1))),
+    "ngram": lambda other: NGram(width=6, scope="request", tree_policy=RSDC((2, 1))),
     "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
-    "compressed-cache": lambda other: CompressedCache(kv="streaming-llm:budget=12", length=3),
+    "compressed-cache": lambda other: CompressedCache(cache_policy="streaming-llm:budget=12", length=3),
     "copyspec": lambda other: CopySpec(gamma=1),
     "aded": lambda other: ADED(simulations=30, scope="request"),
     "stand": lambda other: STAND(nodes=20, scope="request"),
@@ -399,7 +399,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
         tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
     ),
     "swift": lambda other: Swift(
-        SkipSet(frozenset({"attention.0"}), 1), growth=Caterpillar(length=4, stop=0.1, nodes=9)
+        SkipSet(frozenset({"attention.0"}), 1), tree_policy=Caterpillar(length=4, stop=0.1, nodes=9)
     ),
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }

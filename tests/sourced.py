@@ -23,4 +23,4 @@ def logits_after(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
 def text(
     source: LogitsSource | None, prompt: list[int] = PROMPTS[0], model: LanguageModel = TARGET, n: int = 40
 ) -> list[int]:
-    return decode(model, [prompt], source=source, max_new_tokens=n)[0].generated
+    return decode(model, [prompt], logits_source=source, max_new_tokens=n)[0].generated

@@ -71,9 +71,9 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("hmm", {"drafter": "hmm"}),
     ("kv-bottleneck", {"drafter": "discrete-key-value"}),
     ("lexical-units", {"drafter": "lexical-unit"}),
-    ("kv lserve", {"kv": "lserve"}),
+    ("kv lserve", {"cache_policy": "lserve"}),
     ("los", {"monitor": "los"}),
-    ("hamburger", {"source": "hamburger"}),
+    ("hamburger", {"logits_source": "hamburger"}),
     ("hyperfit", {"sampler": ["no-citation"]}),
 ]
 
@@ -92,7 +92,7 @@ def test_errors_of_a_model_name_it_in_what_they_advise(command: str, settings: d
 
 def test_advice_repeats_the_settings_that_were_given() -> None:
     with pytest.raises(DecoderyError, match="as in eagle-3:length=7,head=DIR"):
-        own_lm().generate("hi", drafter="eagle-3:growth=none,length=7")
+        own_lm().generate("hi", drafter="eagle-3:tree_policy=none,length=7")
     with pytest.raises(DecoderyError, match="as in medusa:head=DIR"):
         own_lm().generate("hi", drafter="medusa")
 

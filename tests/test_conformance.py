@@ -114,19 +114,19 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 
 
 def test_the_lists_name_every_registered_method() -> None:
-    assert {name.partition(":")[0] for name in DRAFTERS} | ENCODED == {method.name for method in methods("draft")}
-    assert set(GROWTHS) == {method.name for method in methods("draft.growth")}
-    assert set(SOURCES) == {method.name for method in methods("source")}
-    assert set(KVS) == {method.name for method in methods("kv")}
+    assert {name.partition(":")[0] for name in DRAFTERS} | ENCODED == {method.name for method in methods("drafter")}
+    assert set(GROWTHS) == {method.name for method in methods("tree-policy")}
+    assert set(SOURCES) == {method.name for method in methods("logits-source")}
+    assert set(KVS) == {method.name for method in methods("cache-policy")}
     assert set(MONITORS) == {method.name for method in methods("monitor")}
-    assert set(RULES) | CHECKING_RULES == {method.name for method in methods("verify") if method.lossless}
-    assert {method.name for method in methods("verify.continuous")} == CONTINUOUS_RULES
-    assert set(BUDGETS) == {method.name for method in methods("budget")}
-    assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
+    assert set(RULES) | CHECKING_RULES == {method.name for method in methods("acceptance-rule") if method.lossless}
+    assert {method.name for method in methods("continuous-acceptance")} == CONTINUOUS_RULES
+    assert set(BUDGETS) == {method.name for method in methods("draft-length")}
+    assert set(LOSSY_RULES) == {method.name for method in methods("acceptance-rule") if not method.lossless}
     processors = {
         type(processor) for sampler in (*SAMPLERS.values(), *CHOOSING.values()) for processor in sampler.processors
     }
-    assert processors == {method.cls for method in methods("sample")}
+    assert processors == {method.cls for method in methods("logits-processor")}
 
 
 @cache
@@ -138,7 +138,12 @@ def _plain(sampler: str, seeds: tuple[int, ...], **settings: Any) -> list[Sequen
 @pytest.mark.parametrize(("law", "drafter", "rule", "sampler"), covering(MATRIX))
 def test_every_combination_keeps_the_laws(law: str, drafter: str, rule: str, sampler: str) -> None:
     length = {"max_new_tokens": TOKENS}
-    settings = {"drafter": DRAFTERS[drafter](OTHER), "rule": RULES[rule], "sampler": SAMPLERS[sampler], **length}
+    settings = {
+        "drafter": DRAFTERS[drafter](OTHER),
+        "acceptance_rule": RULES[rule],
+        "sampler": SAMPLERS[sampler],
+        **length,
+    }
     seeds = _seeds(sampler)
     # Texts of noise hold little that could be looked up; that drafts become text is what the next test asks for.
     if law == "identical":
@@ -180,7 +185,7 @@ def test_warps_that_choose_are_the_same_under_speculation(sampler: str) -> None:
         check_identical(TARGET, PROMPTS, drafter=made, sampler=CHOOSING[sampler], eos_ids=(0,), seeds=(0,))
     check_state(TARGET, PROMPTS[:2], drafter=made, sampler=CHOOSING[sampler], max_new_tokens=12)
     with pytest.raises(SettingsError, match="which the processor momentum does not give: leave one"):
-        Request([1], sampler=CHOOSING[sampler], rule=LOSSY_RULES["adadec"])
+        Request([1], sampler=CHOOSING[sampler], acceptance_rule=LOSSY_RULES["adadec"])
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -190,10 +195,10 @@ def test_budgets_keep_text_batch_and_state(budget: str) -> None:
         not policy.requirements.pauses
     ):
         sampler, rule = SAMPLERS["everything"], RULES["rejection"]
-        settings = {"drafter": drafter, "budget": policy}
+        settings = {"drafter": drafter, "draft_length": policy}
         check_identical(TARGET, PROMPTS[READ], sampler=sampler, eos_ids=(0,), seeds=(0,), **settings)
         check_batch(TARGET, PROMPTS[:3], seeds=(0,), **settings)
-        check_state(TARGET, PROMPTS[1:2], rule=rule, max_new_tokens=12, **settings)
+        check_state(TARGET, PROMPTS[1:2], acceptance_rule=rule, max_new_tokens=12, **settings)
 
 
 @pytest.mark.parametrize("budget", [name for name, make in BUDGETS.items() if make(OTHER).requirements.pauses])
@@ -201,8 +206,8 @@ def test_budgets_that_stop_between_draws_keep_the_law(budget: str) -> None:
     check_distribution(
         *(_tilted(LAW), [1, 2]),
         drafter=DRAFTERS["draft-model"](_tilted(DRAFTED)),
-        budget=BUDGETS[budget](_tilted(DRAFTED)),
-        rule=RULES["rejection"],
+        draft_length=BUDGETS[budget](_tilted(DRAFTED)),
+        acceptance_rule=RULES["rejection"],
         sampler=SAMPLERS["nucleus"],
         **MANY,
     )
@@ -213,23 +218,23 @@ def test_every_drafter_keeps_to_small_budgets(drafter: str) -> None:
     # No more than one node is checked by the engine at every step; with none, drafters must still learn.
     for nodes, tested in ((0, "nothing"), (1, "drafted")):
         make, settings = DRAFTERS[drafter], {"seeds": (0,), "max_new_tokens": 12, "tested": tested}
-        (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=make(OTHER), budget=Fixed(nodes), **settings)
+        (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=make(OTHER), draft_length=Fixed(nodes), **settings)
         assert max(step.nodes for step in run.trace.decoding) <= nodes
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_a_growth_policy_changes_shapes_alone(growth: str) -> None:
     # What a grown tree does to the loop depends on its origin, for which the drafters above stand.
-    drafter = DraftModel(OTHER, growth=GROWTHS[growth])
+    drafter = DraftModel(OTHER, tree_policy=GROWTHS[growth])
     rules = [rule for rule in RULES.values() if fits(drafter, rule)]
     for name in ("greedy-penalties", "everything"):
         settings = {"drafter": drafter, "sampler": SAMPLERS[name], "max_new_tokens": TOKENS, "tested": "drafted"}
         check_identical(TARGET, PROMPTS[:2], seeds=_seeds(name), eos_ids=(0,), **settings)
         for rule in rules[1:] if SAMPLERS[name].greedy else ():
-            check_identical(TARGET, PROMPTS[1:2], rule=rule, seeds=(0,), **settings)
-    right = DraftModel(TARGET, growth=GROWTHS[growth])
+            check_identical(TARGET, PROMPTS[1:2], acceptance_rule=rule, seeds=(0,), **settings)
+    right = DraftModel(TARGET, tree_policy=GROWTHS[growth])
     check_identical(TARGET, PROMPTS[:1], drafter=right, seeds=(0,), max_new_tokens=12)
-    settings = {"drafter": drafter, "rule": rules[-1], "sampler": SAMPLERS["nucleus"]}
+    settings = {"drafter": drafter, "acceptance_rule": rules[-1], "sampler": SAMPLERS["nucleus"]}
     check_batch(TARGET, PROMPTS[:2], seeds=(0,), max_new_tokens=TOKENS, tested="drafted", **settings)
     check_state(TARGET, PROMPTS[1:2], max_new_tokens=TOKENS, **settings)
 
@@ -238,15 +243,17 @@ def test_a_growth_policy_changes_shapes_alone(growth: str) -> None:
 def test_lossy_rules_keep_batches_and_caches_in_order(rule: str) -> None:
     drafter, lossy = DRAFTERS["rapid"](OTHER), LOSSY_RULES[rule]
     several = SAMPLERS["greedy-penalties" if lossy.requirements.greedy else "everything"]
-    check_batch(TARGET, PROMPTS[READ], drafter=drafter, rule=lossy, sampler=several, seeds=(0,), max_new_tokens=12)
+    check_batch(
+        TARGET, PROMPTS[READ], drafter=drafter, acceptance_rule=lossy, sampler=several, seeds=(0,), max_new_tokens=12
+    )
     for sampler in (several,) if lossy.requirements.chance else (SAMPLERS["greedy"], several):
-        check_state(TARGET, [PROMPTS[1]], drafter=drafter, rule=lossy, sampler=sampler, max_new_tokens=12)
+        check_state(TARGET, [PROMPTS[1]], drafter=drafter, acceptance_rule=lossy, sampler=sampler, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_garbage_drafts_change_nothing(rule: str, sampler: str) -> None:
-    settings = {"rule": RULES[rule], "sampler": SAMPLERS[sampler], "max_new_tokens": TOKENS}
+    settings = {"acceptance_rule": RULES[rule], "sampler": SAMPLERS[sampler], "max_new_tokens": TOKENS}
     if rule == "coupled" or SAMPLERS[sampler].greedy:
         plain = _plain(sampler, (0,), max_new_tokens=TOKENS)[READ]
         check_identical(TARGET, PROMPTS[READ], drafter=Garbage(), seeds=(0,), plain=plain, **settings)
@@ -269,7 +276,7 @@ def test_accepted_paths_anywhere_in_a_tree(sampler: str) -> None:
 def test_a_model_that_drafts_for_itself_is_always_right(sampler: str, rule: str) -> None:
     drafter = DRAFTERS["draft-model"](TARGET)
     (run,) = decode(
-        TARGET, PROMPTS[:1], drafter=drafter, rule=RULES[rule], sampler=SAMPLERS[sampler], max_new_tokens=21
+        TARGET, PROMPTS[:1], drafter=drafter, acceptance_rule=RULES[rule], sampler=SAMPLERS[sampler], max_new_tokens=21
     )
     assert [step.emitted for step in run.trace.decoding] == [4] * 5
 
@@ -283,21 +290,21 @@ def test_sources_keep_every_law(source: str) -> None:
     plain: dict[str, list[Sequence]] = {}
     for sampler, name in covering(rows, 1):
         drafter = DRAFTERS[name](OTHER)
-        settings = {"sampler": SAMPLERS[sampler], "source": made, "seeds": (0,), **length}
+        settings = {"sampler": SAMPLERS[sampler], "logits_source": made, "seeds": (0,), **length}
         if sampler not in plain:
             plain[sampler] = decode(TARGET, PROMPTS[READ], eos_ids=(0,), **settings)
         expected = {"plain": plain[sampler], "tested": "nothing"}
         check_identical(TARGET, PROMPTS[READ], drafter=drafter, eos_ids=(0,), **expected, **settings)
     settings |= {"sampler": SAMPLERS["everything"]}
     check_batch(TARGET, PROMPTS[READ], drafter=drafter, tested="nothing", **settings)
-    check_state(TARGET, PROMPTS[1:2], drafter=drafter, source=made, **length)
+    check_state(TARGET, PROMPTS[1:2], drafter=drafter, logits_source=made, **length)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_score_trees_as_they_score_texts(source: str) -> None:
     made = SOURCES[source](OTHER)
     for name in ("greedy", "everything"):
-        settings = {"sampler": SAMPLERS[name], "source": made, "max_new_tokens": 12}
+        settings = {"sampler": SAMPLERS[name], "logits_source": made, "max_new_tokens": 12}
         plain = decode(TARGET, PROMPTS[:1], **settings)
         assert plain[0].generated != _plain(name, (0,), max_new_tokens=12)[0].generated
         oracle = Oracle(tuple(plain[0].tokens))
@@ -341,7 +348,11 @@ def test_rules_keep_the_law(drafter: str, rule: str) -> None:
     if DEEP and (drafter, rule) in MOST_DRAWS:
         texts = texts | {"draws": 20_000}
     check_distribution(
-        *(target, [1, 2]), drafter=DRAFTERS[drafter](other), rule=RULES[rule], sampler=SAMPLERS["nucleus"], **texts
+        *(target, [1, 2]),
+        drafter=DRAFTERS[drafter](other),
+        acceptance_rule=RULES[rule],
+        sampler=SAMPLERS["nucleus"],
+        **texts,
     )
 
 
@@ -421,13 +432,13 @@ def test_wrong_rules_are_caught(rule: AcceptanceRule, drafter: str | None, texts
     chosen = DRAFTERS[drafter](_tilted(DRAFTED)) if drafter else _Wide()
     with pytest.raises(LawBroken, match="enumerated law"):
         check_distribution(
-            _tilted(LAW), [1, 2], drafter=chosen, rule=rule, sampler=SAMPLERS["nucleus"], least=1e-6, **texts
+            _tilted(LAW), [1, 2], drafter=chosen, acceptance_rule=rule, sampler=SAMPLERS["nucleus"], least=1e-6, **texts
         )
 
 
 def test_wrong_rules_break_identity_too() -> None:
     with pytest.raises(LawBroken, match="departs from plain decoding"):
-        check_identical(TARGET, PROMPTS, drafter=DRAFTERS["prompt-lookup"](OTHER), rule=Credulous())
+        check_identical(TARGET, PROMPTS, drafter=DRAFTERS["prompt-lookup"](OTHER), acceptance_rule=Credulous())
 
 
 def _random_laws(count: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -474,7 +485,7 @@ def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
             return DraftTree.root(seq.pending)
 
     with pytest.raises(SettingsError, match="whose drafts are without-replacement, does not give"):
-        decode(TARGET, PROMPTS[:1], drafter=WithoutReplacement(), rule=RULES["rejection"])
+        decode(TARGET, PROMPTS[:1], drafter=WithoutReplacement(), acceptance_rule=RULES["rejection"])
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused() -> None:

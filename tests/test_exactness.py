@@ -105,7 +105,7 @@ def test_samples_and_lists_of_prompts(smollm2_int8: LLM) -> None:
 def test_a_conversation_reads_only_what_is_new(smollm2_int8: LLM) -> None:
     lm = smollm2_int8
     messages = [{"role": "user", "content": "Name a river in Africa."}]
-    first = lm.generate(messages, max_new_tokens=24, keep_cache=True)
+    first = lm.generate(messages, max_new_tokens=24, return_cache=True)
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And one in Asia?"}]
     fresh = lm.generate(messages, max_new_tokens=24)
     second = lm.generate(messages, max_new_tokens=24, reuse=first)
@@ -120,7 +120,7 @@ def test_engines_take_requests_of_different_kinds_together(smollm2_int8: LLM) ->
     settings = [
         {"drafter": None},
         {"temperature": 0.7, "seed": 3},
-        {"rule": "rejection", "temperature": 1.0, "seed": 1, "drafter": "prompt-lookup"},
+        {"acceptance_rule": "rejection", "temperature": 1.0, "seed": 1, "drafter": "prompt-lookup"},
     ]
     sequences = [engine.submit(lm.request(lm.encode(QUESTIONS[1]), max_new_tokens=20, **each)) for each in settings]
     engine.run(sequences)

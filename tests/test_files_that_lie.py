@@ -169,9 +169,9 @@ def test_fingerprints_tell_models_apart_and_not_precisions() -> None:
 def test_what_was_trained_for_another_model_of_equal_width_is_refused(tmp_path: Path) -> None:
     mark, path = MODEL.fingerprint, tmp_path / "made.safetensors"
     Head(torch.ones(32), 0.0, 2, model=mark).save(path)
-    decode(MODEL, [PROMPT], rule=Judge(str(path)), drafter=DraftModel(OTHER))
+    decode(MODEL, [PROMPT], acceptance_rule=Judge(str(path)), drafter=DraftModel(OTHER))
     with pytest.raises(SettingsError, match="judge was trained for another model"):
-        decode(OTHER, [PROMPT], rule=Judge(str(path)), drafter=DraftModel(MODEL))
+        decode(OTHER, [PROMPT], acceptance_rule=Judge(str(path)), drafter=DraftModel(MODEL))
 
     LinearValue(torch.ones(32), torch.tensor(0.0), 1, mark).save(path)
     ValueHead(str(path)).fits(MODEL)
@@ -181,9 +181,9 @@ def test_what_was_trained_for_another_model_of_equal_width_is_refused(tmp_path: 
     head = AcceptanceHead.random(32, 64, depth=1)
     head.model = mark
     head.save(path)
-    decode(OTHER, [PROMPT], drafter=DraftModel(MODEL), budget=SpecDecPP(str(path)))
+    decode(OTHER, [PROMPT], drafter=DraftModel(MODEL), draft_length=SpecDecPP(str(path)))
     with pytest.raises(SettingsError, match="acceptance head was trained for another model"):
-        decode(MODEL, [PROMPT], drafter=DraftModel(OTHER), budget=SpecDecPP(str(path)))
+        decode(MODEL, [PROMPT], drafter=DraftModel(OTHER), draft_length=SpecDecPP(str(path)))
 
     PartialWeights.initial(MODEL).save(path)
     PartialAttention(str(path)).over(MODEL, PROMPT)

@@ -130,7 +130,7 @@ def test_installed_distributions_bring_methods_and_a_broken_one_is_left_out(
     with pytest.warns(UserWarning, match="the methods of own_broken are left out: ValueError: .*prompt-lookup"):
         found = registry.descriptions()
     assert "silent" in {method.name for method in found}
-    assert registry.resolve("draft", "silent:length=2").length == 2
+    assert registry.resolve("drafter", "silent:length=2").length == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         import_entry_points()

@@ -25,13 +25,21 @@ from decodery.testing import tiny_transformer
 from tiny_models import make_model, save
 
 MODEL = tiny_transformer(0)
-FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv", "monitor")
+FAMILIES = (
+    "drafter",
+    "acceptance-rule",
+    "draft-length",
+    "logits-processor",
+    "logits-source",
+    "cache-policy",
+    "monitor",
+)
 
 
 def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
     found = readiness((each for family in FAMILIES for each in methods(family)), MODEL)
     assert {family for family, _ in found} == set(FAMILIES)
-    drafters = {name: requirements for (family, name), requirements in found.items() if family == "draft"}
+    drafters = {name: requirements for (family, name), requirements in found.items() if family == "drafter"}
     ready = [name for name, requirements in drafters.items() if not requirements]
     assert {"auto", "ngram", "prompt-lookup", "suffix-tree"} <= set(ready)
     engine = Engine(MODEL)
@@ -41,7 +49,11 @@ def test_what_is_ready_writes_and_what_is_not_says_why() -> None:
     engine.run([])
     assert "decodery train head -m MODEL --kind eagle-3 --out DIR" in drafters["eagle-3"]
     assert drafters["rest"].startswith("it needs datastore, as in rest:datastore=...; it is a datastore made by `")
-    assert not found["verify", "cntp"] and not found["kv", "h2o"] and "train kv" in found["kv", "coprocessor"]
+    assert (
+        not found["acceptance-rule", "cntp"]
+        and not found["cache-policy", "h2o"]
+        and "train kv" in found["cache-policy", "coprocessor"]
+    )
 
 
 def test_the_index_says_what_is_ready_without_trying_it() -> None:
@@ -55,8 +67,16 @@ def test_the_index_says_what_is_ready_without_trying_it() -> None:
 def test_commands_that_methods_need_have_all_that_they_ask_for() -> None:
     found = readiness((each for family in FAMILIES for each in methods(family)), MODEL)
     advised = {key: re.findall(r"decodery (train [^`,]+)", requirements) for key, requirements in found.items()}
-    made = {("draft", "rest"), ("verify", "judge"), ("budget", "specdec++"), ("source", "partial-attention")}
-    assert all(advised[key] for key in {*made, ("kv", "lserve"), ("draft", "deer"), ("source", "controlled-decoding")})
+    made = {
+        ("drafter", "rest"),
+        ("acceptance-rule", "judge"),
+        ("draft-length", "specdec++"),
+        ("logits-source", "partial-attention"),
+    }
+    assert all(
+        advised[key]
+        for key in {*made, ("cache-policy", "lserve"), ("drafter", "deer"), ("logits-source", "controlled-decoding")}
+    )
     for key, texts in advised.items():
         for text in texts:
             command: click.Command = cli
@@ -73,7 +93,7 @@ def test_commands_that_methods_need_have_all_that_they_ask_for() -> None:
 
 def test_a_server_says_what_its_methods_need() -> None:
     requirements = {(each["family"], each["name"]): each["requirements"] for each in offered(trust=True, model=MODEL)}
-    assert requirements["draft", "prompt-lookup"] is None and "train head" in requirements["draft", "medusa"]
+    assert requirements["drafter", "prompt-lookup"] is None and "train head" in requirements["drafter", "medusa"]
     late = {each["name"] for each in offered(trust=True, model=MODEL) if each["slower"]}
     assert {"token-recycling", "jacobi", "lookahead"} < late and not late & {"auto", "prompt-lookup", "suffix-tree"}
 
@@ -85,7 +105,7 @@ def test_a_server_names_no_path_in_what_its_methods_need(tmp_path: Path) -> None
 
 
 def test_what_is_slower_on_a_cpu_is_not_on_other_devices() -> None:
-    (found,) = (each for each in methods("draft") if each.name == "jacobi")
+    (found,) = (each for each in methods("drafter") if each.name == "jacobi")
     elsewhere = SimpleNamespace(device=torch.device("cuda"))
     assert slower(found, MODEL) and not slower(found, elsewhere)  # type: ignore[arg-type]
 
@@ -98,4 +118,4 @@ def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:
     assert f"train head -m {shlex.quote(str(folder))} --kind eagle-3 --out DIR" in str(refused.value)
     done = run("methods", "-m", str(folder), "--json")
     listed = {(each["family"], each["name"]): each["requirements"] for each in json.loads(done.stdout)}
-    assert listed["draft", "ngram"] is None and str(folder) in listed["draft", "eagle"]
+    assert listed["drafter", "ngram"] is None and str(folder) in listed["drafter", "eagle"]

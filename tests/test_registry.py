@@ -110,16 +110,21 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
 @pytest.mark.parametrize(
     ("family", "base"),
     [
-        *(("draft", Drafter), ("draft.growth", TreePolicy), ("verify", AcceptanceRule), ("sample", LogitsProcessor)),
         *(
-            ("source", LogitsSource),
-            ("search", Search),
-            ("budget", DraftLengthPolicy),
-            ("diffuse", DiffusionDecoder),
-            ("diffuse.cache", DiffusionCache),
+            ("drafter", Drafter),
+            ("tree-policy", TreePolicy),
+            ("acceptance-rule", AcceptanceRule),
+            ("logits-processor", LogitsProcessor),
         ),
-        ("diffuse.experts", ExpertSharing),
-        *(("kv", CachePolicy), ("transform", ModelCompression), ("monitor", Monitor)),
+        *(
+            ("logits-source", LogitsSource),
+            ("search", Search),
+            ("draft-length", DraftLengthPolicy),
+            ("diffusion", DiffusionDecoder),
+            ("diffusion-cache", DiffusionCache),
+        ),
+        ("expert-sharing", ExpertSharing),
+        *(("cache-policy", CachePolicy), ("compression", ModelCompression), ("monitor", Monitor)),
     ],
 )
 def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:
@@ -127,41 +132,45 @@ def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base
 
 
 def test_a_name_of_another_family_says_whose_it_is() -> None:
-    with pytest.raises(UnknownMethod, match=r"no verify method is called 'density-ratio': .* verify.continuous method"):
-        resolve("verify", "density-ratio")
+    with pytest.raises(
+        UnknownMethod, match=r"no acceptance-rule method is called 'density-ratio': .* continuous-acceptance method"
+    ):
+        resolve("acceptance-rule", "density-ratio")
 
 
 def test_methods_of_one_family_are_sorted_and_unique() -> None:
-    names = [method.name for method in methods("sample")]
+    names = [method.name for method in methods("logits-processor")]
     assert names == sorted(set(names)) and "coupled" not in names
     with pytest.raises(UnknownMethod, match="families are draft"):
         methods("sampel")
 
 
 def test_a_name_an_instance_and_a_text_resolve() -> None:
-    assert resolve("sample", "top-k") == TopK()
-    assert resolve("sample", " top-k : k = 7 ") == TopK(7)
+    assert resolve("logits-processor", "top-k") == TopK()
+    assert resolve("logits-processor", " top-k : k = 7 ") == TopK(7)
     own = TopP(0.3)
-    assert resolve("sample", own) is own
-    assert resolve("sample", "logit-bias:bias=12:-100/40:2.5") == LogitBias(((12, -100.0), (40, 2.5)))
-    assert resolve("sample", "min-new-tokens:count=3,eos=1/2") == MinNewTokens(3, (1, 2))
+    assert resolve("logits-processor", own) is own
+    assert resolve("logits-processor", "logit-bias:bias=12:-100/40:2.5") == LogitBias(((12, -100.0), (40, 2.5)))
+    assert resolve("logits-processor", "min-new-tokens:count=3,eos=1/2") == MinNewTokens(3, (1, 2))
 
 
 def test_every_kind_of_field_is_read_from_text() -> None:
     register("settings")(Settings)
     text = "settings:whole=-4,real=1e-3,switch=yes,text=a b,maybe=none,which=y,several=1/2/3,pairs=1:0.5/2:-1"
     expected = Settings(-4, 0.001, True, "a b", None, "y", (1, 2, 3), ((1, 0.5), (2, -1.0)))
-    assert resolve("sample", text) == expected
-    assert resolve("sample", "settings:whole=1,maybe=5,several=,switch=False") == Settings(1, maybe=5)
+    assert resolve("logits-processor", text) == expected
+    assert resolve("logits-processor", "settings:whole=1,maybe=5,several=,switch=False") == Settings(1, maybe=5)
 
 
 def test_a_setting_that_is_a_method_keeps_its_own_settings_in_parentheses() -> None:
     register("settings")(Settings)
-    assert resolve("sample", "settings(whole=1, text=a)") == Settings(1, text="a")
-    assert resolve("sample", "settings:text=inner(x=1/2,y=z(u=3)),whole=1") == Settings(1, text="inner(x=1/2,y=z(u=3))")
-    quoted = resolve("sample", 'settings:text="a(b,c/d",whole=1')
+    assert resolve("logits-processor", "settings(whole=1, text=a)") == Settings(1, text="a")
+    assert resolve("logits-processor", "settings:text=inner(x=1/2,y=z(u=3)),whole=1") == Settings(
+        1, text="inner(x=1/2,y=z(u=3))"
+    )
+    quoted = resolve("logits-processor", 'settings:text="a(b,c/d",whole=1')
     assert quoted == Settings(1, text="a(b,c/d")
-    fused = resolve("draft", "fuse:drafters=copyspec(gamma=1,length=4)/first(drafters=copyspec/suffix-tree(nodes=3))")
+    fused = resolve("drafter", "fuse:drafters=copyspec(gamma=1,length=4)/first(drafters=copyspec/suffix-tree(nodes=3))")
     assert fused == Fuse((CopySpec(gamma=1, length=4), First((CopySpec(), SuffixTree(nodes=3)))))
 
 
@@ -169,20 +178,20 @@ def test_a_setting_that_is_a_method_keeps_its_own_settings_in_parentheses() -> N
 def test_what_python_prints_is_read_back(whole: int, real: float, switch: bool, several: list[int]) -> None:
     register("settings")(Settings)
     text = f"settings:whole={whole},real={real},switch={switch},several={'/'.join(map(str, several))}"
-    assert resolve("sample", text) == Settings(whole, real, switch, several=tuple(several))
+    assert resolve("logits-processor", text) == Settings(whole, real, switch, several=tuple(several))
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("top-q", r"no sample method is called 'top-q'; try top-p, top-k and top-h"),
-        ("prompt-lookup", r"no sample method is called 'prompt-lookup'"),
-        ("", r"no sample method is called ''"),
+        ("top-q", r"no logits-processor method is called 'top-q'; try top-p, top-k and top-h"),
+        ("prompt-lookup", r"no logits-processor method is called 'prompt-lookup'"),
+        ("", r"no logits-processor method is called ''"),
     ],
 )
 def test_an_unknown_name_names_the_nearest(spec: str, said: str) -> None:
     with pytest.raises(UnknownMethod, match=said):
-        resolve("sample", spec)
+        resolve("logits-processor", spec)
 
 
 @pytest.mark.parametrize(
@@ -210,17 +219,17 @@ def test_an_unknown_name_names_the_nearest(spec: str, said: str) -> None:
 def test_a_bad_setting_is_named_in_one_sentence(spec: str, said: str) -> None:
     register("settings")(Settings)
     with pytest.raises(SettingsError) as caught:
-        resolve("sample", spec)
+        resolve("logits-processor", spec)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_method_of_another_family_is_refused() -> None:
-    with pytest.raises(SettingsError, match="not an instance of a verify method"):
-        resolve("verify", TopK())
-    with pytest.raises(SettingsError, match="not an instance of a sample method"):
-        resolve("sample", TopK)
-    with pytest.raises(SettingsError, match="5 is not an instance of a draft method"):
-        resolve("draft", 5)
+    with pytest.raises(SettingsError, match="not an instance of a acceptance-rule method"):
+        resolve("acceptance-rule", TopK())
+    with pytest.raises(SettingsError, match="not an instance of a logits-processor method"):
+        resolve("logits-processor", TopK)
+    with pytest.raises(SettingsError, match="5 is not an instance of a drafter method"):
+        resolve("drafter", 5)
 
 
 def test_a_users_class_joins_the_family_of_its_base(own_methods: None) -> None:
@@ -232,13 +241,13 @@ def test_a_users_class_joins_the_family_of_its_base(own_methods: None) -> None:
         And more.
         """
 
-    assert family_of(Mine) == "sample" and resolve("sample", "mine") == Mine()
+    assert family_of(Mine) == "logits-processor" and resolve("logits-processor", "mine") == Mine()
     method = method_of(Mine())
-    assert method is not None and method in methods("sample")
+    assert method is not None and method in methods("logits-processor")
     assert (method.paper, method.year, method.summary) == ("A Title (1999)", 1999, "Does nothing.")
     assert method.requirements == ("hidden states",) and method.lossless and method.guarantee
     with pytest.raises(SettingsError, match="it has no settings"):
-        resolve("sample", "mine:a=1")
+        resolve("logits-processor", "mine:a=1")
 
 
 def test_a_class_that_cannot_be_a_method_is_refused(own_methods: None) -> None:
@@ -268,7 +277,7 @@ def test_a_taken_name_is_refused_and_a_reload_is_not(own_methods: None) -> None:
 
 
 def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._registered, "sample", {})
+    monkeypatch.setitem(registry._registered, "logits-processor", {})
     with pytest.raises(ValueError, match="'top-p' is already registered by TopP: choose another name"):
         register("top-p")(Settings)
 
@@ -312,47 +321,51 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
 LOCAL = {
     *(("search", name, files) for name in ("drag", "iter-drag") for files in ("documents", "examples")),
     ("search", "cheatsheet", "file"),
-    *(("source", "adapter", "file"), ("transform", "s2ft", "file")),
-    ("sample", "no-citation", "texts"),
-    ("diffuse", "learn2pd", "filter"),
+    *(("logits-source", "adapter", "file"), ("compression", "s2ft", "file")),
+    ("logits-processor", "no-citation", "texts"),
+    ("diffusion", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),
     *(("search", "edge", file) for file in ("adapter", "switch")),
-    *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
+    *(("drafter", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(
-        ("draft", name, "model")
+        ("drafter", name, "model")
         for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid")
     ),
     *(
-        ("draft", "auto", "warm"),
-        ("draft", "auto", "head"),
-        ("draft", "draft-model", "transform"),
-        ("draft", "easyspec", "transform"),
-        ("draft", "pearl", "transform"),
-        ("draft", "lexical-unit", "units"),
-        ("verify", "judge", "head"),
+        ("drafter", "auto", "warm"),
+        ("drafter", "auto", "head"),
+        ("drafter", "draft-model", "transform"),
+        ("drafter", "easyspec", "transform"),
+        ("drafter", "pearl", "transform"),
+        ("drafter", "lexical-unit", "units"),
+        ("acceptance-rule", "judge", "head"),
     ),
-    *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
-    *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
-    ("draft", "cppd", "slots"),
-    ("draft", "discrete-key-value", "keys"),
-    *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
-    *(("source", "ftp", "routers"), ("source", "hamburger", "micro")),
-    *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),
-    *(("kv", "lserve", "gates"), ("kv", "write-gate", "gate")),
-    *(("kv", name, "trained") for name in ("coprocessor", "meta-soft")),
-    ("diffuse", "phase-handoff", "model"),
+    *(("drafter", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
+    *(("drafter", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
+    ("drafter", "cppd", "slots"),
+    ("drafter", "discrete-key-value", "keys"),
+    *(("drafter", "swift", "skip"), ("logits-source", "calm", "calibration"), ("logits-source", "sec", "heads")),
+    *(("logits-source", "ftp", "routers"), ("logits-source", "hamburger", "micro")),
+    *(("cache-policy", "double-sparsity", "calibration"), ("diffusion", "learn2pd", "filter")),
+    *(("cache-policy", "lserve", "gates"), ("cache-policy", "write-gate", "gate")),
+    *(("cache-policy", name, "trained") for name in ("coprocessor", "meta-soft")),
+    ("diffusion", "phase-handoff", "model"),
     *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),
     *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head"), ("monitor", "neurofeedback", "axis")),
     *(("monitor", "codebook", "codebooks"), ("monitor", "sae", "codes")),
-    *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer"), ("draft", "cppd", "slots")),
-    ("source", "entropy-adaptive", "small"),
-    *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),
-    *(("budget", "specdec++", "head"), ("score", "value-head", "head")),
-    *(("score", "process-reward", "head"), ("score", "reward-model", "model")),
-    *(("score", "program-tests", name) for name in ("file", "head", "setup", "tests")),
-    *(("constrain", "monitor", name) for name in ("project", "path", "prefix")),
+    *(("drafter", "ppd", "ppd"), ("drafter", "hidden-transfer", "transfer"), ("drafter", "cppd", "slots")),
+    ("logits-source", "entropy-adaptive", "small"),
+    *(
+        ("logits-source", "partial-attention", "weights"),
+        ("logits-source", "sven", "prefix"),
+        ("logits-source", "transfer-q", "baseline"),
+    ),
+    *(("draft-length", "specdec++", "head"), ("scorer", "value-head", "head")),
+    *(("scorer", "process-reward", "head"), ("scorer", "reward-model", "model")),
+    *(("scorer", "program-tests", name) for name in ("file", "head", "setup", "tests")),
+    *(("constraint", "monitor", name) for name in ("project", "path", "prefix")),
     *(("search", name, "model") for name in ("arbitrage", "phase-handoff", "spec-reason")),
-    ("diffuse", "phase-handoff", "model"),
+    ("diffusion", "phase-handoff", "model"),
     ("search", "arbitrage", "router"),
 }
 """Settings that are text and may be a path, a model or a program: no stranger gives them."""
@@ -377,18 +390,20 @@ def method_is_own(setting: tuple[str, str, str]) -> bool:
 @pytest.mark.parametrize(
     ("family", "spec"),
     [
-        *(("draft", "rest:datastore=/etc/passwd"), ("draft", "forced:drafter=rest(datastore=/etc/passwd)")),
-        *(("draft", "first:drafters=prompt-lookup/rest(datastore=a)"), ("draft", "auto:warm=/x")),
-        *(("draft", "draft-model:model=some/model"), ("constrain", "monitor"), ("search", "pg-td:tests=x")),
-        *(("search", "beam:width=100000"), ("draft", "auto:orders=2000/3")),
+        *(("drafter", "rest:datastore=/etc/passwd"), ("drafter", "forced:drafter=rest(datastore=/etc/passwd)")),
+        *(("drafter", "first:drafters=prompt-lookup/rest(datastore=a)"), ("drafter", "auto:warm=/x")),
+        *(("drafter", "draft-model:model=some/model"), ("constraint", "monitor"), ("search", "pg-td:tests=x")),
+        *(("search", "beam:width=100000"), ("drafter", "auto:orders=2000/3")),
     ],
 )
 def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
     with from_network(), pytest.raises(NotTrusted, match="request"):
         resolve(family, spec)
     with from_network():
-        assert resolve("draft", "draft-model:growth=eagle-2(nodes=32)") and resolve("constrain", 'regex:pattern="a+"')
-        assert resolve("draft", "auto") and resolve("search", "beam:width=4")
+        assert resolve("drafter", "draft-model:tree_policy=eagle-2(nodes=32)") and resolve(
+            "constraint", 'regex:pattern="a+"'
+        )
+        assert resolve("drafter", "auto") and resolve("search", "beam:width=4")
 
 
 def test_threads_that_ask_at_once_all_know_the_methods() -> None:
@@ -398,7 +413,7 @@ def test_threads_that_ask_at_once_all_know_the_methods() -> None:
         "begin, errors = threading.Barrier(8), []\n"
         "def ask():\n"
         "    begin.wait()\n"
-        "    try: resolve('draft', 'token-recycling')\n"
+        "    try: resolve('drafter', 'token-recycling')\n"
         "    except Exception as error: errors.append(str(error))\n"
         "threads = [threading.Thread(target=ask) for _ in range(8)]\n"
         "for thread in threads: thread.start()\n"

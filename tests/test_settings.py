@@ -32,13 +32,13 @@ UNLOADED = object.__new__(LLM)
         ({"temprature": 1.0}, "there is no setting 'temprature'; try temperature"),
         ({"topk": 3}, "there is no setting 'topk'; try top_k"),
         ({"eos_ids": (1,)}, "there is no setting 'eos_ids'"),
-        ({"zzz": 1}, "try budget, constraint"),
+        ({"zzz": 1}, "try acceptance_rule, cache_policy"),
         ({"stop": 5}, "stop must be a text or a list of texts, not 5"),
         ({"stop": ["a", 5]}, "stop must be a text or a list of texts, not ['a', 5]"),
         ({"drafter": 5}, "drafter must be a Drafter or a text or None, not 5"),
-        ({"rule": None}, "rule must be an AcceptanceRule or a text, not None"),
-        ({"budget": 3}, "budget must be a DraftLengthPolicy or a text or None, not 3"),
-        ({"source": 1.5}, "source must be"),
+        ({"acceptance_rule": None}, "acceptance_rule must be an AcceptanceRule or a text, not None"),
+        ({"draft_length": 3}, "draft_length must be a DraftLengthPolicy or a text or None, not 3"),
+        ({"logits_source": 1.5}, "logits_source must be"),
         ({"sampler": 0.7}, "sampler must be a Sampler or a LogitsProcessor or a text or a list or None, not 0.7"),
         ({"temperature": "hot"}, "temperature must be a number or None, not 'hot'"),
         ({"top_k": 2.5}, "top_k must be a whole number or None, not 2.5"),
@@ -112,5 +112,5 @@ def test_a_method_is_named_alone_or_in_a_list_and_none_is_no_method() -> None:
     body = CompletionRequest(prompt="a", decodery={"sampler": "top-p:p=0.9"})
     assert lm.request([1], **settings_of(body, 64)).sampler == alone.sampler
     assert lm.generate("ab", raw=True, max_new_tokens=2, monitor=None).monitors == ()
-    with pytest.raises(UnknownMethod, match="no sample method is called 'top-o'"):
+    with pytest.raises(UnknownMethod, match="no logits-processor method is called 'top-o'"):
         lm.request([1], sampler="top-o")

@@ -64,7 +64,7 @@ class Bench:
         self.path.write_text(json.dumps(self.result, indent=1) + "\n", "utf-8")
 
     def run(self, drafter: Drafter | None, prompts: list[str], **settings: Any) -> list[dc.Output]:
-        return [self.lm.generate(prompt, drafter=drafter, max_nodes=1024, **settings) for prompt in prompts]
+        return [self.lm.generate(prompt, drafter=drafter, max_draft_tokens=1024, **settings) for prompt in prompts]
 
 
 def spec_bench(every: int) -> list[str]:

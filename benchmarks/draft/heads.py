@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 USUAL = (HEAD, "auto:head=shipped", "auto", "prompt-lookup", "suffix-tree")
 FREE = (
-    f"{HEAD}:growth=none,length=3",
+    f"{HEAD}:tree_policy=none,length=3",
     "ppd:length=8",
     "hidden-transfer:length=8",
     "del:layers=4/12/20/26,length=6",
@@ -113,7 +113,7 @@ def main() -> None:
     named = {each: each for each in options.specs or (FREE if work else USUAL)}
     # A folder is this machine's business.
     named |= {} if work is None else {spec(Path("work"), name): spec(work, name) for name in ready(work)}
-    drafters = {"none": None, **{name: resolve("draft", each) for name, each in named.items()}}
+    drafters = {"none": None, **{name: resolve("drafter", each) for name, each in named.items()}}
     asked = questions(options.questions, options.longest)
     groups = [asked[first : first + options.batch] for first in range(0, len(asked), options.batch)]
     sums: Sums = {name: defaultdict(lambda: defaultdict(float)) for name in drafters}
@@ -128,7 +128,7 @@ def main() -> None:
             temperature=options.temperature,
             seed=1,
             drafter=drafters[name],
-            max_nodes=options.nodes,
+            max_draft_tokens=options.nodes,
         )
         for question, output in zip(group, outputs, strict=True):
             for part in (question["category"], "all"):
@@ -153,7 +153,7 @@ def main() -> None:
     done = unfinished.restore(sums, same)
     for drafter in drafters.values():
         # What is packed or compiled once is no part of a step.
-        lm.generate("Hello", max_new_tokens=8, drafter=drafter, max_nodes=options.nodes)
+        lm.generate("Hello", max_new_tokens=8, drafter=drafter, max_draft_tokens=options.nodes)
     memories |= {name: Memory() for name in drafters}
     for at in range(done, options.rounds * len(groups)):
         number, group = at % len(groups), groups[at % len(groups)]

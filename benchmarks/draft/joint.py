@@ -53,7 +53,7 @@ from decodery.step.sequence import Sequence
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-joint.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
-NGRAMS = NGram(growth="eagle-2(nodes=30,width=10,depth=3)", scope="request")
+NGRAMS = NGram(tree_policy="eagle-2(nodes=30,width=10,depth=3)", scope="request")
 LAWS = {"greedy": (0.0, "coupled"), "temperature 1": (1.0, "rejection")}
 
 Drafters = dict[str, Drafter | None]
@@ -65,7 +65,7 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
     found: Drafters = {
         "plain": None,
         "draft-model, 4": DraftModel(draft, length=4),
-        "draft-model, tree of 12": DraftModel(draft, growth="eagle-2(nodes=12,width=4,depth=4)"),
+        "draft-model, tree of 12": DraftModel(draft, tree_policy="eagle-2(nodes=12,width=4,depth=4)"),
         "pearl, 4": Pearl(draft, length=4),
         "hierarchical, 6": Hierarchical(DraftModel(draft), NGRAMS, length=6),
     }
@@ -122,7 +122,7 @@ def hybrid(options: argparse.Namespace, name: str = "hybrid") -> Pair:
     target, draft = (small.pair(options.work, name) for name in (name, "recurrent"))
     found: Drafters = {"plain": None}
     found |= {f"chain of {length}": DraftModel(draft, length=length) for length in (4, 12)}
-    found["tree of 12, 3 wide, 4 deep"] = DraftModel(draft, growth="eagle-2(nodes=12,width=3,depth=4)")
+    found["tree of 12, 3 wide, 4 deep"] = DraftModel(draft, tree_policy="eagle-2(nodes=12,width=3,depth=4)")
     return target, sums(4 * options.questions), found
 
 
@@ -139,7 +139,7 @@ def requests(prompts: list[list[int]], drafter: Drafter | None, law: str, new: i
     temperature, rule = LAWS[law]
     sampler = Sampler.from_settings(temperature=temperature)
     return [
-        Request(prompt, sampler=sampler, drafter=drafter, rule=rule, max_new_tokens=new, seed=number)
+        Request(prompt, sampler=sampler, drafter=drafter, acceptance_rule=rule, max_new_tokens=new, seed=number)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -167,7 +167,7 @@ def counted(model: LanguageModel, prompts: list[list[int]], drafter: Drafter | N
     if law == "greedy" and drafter is not None:
         plain = written(model, prompts, None, law, new)
         found["texts_as_plain"] = sum(seq.tokens == own.tokens for seq, own in zip(seqs, plain, strict=True))
-    if nodes and getattr(drafter, "growth", None) is None:
+    if nodes and getattr(drafter, "tree_policy", None) is None:
         # How often a chain's token at a depth was right where all before it were, for as deep as there are enough.
         depths = range(1, 9)
         reached = [sum(step.nodes >= depth and step.accepted >= depth - 1 for step in steps) for depth in depths]

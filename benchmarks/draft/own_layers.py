@@ -110,19 +110,19 @@ def main() -> None:
     settings: dict[str, dict[str, Any]] = {
         "swift, search from every odd layer": {"drafter": Swift(window=8)},
         "swift, six best left out alone": {"drafter": Swift(SIX)},
-        "swift, six, chain of 2": {"drafter": Swift(SIX, growth=CHAIN)},
+        "swift, six, chain of 2": {"drafter": Swift(SIX, tree_policy=CHAIN)},
         **{f"swift, {folder.name}": {"drafter": Swift(str(folder))} for folder in options.skips},
         **{
             f"swift, {folder.name}, chain of 2": {
-                "drafter": Swift(str(folder), growth=Caterpillar(2, 0.5, *([(1,) * 4] * 2)))
+                "drafter": Swift(str(folder), tree_policy=Caterpillar(2, 0.5, *([(1,) * 4] * 2)))
             }
             for folder in options.skips
         },
         "del": {"drafter": DEL((4, 12, 20, 26))},
         "del, head=8": {"drafter": DEL((4, 12, 20, 26), head=8.0)},
-        **{f"calm, state {t}": {"drafter": None, "source": CALM(t, tokens=options.new)} for t in (0.98, 0.95)},
+        **{f"calm, state {t}": {"drafter": None, "logits_source": CALM(t, tokens=options.new)} for t in (0.98, 0.95)},
         **{
-            f"calm, softmax {t}": {"drafter": None, "source": CALM(t, "softmax", tokens=options.new)}
+            f"calm, softmax {t}": {"drafter": None, "logits_source": CALM(t, "softmax", tokens=options.new)}
             for t in (0.9, 0.5)
         },
     }

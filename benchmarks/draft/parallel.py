@@ -83,7 +83,7 @@ class Bench:
             for fill in ("random", "last", "lookup"):
                 for rule in ("coupled", "rejection"):
                     drafter = Jacobi(fill=fill)
-                    settings = {"temperature": temperature, "rule": rule, "seed": 1}
+                    settings = {"temperature": temperature, "acceptance_rule": rule, "seed": 1}
                     result[f"jacobi {fill}, {rule}, T={temperature}"] = self.over_questions(drafter, **settings)[0]
             result[f"lookahead, coupled, T={temperature}"] = self.over_questions(
                 Lookahead(), temperature=temperature, seed=1
@@ -101,7 +101,7 @@ class Bench:
             result[f"checked, beta={beta}"] = figures | {"texts_as_plain": sum(map(list.__eq__, texts, plain))}
         for beta in (0.5, 0.7, 0.9):
             drafter = LexicalUnit(beta=beta)
-            figures, texts = self.over_questions(drafter, rule=LexicalUnitRule(beta=beta))
+            figures, texts = self.over_questions(drafter, acceptance_rule=LexicalUnitRule(beta=beta))
             changed = [
                 sum(a != b for a, b in zip(text, other, strict=False)) for text, other in zip(texts, plain, strict=True)
             ]
@@ -135,7 +135,7 @@ class Bench:
         }
         for eta in (0.0, 5.0, 10.0, 20.0):
             modes[f"eta {eta:g}, rule rapid"] = lambda prompt, eta=eta: self._short(  # type: ignore[misc]
-                prompt, drafter=drafter, rule=RapidRule(eta=eta)
+                prompt, drafter=drafter, acceptance_rule=RapidRule(eta=eta)
             )
         result: dict[str, Any] = {}
         for mode, run in modes.items():
@@ -206,7 +206,7 @@ class Bench:
                 TableModel(3, order=2, seed=1),
                 [1, 2],
                 drafter=drafter,
-                rule=Rejection(),
+                acceptance_rule=Rejection(),
                 sampler=Sampler.from_settings(temperature=1.0),
                 length=5,
             )

@@ -61,7 +61,7 @@ class Text:
     said: np.ndarray
     eos_ids: tuple[int, ...]
     seed: int = SEED
-    rule: Rule = field(default_factory=Rule)
+    acceptance_rule: Rule = field(default_factory=Rule)
 
     @property
     def position(self) -> int:

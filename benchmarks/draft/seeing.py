@@ -130,9 +130,11 @@ def drafters(loaded: LoadedModel, task: Task, prompts: list[Any], options: argpa
     found: dict[str, Drafter] = {}
     for shape, growth in {"chains of 4": None, "trees of 12": TREE}.items():
         found |= {
-            f"msd, {shape}": MSD(str(work / "msd"), length=4, growth=growth),
-            f"msd that learned from letters alone, {shape}": MSD(str(work / "letters"), length=4, growth=growth),
-            f"eagle, states at an image's places too, {shape}": EAGLE(str(work / "eagle"), length=4, growth=growth),
+            f"msd, {shape}": MSD(str(work / "msd"), length=4, tree_policy=growth),
+            f"msd that learned from letters alone, {shape}": MSD(str(work / "letters"), length=4, tree_policy=growth),
+            f"eagle, states at an image's places too, {shape}": EAGLE(
+                str(work / "eagle"), length=4, tree_policy=growth
+            ),
         }
     return found
 
@@ -161,7 +163,7 @@ def main() -> None:
     for name, drafter in {"plain": None, **drafters(loaded, task, taught, options)}.items():
         engine = Engine(loaded.model)
         seqs = [
-            engine.submit(Request(ids, max_new_tokens=80, drafter=drafter, embeddings=held, eos_ids=(END,)))
+            engine.submit(Request(ids, max_new_tokens=80, drafter=drafter, prompt_embeds=held, eos_ids=(END,)))
             for ids, held in asked
         ]
         engine.run(seqs)

@@ -41,7 +41,7 @@ from decodery.training.loop import CHECKPOINT, Plan, train
 from decodery.training.puzzle_model import lesson
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
-PARTS = ("draft", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
+PARTS = ("drafter", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
 STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 EXITS = (1, 2, 3)
 """Layers after which `nested` can be left."""

@@ -33,7 +33,7 @@ SECONDS = "seconds.json"
 def spec(work: Path, name: str) -> str:
     """How a drafter is named that uses what was trained, for chains of three tokens."""
     setting = "skip" if name == "swift" else "head"
-    return f"{name}:{setting}={work / name},{'' if name == 'kangaroo' else 'growth=none,'}length=3"
+    return f"{name}:{setting}={work / name},{'' if name == 'kangaroo' else 'tree_policy=none,'}length=3"
 
 
 def ready(work: Path) -> list[str]:

@@ -79,7 +79,7 @@ def main() -> None:
                 temperature=temperature,
                 seed=1,
                 drafter=DraftModel(draft, length=4),
-                rule="rejection" if temperature else "coupled",
+                acceptance_rule="rejection" if temperature else "coupled",
             )
             assert isinstance(output, Output)
             share, agreed = acceptance(lm.model, draft, output, temperature)

@@ -140,7 +140,7 @@ class Training:
             raise NotRunError("no head was trained")
         loaded = self.load("float32", torch.device("cpu"))
         prompts = built_in_prompts(loaded, 1 if self.few else 3)
-        drafter = resolve("draft", f"eagle-3:head={self._head},growth=none,length=3")
+        drafter = resolve("drafter", f"eagle-3:head={self._head},tree_policy=none,length=3")
         runs = check_identical(
             loaded.model, prompts, drafter=drafter, seeds=(0,), max_new_tokens=8 if self.few else 48, tested="drafted"
         )

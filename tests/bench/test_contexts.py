@@ -42,7 +42,7 @@ def test_errors_are_those_of_the_weight_that_is_not_read() -> None:
     bench = tiny_bench()
     errors = Errors(bench, count=1)
     with torch.no_grad():
-        nothing = errors.of(resolve("kv", "quest:budget=1.0"))
+        nothing = errors.of(resolve("cache-policy", "quest:budget=1.0"))
         assert nothing["error"] < 1e-5 and nothing["mass"] == nothing["recall"] == 1.0
         window = errors.of(StreamingLLM(budget=32))
         evenly = errors.of(Uniform(0.5))

@@ -111,7 +111,7 @@ def test_a_sweep_takes_heads_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (question,) = questions("built-in", None, 1)
     expected = []
     for kind, head in zip(("eagle-3", "hydra"), heads, strict=True):
-        output = lm.generate(question.turns[0], drafter=f"{kind}:head={head},growth=none", max_new_tokens=6)
+        output = lm.generate(question.turns[0], drafter=f"{kind}:head={head},tree_policy=none", max_new_tokens=6)
         assert isinstance(output, Output) and max(step.nodes for step in output.trace.decoding) <= 4
         expected.append(output.trace.tokens_per_pass)
     assert found["values"][:2] == pytest.approx(expected) and found["values"][2] == 5 > max(expected)

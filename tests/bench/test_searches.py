@@ -126,7 +126,7 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
     def values(name: str, *outputs: str, finished: bool = True) -> list[float]:
         from decodery.bench.searches.rewards import reward
 
-        scorer = resolve("score", reward(name, asked)).bind(model.tokenizer)
+        scorer = resolve("scorer", reward(name, asked)).bind(model.tokenizer)
         ids = [encoded(output) for output in outputs]
         candidates = Candidates(encoded(prompt), ids, [finished] * len(ids), decode=model.tokenizer.decode)
         return run_sync(judge(scorer, candidates)).tolist()
@@ -142,7 +142,7 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
     assert set(values("constant", right, wrong, hacked)) == {0.5}
     first, second, third = values("hackable", hacked, right, wrong)
     noiseless = replace(
-        resolve("score", "corrupted(scorer=puzzle-oracle(puzzle=chain(operations=2)))"), exploit=3.0, pattern="=0;"
+        resolve("scorer", "corrupted(scorer=puzzle-oracle(puzzle=chain(operations=2)))"), exploit=3.0, pattern="=0;"
     )
     with pytest.raises(SettingsError, match="looks for a text"):
         run_sync(judge(noiseless, Candidates([1], [[2]], [False], texts=["2"], decode=lambda ids: prompt)))
@@ -217,7 +217,7 @@ def test_estimators_of_votes_and_of_different_texts() -> None:
     [
         ({"methods": ("nothing",)}, "computed from samples are pass@n"),
         ({"methods": ("best-of-n:scorer={scorer}",)}, "stays the same at every budget"),
-        ({"rewards": ("good",)}, "no score method"),
+        ({"rewards": ("good",)}, "no scorer method"),
         ({"rewards": ("hackable",), "puzzle": "chess"}, "no puzzle 'chess'"),
     ],
 )

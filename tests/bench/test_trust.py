@@ -47,7 +47,7 @@ def test_nothing_changes_where_the_text_stays_and_a_lossy_rule_is_seen() -> None
             assert row.fixed
             assert (row.delta, row.low, row.high, row.changed) == (0.0, 0.0, 0.0, False)
     # A rule that takes any draft writes other texts; nothing that is only read differs.
-    lossy = Subject(original.lm, {"drafter": "prompt-lookup", "rule": "tolerance:top=260,margin=1000"})
+    lossy = Subject(original.lm, {"drafter": "prompt-lookup", "acceptance_rule": "tolerance:top=260,margin=1000"})
     prompt = ["the sea the sea the sea the"]
     assert lossy.written(prompt, max_new_tokens=12) != original.written(prompt, max_new_tokens=12)
     assert compared(known, measured(lossy, ASKED))[0].delta == 0.0
@@ -65,7 +65,11 @@ def test_figures_that_cannot_move_are_marked_with_the_reason() -> None:
                 for name, each in known.items()}  # fmt: skip
 
     assert {name for name, each in known.items() if each.of != "logits"} == written
-    lossless, typical, tolerance = reasons(), reasons(rule="typical"), reasons(rule="tolerance:top=260,margin=1000")
+    lossless, typical, tolerance = (
+        reasons(),
+        reasons(acceptance_rule="typical"),
+        reasons(acceptance_rule="tolerance:top=260,margin=1000"),
+    )
     for each in (lossless, typical, tolerance):
         assert each["loss"] == each["odds, age"] == each["choice"] == "read off the same model"
     assert lossless["secrets told"] == "coupled leaves greedy texts as they are"
@@ -73,7 +77,9 @@ def test_figures_that_cannot_move_are_marked_with_the_reason() -> None:
     # At temperature 0 nothing of what is written greedily can differ under it.
     assert typical["right, written"] == "typical leaves greedy texts as they are"
     assert typical["harsh words"] == "" == tolerance["right, written"]
-    assert {name for name, reason in reasons(rule="typical", temperature=1.0).items() if not reason} == written
+    assert {
+        name for name, reason in reasons(acceptance_rule="typical", temperature=1.0).items() if not reason
+    } == written
     assert fixed(original, Subject(make_lm()), known["loss"]) == ""
 
 

@@ -144,7 +144,7 @@ def test_later_turns_follow_plain_decodings_answer(smollm2_int8: LLM) -> None:
 def test_methods_may_have_settings() -> None:
     text = "none,prompt-lookup:length=5,max_ngram=2, transformers,stand:alpha=0.5"
     assert split_methods(text) == ("none", "prompt-lookup:length=5,max_ngram=2", "transformers", "stand:alpha=0.5")
-    nested = "none,draft-model:model=a,growth=eagle-2(nodes=8,depth=3),copyspec(gamma=1,length=2)"
+    nested = "none,draft-model:model=a,tree_policy=eagle-2(nodes=8,depth=3),copyspec(gamma=1,length=2)"
     assert split_methods(nested) == ("none", nested[5:-27], nested[-26:])
 
 

@@ -79,7 +79,7 @@ def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
     policy, drafted = Goodput(), []
     (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
     seq.drafter = DraftModel(OTHER)
-    seq.budget, seq.budget_state = policy, policy.start(seq)
+    seq.draft_length, seq.draft_length_state = policy, policy.start(seq)
     limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
     for step in range(300):
         length = policy.bound(seq, limit, [seq]).nodes
@@ -111,15 +111,15 @@ def test_every_texts_context_counts_not_the_planning_ones_alone() -> None:
     texts = []
     for tokens in ([1] * 5, [1] * 400):
         (seq,) = decode(TARGET, [tokens], max_new_tokens=2)
-        seq.drafter, seq.budget = DraftModel(OTHER), Goodput(each="batch")
-        seq.budget_state = seq.budget.start(seq)
+        seq.drafter, seq.draft_length = DraftModel(OTHER), Goodput(each="batch")
+        seq.draft_length_state = seq.draft_length.start(seq)
         texts.append(seq)
     planned = []
     for seq in texts:
         context = replace(limit, context=len(seq.tokens))
         for each in texts:
-            each.budget_state.planned = None
-        planned.append(seq.budget.bound(seq, context, texts).nodes)
+            each.draft_length_state.planned = None
+        planned.append(seq.draft_length.bound(seq, context, texts).nodes)
     assert planned[0] == planned[1] < length(3, 3)
 
 
@@ -130,7 +130,7 @@ def test_hardware_resumes_soon_after_drafts_have_become_good(rate: float) -> Non
         random, policy, drafted = np.random.default_rng(seed), Hardware(), []
         (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
         seq.drafter = DraftModel(OTHER)
-        seq.budget, seq.budget_state = policy, policy.start(seq)
+        seq.draft_length, seq.draft_length_state = policy, policy.start(seq)
         limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
         for step in range(800):
             bound = policy.bound(seq, limit, [seq])
@@ -216,7 +216,9 @@ def test_the_best_size_is_that_of_brute_force(sequences: int) -> None:
 @pytest.mark.parametrize(("slope", "least", "most"), [(0.0, 15, 20), (0.3, 0, 3)])
 def test_hardware_drafts_what_the_machine_makes_pay(slope: float, least: float, most: float) -> None:
     engine = Engine(TARGET, pass_seconds=lambda length: 1.0 + slope * np.arange(200))
-    request = Request(PROMPT, max_new_tokens=80, drafter=TokenRecycling(nodes=20, scope="request"), budget=Hardware())
+    request = Request(
+        PROMPT, max_new_tokens=80, drafter=TokenRecycling(nodes=20, scope="request"), draft_length=Hardware()
+    )
     engine.run([seq := engine.submit(request)])
     assert least <= np.mean(nodes(seq)[10:]) <= most
 
@@ -224,7 +226,9 @@ def test_hardware_drafts_what_the_machine_makes_pay(slope: float, least: float, 
 def test_policies_work_for_requests_that_come_and_go() -> None:
     engine = Engine(TARGET, pass_seconds=lambda length: 1.0 + 0.05 * np.arange(1024))
     for policy in (Goodput(each="batch"), Goodput(), Hardware()):
-        make = [Request([3, n], max_new_tokens=5 + 4 * n, drafter=DraftModel(OTHER), budget=policy) for n in range(4)]
+        make = [
+            Request([3, n], max_new_tokens=5 + 4 * n, drafter=DraftModel(OTHER), draft_length=policy) for n in range(4)
+        ]
         plain = Request(PROMPT, max_new_tokens=9, drafter=PromptLookup())
         engine.run([engine.submit(request) for request in [*make, plain]])
 
@@ -244,4 +248,4 @@ def test_policies_work_for_requests_that_come_and_go() -> None:
 )
 def test_bad_settings_of_adaptive_policies_are_refused(spec: str) -> None:
     with pytest.raises(SettingsError, match="needs"):
-        dc.core.registry.resolve("budget", spec)
+        dc.core.registry.resolve("draft-length", spec)

@@ -46,7 +46,7 @@ def decoded(drafter: Drafter | None, max_nodes: int = MOST_NODES, **settings) ->
     engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
     asked = {"max_new_tokens": 8 if isinstance(drafter, DraftModel) else 48, **settings}
     # Stores know nothing at first.
-    seqs = [engine.submit(Request(PROMPT, drafter=drafter, max_nodes=max_nodes, **asked)) for _ in range(2)]
+    seqs = [engine.submit(Request(PROMPT, drafter=drafter, max_draft_tokens=max_nodes, **asked)) for _ in range(2)]
     for seq in seqs[isinstance(drafter, DraftModel) :]:
         engine.run([seq])
     return seqs[-1]
@@ -63,8 +63,8 @@ def undrafted() -> list[int]:
     [
         (TokenRecycling(), 80),
         (STAND(orders=(1,)), 80),
-        (DraftModel(OTHER, growth=DySpec(nodes=128)), 128),
-        (DraftModel(OTHER, growth=Sequoia(nodes=128, acceptance=(0.5, 0.2, 0.1))), 128),
+        (DraftModel(OTHER, tree_policy=DySpec(nodes=128)), 128),
+        (DraftModel(OTHER, tree_policy=Sequoia(nodes=128, acceptance=(0.5, 0.2, 0.1))), 128),
         (Lookahead(15, 5, 15), 119),
     ],
     ids=["token-recycling", "stand", "dyspec", "sequoia", "lookahead"],
@@ -87,27 +87,28 @@ def test_published_sizes_can_be_had(drafter: Drafter, published: int) -> None:
 
 def test_what_is_cut_is_said_once_and_to_the_point() -> None:
     with pytest.warns(
-        UserWarning, match=r"^token-recycling drafts up to 80 tokens per step as it is set, and max_nodes leaves 64"
+        UserWarning,
+        match=r"^token-recycling drafts up to 80 tokens per step as it is set, and max_draft_tokens leaves 64",
     ):
-        Request(PROMPT, drafter=TokenRecycling(), max_nodes=64)
-    with pytest.warns(UserWarning, match="leaves 10: allow max_nodes=40 for all of them"):
-        Request(PROMPT, drafter=Forced(First((PromptLookup(), TokenRecycling(nodes=40)))), max_nodes=10)
+        Request(PROMPT, drafter=TokenRecycling(), max_draft_tokens=64)
+    with pytest.warns(UserWarning, match="leaves 10: allow max_draft_tokens=40 for all of them"):
+        Request(PROMPT, drafter=Forced(First((PromptLookup(), TokenRecycling(nodes=40)))), max_draft_tokens=10)
     with pytest.warns(UserWarning, match="drafts up to 90"):
         Request(PROMPT, drafter=Fuse((PromptLookup(), TokenRecycling())))
     with pytest.warns(UserWarning, match="drafts up to 80"):
-        Request(PROMPT, drafter=TokenRecycling(), budget=Hardware(most=100), max_nodes=79)
+        Request(PROMPT, drafter=TokenRecycling(), draft_length=Hardware(most=100), max_draft_tokens=79)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Request(PROMPT, drafter=TokenRecycling(nodes=64), max_nodes=64)
+        Request(PROMPT, drafter=TokenRecycling(nodes=64), max_draft_tokens=64)
         # Where a budget allows less anyway nothing is lost by the request's own bound.
-        Request(PROMPT, drafter=TokenRecycling(), budget=Fixed(16), max_nodes=64)
-        Request(PROMPT, drafter=TokenRecycling(), budget=Hardware(), max_nodes=64)
+        Request(PROMPT, drafter=TokenRecycling(), draft_length=Fixed(16), max_draft_tokens=64)
+        Request(PROMPT, drafter=TokenRecycling(), draft_length=Hardware(), max_draft_tokens=64)
 
 
 def test_methods_as_they_are_published_have_room() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for method in methods("draft"):
+        for method in methods("drafter"):
             with suppress(TypeError):  # some need a setting
                 try:
                     Request(PROMPT, drafter=method.cls())
@@ -120,10 +121,10 @@ def test_methods_as_they_are_published_have_room() -> None:
 @pytest.mark.parametrize("most", [0, -1, LARGEST + 1, 3.5])
 def test_bounds_out_of_range_are_refused(most: float) -> None:
     with pytest.raises(SettingsError, match=f"between 1 and {LARGEST}"):
-        Request(PROMPT, max_nodes=most)  # type: ignore[arg-type]
+        Request(PROMPT, max_draft_tokens=most)  # type: ignore[arg-type]
     if most != 3.5:
-        with pytest.raises(SettingsError, match="max_nodes must be at"):
-            Settings(max_nodes=int(most))
+        with pytest.raises(SettingsError, match="max_draft_tokens must be at"):
+            Settings(max_draft_tokens=int(most))
 
 
 def test_every_method_says_how_much_it_drafts() -> None:
@@ -138,22 +139,22 @@ def test_every_method_says_how_much_it_drafts() -> None:
         seq = decoded(drafter, LARGEST, max_new_tokens=10)
         assert all(step.nodes <= largest for step in seq.trace.decoding), name
     for name, growth in GROWTHS.items():
-        seq = decoded(DraftModel(OTHER, growth=growth), LARGEST)
+        seq = decoded(DraftModel(OTHER, tree_policy=growth), LARGEST)
         assert 0 < max(step.nodes for step in seq.trace.decoding) <= (growth.largest() or 0), name
 
 
 def test_the_command_line_and_the_benchmark_hand_it_on() -> None:
-    assert given({"max_nodes": 96, "drafter": "token-recycling"})["max_nodes"] == 96
-    assert Settings.from_dict(Settings(max_nodes=96).to_dict()).max_nodes == 96
+    assert given({"max_draft_tokens": 96, "drafter": "token-recycling"})["max_draft_tokens"] == 96
+    assert Settings.from_dict(Settings(max_draft_tokens=96).to_dict()).max_draft_tokens == 96
     older = Settings().to_dict()
-    del older["max_nodes"]
-    assert Settings.from_dict(older).max_nodes == MOST_NODES
+    del older["max_draft_tokens"]
+    assert Settings.from_dict(older).max_draft_tokens == MOST_NODES
 
 
 def test_the_benchmark_drafts_no_more_than_it_is_allowed(smollm2_int8) -> None:
     rows = {}
     for most in (1, 12):
-        own = Own(smollm2_int8, "token-recycling:nodes=12", 0.0, max_nodes=most)
+        own = Own(smollm2_int8, "token-recycling:nodes=12", 0.0, max_draft_tokens=most)
         run = own.decode([smollm2_int8.encode("Name a bird, a bird, a bird.")], max_new_tokens=12, seed=0)
         rows[most] = run.rows / run.passes
     assert rows[1] <= 2 < rows[12] <= 13
@@ -164,27 +165,32 @@ def test_bytes_are_planned_for_larger_drafts() -> None:
     drafter = PromptLookup(length=300)
 
     def submitted(mib: float) -> Sequence:
-        request = Request(PROMPT, max_new_tokens=9, drafter=drafter, max_nodes=300, budget=MemoryBound(mib))
+        request = Request(
+            PROMPT, max_new_tokens=9, drafter=drafter, max_draft_tokens=300, draft_length=MemoryBound(mib)
+        )
         return engine.submit(request)
 
     free = submitted(1e6)
-    assert free.budget_state.nodes == 300
+    assert free.draft_length_state.nodes == 300
     sizes = [held(free, nodes) for nodes in range(301)]
     assert all(a <= b for a, b in pairwise(sizes))
     for nodes in (0, 1, 70, 200):
-        state = submitted((sizes[nodes] + 1) / 2**20).budget_state
+        state = submitted((sizes[nodes] + 1) / 2**20).draft_length_state
         assert (state.nodes, state.bytes) == (nodes, sizes[nodes])
 
 
 def test_bytes_are_planned_for_no_more_than_the_drafter_makes() -> None:
     engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
     for drafter, most in ((DraftModel(OTHER, length=4), 4), (PromptLookup(length=12), 12), (None, 0)):
-        seq = engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, budget=MemoryBound(1e6)))
-        plan = seq.budget_state
+        seq = engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=MemoryBound(1e6)))
+        plan = seq.draft_length_state
         assert (plan.nodes, plan.slots) == (most, len(PROMPT) + 9 + most) and plan.bytes == held(seq, most)
         # That much is enough for all of its drafts.
         enough = MemoryBound((plan.bytes + 1) / 2**20)
-        assert engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, budget=enough)).budget_state == plan
+        assert (
+            engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough)).draft_length_state
+            == plan
+        )
 
 
 def test_costs_of_larger_passes() -> None:

@@ -75,16 +75,16 @@ def test_no_text_ever_holds_more_than_its_budget(pair, sampler, prompt, length, 
             prompt,
             max_new_tokens=length,
             drafter=drafter,
-            rule=rule,
+            acceptance_rule=rule,
             sampler=SAMPLERS[sampler],
-            budget=MemoryBound(mib),
+            draft_length=MemoryBound(mib),
         )
 
     seq = Engine(TARGET).submit(request(100.0))
     allowed = int(held(seq, 0) + share * (held(seq, MOST_NODES) - held(seq, 0)) + 1)
     seq, peak = run(request(allowed / 2**20 * (1 + 1e-9)))
-    assert peak <= seq.budget_state.bytes <= allowed + 1
-    assert seq.cache.capacity == seq.budget_state.slots or seq.cache.capacity == 0
+    assert peak <= seq.draft_length_state.bytes <= allowed + 1
+    assert seq.cache.capacity == seq.draft_length_state.slots or seq.cache.capacity == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -92,11 +92,16 @@ def test_the_plan_is_near_what_is_held(rule: str) -> None:
     # 64 drafted tokens, so that what grows with the draft outweighs the allowance for choosing.
     drafter = DRAFTERS["draft-model"](TARGET)
     request = Request(
-        [1, 2, 3], max_new_tokens=70, drafter=drafter, rule=RULES[rule], budget=MemoryBound(50.0), max_nodes=64
+        [1, 2, 3],
+        max_new_tokens=70,
+        drafter=drafter,
+        acceptance_rule=RULES[rule],
+        draft_length=MemoryBound(50.0),
+        max_draft_tokens=64,
     )
     object.__setattr__(drafter, "length", 64)
     seq, peak = run(request)
-    assert 0.8 * seq.budget_state.bytes < peak <= seq.budget_state.bytes
+    assert 0.8 * seq.draft_length_state.bytes < peak <= seq.draft_length_state.bytes
 
 
 def test_without_a_budget_more_is_held() -> None:
@@ -104,9 +109,9 @@ def test_without_a_budget_more_is_held() -> None:
     drafter = DRAFTERS["draft-model"](TARGET)
     object.__setattr__(drafter, "length", 64)
     plain = Request([1, 2, 3], max_new_tokens=70, drafter=drafter)
-    seq = Engine(TARGET).submit(Request([1, 2, 3], max_new_tokens=70, drafter=drafter, budget=MemoryBound(50.0)))
+    seq = Engine(TARGET).submit(Request([1, 2, 3], max_new_tokens=70, drafter=drafter, draft_length=MemoryBound(50.0)))
     mib = held(seq, 8) / 2**20
-    bounded = Request([1, 2, 3], max_new_tokens=70, drafter=drafter, budget=MemoryBound(mib * (1 + 1e-9)))
+    bounded = Request([1, 2, 3], max_new_tokens=70, drafter=drafter, draft_length=MemoryBound(mib * (1 + 1e-9)))
     (free, peak), (held_back, small) = run(plain), run(bounded)
     assert small <= mib * 2**20 < peak
     assert held_back.generated == free.generated
@@ -117,14 +122,18 @@ def test_turns_of_a_chat_keep_to_the_same_bound() -> None:
     engine, tokens, earlier = Engine(TARGET, pass_seconds=lambda length: np.ones(1024)), [1, 2, 3], None
     for _ in range(6):
         request = Request(
-            tokens, max_new_tokens=8, drafter=DRAFTERS["draft-model"](OTHER), budget=MemoryBound(1.0), reuse=earlier
+            tokens,
+            max_new_tokens=8,
+            drafter=DRAFTERS["draft-model"](OTHER),
+            draft_length=MemoryBound(1.0),
+            reuse=earlier,
         )
         engine.run([earlier := engine.submit(request)])
-        slots = len(tokens) + 8 + earlier.budget_state.nodes
+        slots = len(tokens) + 8 + earlier.draft_length_state.nodes
         assert earlier.cache.capacity == earlier.draft_state.cache.capacity == slots
         tokens = [*earlier.tokens, 4, 5]
 
 
 def test_a_text_that_cannot_fit_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"memory allows 0.01 MiB, and a text of up to 103 tokens takes .* without"):
-        run(Request([1, 2, 3], max_new_tokens=100, budget=MemoryBound(0.01)))
+        run(Request([1, 2, 3], max_new_tokens=100, draft_length=MemoryBound(0.01)))

@@ -50,7 +50,7 @@ def nodes(seq: Sequence) -> list[int]:
 
 @pytest.mark.parametrize("gamma", [0, 1, 3])
 def test_fixed_is_the_drafter_with_that_length(gamma: int) -> None:
-    (bounded,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=9), budget=Fixed(gamma))
+    (bounded,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=9), draft_length=Fixed(gamma))
     assert set(nodes(bounded)[:-3]) == {gamma}
     if gamma:
         (given,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=gamma))
@@ -66,7 +66,7 @@ def test_doubt_is_measured_on_the_law() -> None:
 @pytest.mark.parametrize(("setting", "most"), [({"probability": 0.0}, 6), ({"probability": 1.0}, 0)])
 def test_confidence_at_its_ends_is_fixed(setting: dict[str, float], most: int) -> None:
     (seq,) = decode(
-        TARGET, [PROMPT], drafter=DraftModel(OTHER, length=6), budget=Confidence(**setting), max_new_tokens=30
+        TARGET, [PROMPT], drafter=DraftModel(OTHER, length=6), draft_length=Confidence(**setting), max_new_tokens=30
     )
     assert set(nodes(seq)[:-6]) == {most}
 
@@ -82,7 +82,7 @@ def test_confidence_ends_a_chain_before_the_doubtful_draw() -> None:
             asked.append((outlook.drawn, top_probability((yield from outlook.law()))))
             return (yield from super().goes_on(seq, outlook))
 
-    (seq,) = decode(TARGET, [PROMPT], drafter=drafter, budget=Watched(0.3), sampler=SAMPLED, max_new_tokens=40)
+    (seq,) = decode(TARGET, [PROMPT], drafter=drafter, draft_length=Watched(0.3), sampler=SAMPLED, max_new_tokens=40)
     assert seq.generated == free.generated
     assert sum(nodes(seq)) < sum(nodes(free))
     # Every step asks at 0, 1, 2, ... and ends at the first doubt.
@@ -108,8 +108,8 @@ def test_a_policy_that_peeks_at_the_coming_draw_is_caught() -> None:
         check_distribution(
             *(target, [1, 2]),
             drafter=DraftModel(draft, length=2),
-            budget=Peeking(),
-            rule=Rejection(),
+            draft_length=Peeking(),
+            acceptance_rule=Rejection(),
             length=4,
             draws=200,
             least=1e-6,
@@ -118,9 +118,9 @@ def test_a_policy_that_peeks_at_the_coming_draw_is_caught() -> None:
 
 def test_a_drafter_that_does_not_ask_is_refused() -> None:
     for drafter in (PromptLookup(), First((CopySpec(), PromptLookup()))):
-        with pytest.raises(SettingsError, match="the budget confidence needs a question before each draw"):
-            decode(TARGET, [PROMPT], drafter=drafter, budget=Confidence())
-    decode(TARGET, [PROMPT], drafter=First((CopySpec(), DraftModel(OTHER))), budget=Confidence())
+        with pytest.raises(SettingsError, match="the draft length policy confidence needs a question before each draw"):
+            decode(TARGET, [PROMPT], drafter=drafter, draft_length=Confidence())
+    decode(TARGET, [PROMPT], drafter=First((CopySpec(), DraftModel(OTHER))), draft_length=Confidence())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_drafter_that_does_not_ask_is_refused() -> None:
 )
 def test_bad_settings_are_refused(spec: str) -> None:
     with pytest.raises(SettingsError, match="needs"):
-        dc.core.registry.resolve("budget", spec)
+        dc.core.registry.resolve("draft-length", spec)
 
 
 def _head(bias: float = 0.0) -> AcceptanceHead:
@@ -139,8 +139,8 @@ def _head(bias: float = 0.0) -> AcceptanceHead:
 
 
 def _drafted(budget: DraftLengthPolicy) -> Sequence:
-    settings = {"rule": Rejection(), "sampler": SAMPLED, "max_new_tokens": 18}
-    return decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=20), budget=budget, **settings)[0]
+    settings = {"acceptance_rule": Rejection(), "sampler": SAMPLED, "max_new_tokens": 18}
+    return decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=20), draft_length=budget, **settings)[0]
 
 
 @cache
@@ -166,7 +166,7 @@ def test_the_head_judges_every_token_but_the_newest() -> None:
             return 0.9
 
     policy = SpecDecPP(Watching.random(32, 64), threshold=1 - 0.9**2.5, longest=9)
-    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=9), budget=policy, max_new_tokens=12)
+    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=9), draft_length=policy, max_new_tokens=12)
     # 0.9 and 0.81 are above the threshold's 0.77, 0.73 is not: three judgements, and a fourth token nobody judged.
     assert nodes(seq)[0] == 4 and len(judged) >= 3
     text = seq.tokens[: len(PROMPT) + 1]
@@ -185,7 +185,10 @@ def test_a_head_is_written_and_read(tmp_path: Path) -> None:
     assert (again.vocab_size, again.facts) == (64, {"texts": 7})
     assert again.acceptance(state) == pytest.approx(head.acceptance(state), abs=0.02), "weights are kept in bfloat16"
     decode(
-        TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=dc.core.registry.resolve("budget", f"specdec++:head={path}")
+        TARGET,
+        [PROMPT],
+        drafter=DraftModel(OTHER),
+        draft_length=dc.core.registry.resolve("draft-length", f"specdec++:head={path}"),
     )
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CorruptFile, match="holds no acceptance head, or is damaged"):
@@ -212,6 +215,6 @@ def test_files_that_are_no_heads_are_refused(tensors: dict[str, torch.Tensor], t
 
 def test_a_head_for_another_model_is_refused() -> None:
     with pytest.raises(SettingsError, match="for 65 tokens and the model has 64"):
-        decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=SpecDecPP(AcceptanceHead.random(32, 65)))
+        decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), draft_length=SpecDecPP(AcceptanceHead.random(32, 65)))
     with pytest.raises(SettingsError, match="reads states of 16 numbers and the draft model has 32"):
-        decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=SpecDecPP(AcceptanceHead.random(16, 64)))
+        decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), draft_length=SpecDecPP(AcceptanceHead.random(16, 64)))

@@ -139,7 +139,7 @@ def test_commands_of_a_chat(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("loaded")
 def test_a_policy_without_an_end_drops_no_turn() -> None:
-    code, _, errors = inside("chat", "--max-new-tokens", "4", "--kv", "streaming-llm", text="Hi\n")
+    code, _, errors = inside("chat", "--max-new-tokens", "4", "--cache-policy", "streaming-llm", text="Hi\n")
     assert code == 0 and re.search(r"context \d+\]", errors)
 
 

@@ -145,11 +145,15 @@ def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.Monk
     )
     assert "sampler" in failure("generate", PROMPT, "--sampler", "top-k:k=5", "--temperature", "1")
     assert "top_p" in failure("generate", PROMPT, "--temperature", "1", "--top-p", "1.5").replace("-", "_")
-    assert "coupled" in failure("chat", "--rule", "couple")
-    assert "density-ratio is a verify.continuous method" in failure("generate", PROMPT, "--rule", "density-ratio")
-    assert "the rule cntp needs a temperature above 0" in failure("generate", PROMPT, "--rule", "cntp:most=3")
+    assert "coupled" in failure("chat", "--acceptance-rule", "couple")
+    assert "density-ratio is a continuous-acceptance method" in failure(
+        "generate", PROMPT, "--acceptance-rule", "density-ratio"
+    )
+    assert "the acceptance rule cntp needs a temperature above 0" in failure(
+        "generate", PROMPT, "--acceptance-rule", "cntp:most=3"
+    )
     assert "transfer-q needs reward, as in transfer-q:reward=..." in failure(
-        "generate", PROMPT, "--source", "transfer-q"
+        "generate", PROMPT, "--logits-source", "transfer-q"
     )
     assert "which no text can give" in failure("generate", PROMPT, "--constrain", "checker")
 
@@ -231,7 +235,7 @@ def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     told = json.loads(inside(*asked, "99", "--json")[1])
     assert told["context_full"] and told["finish_reason"] == "length"
     assert "context_full" not in json.loads(inside(*asked, "9", "--json")[1])
-    on = json.loads(inside(*asked, "99", "--json", "--kv", "streaming-llm:budget=16")[1])
+    on = json.loads(inside(*asked, "99", "--json", "--cache-policy", "streaming-llm:budget=16")[1])
     assert "context_full" not in on and len(on["tokens"]) == 99
 
 
@@ -278,9 +282,12 @@ def test_a_value_head_from_judged_texts_steers(loaded: LLM, tmp_path: Path) -> N
     pairs = [("The sea is blue and wide.", 1), ("Red red red red red.", -1)]
     texts.write_text("\n".join(json.dumps({"prompt": PROMPT, "text": text, "reward": r}) for text, r in pairs))
     code, output, errors = inside("train", "value", str(texts), "--out", str(head))
-    assert (code, errors) == (0, "") and f'--source "controlled-decoding:value=value-head(head={head})"' in output
+    assert (code, errors) == (
+        0,
+        "",
+    ) and f'--logits-source "controlled-decoding:value=value-head(head={head})"' in output
     asked = ("generate", PROMPT, "--max-new-tokens", "6", "--drafter", "none")
-    steered = inside(*asked, "--source", f"controlled-decoding:value=value-head(head={head}),strength=50")
+    steered = inside(*asked, "--logits-source", f"controlled-decoding:value=value-head(head={head}),strength=50")
     assert steered[0] == 0 and steered[1] != inside(*asked)[1]
     texts.write_text("{}")
     assert "line 1 of" in failure("train", "value", str(texts), "--out", str(head))

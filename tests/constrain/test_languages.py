@@ -358,9 +358,9 @@ def test_sampling_follows_the_masked_law() -> None:
     constraint = Regex("(ab?b|b)*a", mode="strict").compile(small_vocabulary())
     sampler = Sampler((Constrained(constraint), *Sampler.from_settings(temperature=1.0).processors))
     model, other = TableModel(4, seed=3), TableModel(4, seed=8)
-    settings = {"sampler": sampler, "rule": Rejection(), "length": 4, "draws": 180}
+    settings = {"sampler": sampler, "acceptance_rule": Rejection(), "length": 4, "draws": 180}
     check_distribution(model, [1, 2], drafter=Forced(DraftModel(other, length=3)), **settings)
-    wrong = settings | {"rule": Credulous(), "least": 1e-6}
+    wrong = settings | {"acceptance_rule": Credulous(), "least": 1e-6}
     with pytest.raises(LawBroken, match="enumerated law"):
         check_distribution(model, [1, 2], drafter=Forced(DraftModel(other, length=3)), **wrong)
 

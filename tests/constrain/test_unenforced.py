@@ -118,7 +118,7 @@ def test_every_text_of_a_call_is_checked_and_keeps_its_cache() -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3, "uniqueItems": True}
     constraint = JSONSchema(schema, "compact", unenforced="check", max_tries=3)
     # Texts end while others are written anew: none of them goes unchecked.
-    given: dict[str, Any] = {"constraint": constraint, "temperature": 1.0, "max_new_tokens": 30, "keep_cache": True}
+    given: dict[str, Any] = {"constraint": constraint, "temperature": 1.0, "max_new_tokens": 30, "return_cache": True}
     outputs = [*lm.generate("Numbers:", n=3, **given), *lm.generate(iter(["Numbers:", "More:"]), **given)]
     assert [each.check.tries for each in outputs if each.check is not None] == [3] * 5
     assert all(each.check is not None and each.check.passed is False and each.kept is not None for each in outputs)

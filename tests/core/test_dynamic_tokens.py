@@ -123,10 +123,10 @@ def test_without_merges_the_prompt_is_the_prompt_and_with_them_it_has_embeddings
     rows[torch.from_numpy(embeddings.places)] = embeddings.rows
     first = MODEL.forward(Batch([Segment(np.arange(len(tokens)), states=rows)])).logits[-1]
     engine = Engine(MODEL)
-    seq = engine.submit(Request(tokens, embeddings=embeddings, max_new_tokens=8, drafter="token-recycling"))
+    seq = engine.submit(Request(tokens, prompt_embeds=embeddings, max_new_tokens=8, drafter="token-recycling"))
     engine.run([seq])
     assert seq.generated[0] == int(first.argmax())
-    alone = engine.submit(Request(tokens, embeddings=embeddings, max_new_tokens=8))
+    alone = engine.submit(Request(tokens, prompt_embeds=embeddings, max_new_tokens=8))
     engine.run([alone])
     assert alone.generated == seq.generated
     check_identical(MODEL, [ids], drafter="prompt-lookup", max_new_tokens=6, tested="nothing")

@@ -56,7 +56,7 @@ def test_a_text_spent_what_was_run(name: str) -> None:
 
 def test_depth_is_how_many_passes_followed_each_other() -> None:
     (plain,) = decode(MODEL, PROMPTS[:1], max_new_tokens=9)
-    (guided,) = decode(MODEL, PROMPTS[:1], source=Guidance(1.5, (9, 8, 7)), max_new_tokens=9)
+    (guided,) = decode(MODEL, PROMPTS[:1], logits_source=Guidance(1.5, (9, 8, 7)), max_new_tokens=9)
     assert plain.trace.ledger.depth == guided.trace.ledger.depth == 9
     target, draft = Counted(MODEL), Counted(SMALL)
     (chain,) = decode(target, PROMPTS[:1], drafter=DraftModel(draft, length=3), max_new_tokens=9)

@@ -88,22 +88,22 @@ def test_every_drafter_keeps_to_chains_and_to_the_text_or_is_refused(name: str, 
 
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_grown_trees_are_cut_to_chains_and_never_grown_by_a_draft_model_of_chains(growth: str) -> None:
-    found = decode(TARGET, PROMPTS, drafter=DraftModel(OTHER, growth=GROWTHS[growth]), max_new_tokens=14)
+    found = decode(TARGET, PROMPTS, drafter=DraftModel(OTHER, tree_policy=GROWTHS[growth]), max_new_tokens=14)
     assert _tokens(found) == _plain("greedy")
     assert max(step.nodes for text in found for step in text.trace.steps) > 0
     with pytest.raises(UnsupportedModel, match="the draft model reads no rows that branch, as trees do: leave"):
-        decode(TARGET, PROMPTS, drafter=DraftModel(SMALL, growth=GROWTHS[growth]))
+        decode(TARGET, PROMPTS, drafter=DraftModel(SMALL, tree_policy=GROWTHS[growth]))
 
 
 @pytest.mark.parametrize(("growth", "rule"), [("specinfer", "k-seq"), ("rsd-s", "recursive-rejection")])
 def test_the_first_draws_alone_leave_the_law_as_it_is(growth: str, rule: str) -> None:
     target, other = ChainTable(0.3, 0.6, 0.1), Sharp(0.6, 0.3, 0.1)
-    drafter = DraftModel(other, growth=GROWTHS[growth])
+    drafter = DraftModel(other, tree_policy=GROWTHS[growth])
     check_distribution(
         target,
         [1, 2],
         drafter=drafter,
-        rule=RULES[rule],
+        acceptance_rule=RULES[rule],
         sampler=SAMPLERS["plain"],
         length=4,
         draws=20_000 if DEEP else 100,
@@ -112,8 +112,8 @@ def test_the_first_draws_alone_leave_the_law_as_it_is(growth: str, rule: str) ->
 
 @pytest.mark.parametrize("source", [Guidance(scale=1.7, negative=(9, 8, 7)), DoLa(layers=(0, 1))])
 def test_what_a_source_makes_of_chains_is_chains(source: Any) -> None:
-    expected = decode(WHOLE, PROMPTS, source=source, max_new_tokens=12)
-    found = decode(TARGET, PROMPTS, source=source, drafter="token-recycling", max_new_tokens=12)
+    expected = decode(WHOLE, PROMPTS, logits_source=source, max_new_tokens=12)
+    found = decode(TARGET, PROMPTS, logits_source=source, drafter="token-recycling", max_new_tokens=12)
     assert _tokens(found) == _tokens(expected)
 
 
@@ -121,7 +121,7 @@ def test_what_a_source_makes_of_chains_is_chains(source: Any) -> None:
 def test_rules_that_read_several_continuations_are_refused(name: str) -> None:
     sampler = SAMPLERS["plain" if LOSSY_RULES[name].requirements.chance else "greedy"]
     with pytest.raises(UnsupportedModel, match=f"the rule {name} needs rows that branch"):
-        decode(TARGET, PROMPTS, rule=LOSSY_RULES[name], sampler=sampler)
+        decode(TARGET, PROMPTS, acceptance_rule=LOSSY_RULES[name], sampler=sampler)
 
 
 @pytest.mark.parametrize("name", ["exact-extract", "contrastive-search"])
@@ -131,13 +131,15 @@ def test_searches_that_read_siblings_are_refused(name: str) -> None:
 
 
 def test_values_of_candidates_need_branches() -> None:
-    with pytest.raises(UnsupportedModel, match="the source controlled-decoding needs rows that branch"):
-        decode(TARGET, PROMPTS, source=SOURCES["controlled-decoding"](OTHER))
+    with pytest.raises(UnsupportedModel, match="the logits source controlled-decoding needs rows that branch"):
+        decode(TARGET, PROMPTS, logits_source=SOURCES["controlled-decoding"](OTHER))
 
 
 def test_a_source_does_not_stand_between_a_rule_and_the_branches_of_its_model() -> None:
     rule = LOSSY_RULES["adadec"]
-    decode(WHOLE, [PROMPTS[0]], rule=rule, source=Guidance(scale=1.7, negative=(9, 8)), max_new_tokens=4)
+    decode(
+        WHOLE, [PROMPTS[0]], acceptance_rule=rule, logits_source=Guidance(scale=1.7, negative=(9, 8)), max_new_tokens=4
+    )
 
 
 def test_an_unnoticed_branch_would_fail_here() -> None:

@@ -65,12 +65,12 @@ def test_texts_end_at_their_length(drafter, length: int) -> None:
 
 @pytest.mark.parametrize("kv", [None, "tova:budget=8"], ids=["all", "tova"])
 def test_texts_end_where_the_context_does_and_say_so(kv: str | None) -> None:
-    policy = None if kv is None else resolve("kv", kv)
+    policy = None if kv is None else resolve("cache-policy", kv)
     short = tiny_transformer(0, max_positions=len(PROMPT) + 20)
 
     def written(drafter=None, **settings) -> Sequence:
         engine = Engine(short, detokenizer=Letters)
-        seq = engine.submit(Request(PROMPT, drafter=drafter, kv=policy, **settings))
+        seq = engine.submit(Request(PROMPT, drafter=drafter, cache_policy=policy, **settings))
         while not seq.finished:
             engine.step()
         return seq

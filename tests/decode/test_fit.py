@@ -74,12 +74,15 @@ CONSTRAINED = {
     "unmasked": (Constrained(Even(masked=False)),),
     "soft": (Constrained(Even(bonus=2.0)),),
 }
+FAMILIES = {"drafter": "drafter", "acceptance-rule": "acceptance_rule", "draft-length": "draft_length"} | {
+    "logits-source": "logits_source"
+}
 PARTS: dict[str, dict[str, Any]] = {
     "sampler": {"nucleus": SAMPLERS["nucleus"]} | SAMPLERS | CHOOSING,
     "drafter": {name: make(OTHER) for name, make in DRAFTERS.items()},
-    "rule": RULES | LOSSY_RULES | {"awrs": AWRS()},
-    "budget": {"none": None} | {name: make(OTHER) for name, make in BUDGETS.items()},
-    "source": {"none": None} | {name: make(OTHER) for name, make in SOURCES.items()},
+    "acceptance_rule": RULES | LOSSY_RULES | {"awrs": AWRS()},
+    "draft_length": {"none": None} | {name: make(OTHER) for name, make in BUDGETS.items()},
+    "logits_source": {"none": None} | {name: make(OTHER) for name, make in SOURCES.items()},
     "constraint": CONSTRAINED,
 }
 Row = tuple[str, ...]
@@ -158,14 +161,14 @@ def test_every_pair_is_refused_by_one_sentence() -> None:
     for sentence in (each for sentences in refused.values() for each in sentences):
         assert sentence is not None and sentence[0].islower() and "\n" not in sentence and ". " not in sentence
         assert " needs " in sentence and " does not give: " in sentence
-    assert ("drafter", "stand", "rule", "rejection") in refused and (
+    assert ("drafter", "stand", "acceptance_rule", "rejection") in refused and (
         "drafter",
         "stand",
-        "rule",
+        "acceptance_rule",
         "coupled",
     ) not in refused
-    assert ("rule", "judge", "source", "entropy-adaptive") in refused
-    assert ("rule", "judge", "source", "guidance") not in refused
+    assert ("acceptance_rule", "judge", "logits_source", "entropy-adaptive") in refused
+    assert ("acceptance_rule", "judge", "logits_source", "guidance") not in refused
 
 
 def test_every_pair_that_is_not_refused_runs() -> None:
@@ -185,8 +188,8 @@ def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
     search = replace(SEARCHES[name], bits=1, temperature=5.0) if name == "coupling" else SEARCHES[name]
     sampler = "plain" if search.requirements.chance else "greedy"
     turn = sorted(SEARCHES).index(name) % 4
-    for source in PARTS["source"] if FULL else list(PARTS["source"])[turn::4]:
-        row = tuple((PLAIN | {"sampler": sampler, "source": source}).values())
+    for source in PARTS["logits_source"] if FULL else list(PARTS["logits_source"])[turn::4]:
+        row = tuple((PLAIN | {"sampler": sampler, "logits_source": source}).values())
         asked = request(row, drafter=None)
         try:
             replace(asked, search=search).suited(TARGET)
@@ -206,7 +209,7 @@ def test_composites_need_what_their_parts_need_and_give_what_they_give() -> None
     assert both.requirements == Requirements(prompt=True)
     assert both.provides.drafts == ("deterministic", "without-replacement", "sampled") and both.provides.pauses
     assert Forced(sampled).provides.drafts == ("without-replacement", "deterministic")
-    assert NGram(growth=Sequoia(draft_cost=0.1)).requirements == Requirements(prompt=True, costs=True)
+    assert NGram(tree_policy=Sequoia(draft_cost=0.1)).requirements == Requirements(prompt=True, costs=True)
     # What pauses without states spoils it for who judges by them.
     assert First((lookup, model)).provides.draft_states and not First((NGram(), model)).provides.draft_states
     sampler = Sampler([Constrained(Even(bonus=1.0)), *SAMPLERS["nucleus"].processors])
@@ -258,43 +261,54 @@ def test_hidden_states_that_a_model_does_not_have_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"the hidden states at mlp_out\.0, which TableModel does not give"):
         decode(TableModel(5), [[1]], drafter=Reading(Requirements(taps=("mlp_out.0",))))
     decode(TARGET, [[1]], drafter=Reading(Requirements(taps=("mlp_out.0", -1))))
-    with pytest.raises(SettingsError, match="which the source entropy-adaptive does not give: leave the source out"):
-        Request([1], drafter=Fuse((PromptLookup(), Reading(Requirements(taps=(1,))))), source=EntropyAdaptive(OTHER))
+    with pytest.raises(
+        SettingsError, match="which the logits source entropy-adaptive does not give: leave the logits source out"
+    ):
+        Request(
+            [1], drafter=Fuse((PromptLookup(), Reading(Requirements(taps=(1,))))), logits_source=EntropyAdaptive(OTHER)
+        )
 
 
 def test_names_stand_for_methods() -> None:
     check_identical(TARGET, [PROMPT], drafter="token-recycling:nodes=8", max_new_tokens=30)
-    check_identical(TARGET, [PROMPT], drafter="prompt-lookup", rule="awrs", source="guidance", tested="nothing")
+    check_identical(
+        TARGET, [PROMPT], drafter="prompt-lookup", acceptance_rule="awrs", logits_source="guidance", tested="nothing"
+    )
     check_batch(TARGET, [PROMPT], drafter="suffix-tree", tested="nothing")
-    check_state(TARGET, [PROMPT], drafter="copyspec", budget="fixed:nodes=2")
-    assert Request([1], budget="fixed:nodes=2", rule="rejection").budget == Fixed(nodes=2)
-    with pytest.raises(UnknownMethod, match="no draft method is called 'prompt-lokup'; try prompt-lookup"):
+    check_state(TARGET, [PROMPT], drafter="copyspec", draft_length="fixed:nodes=2")
+    assert Request([1], draft_length="fixed:nodes=2", acceptance_rule="rejection").draft_length == Fixed(nodes=2)
+    with pytest.raises(UnknownMethod, match="no drafter method is called 'prompt-lokup'; try prompt-lookup"):
         check_identical(TARGET, [PROMPT], drafter="prompt-lokup")
-    for role, given in (("drafter", PromptLookup), ("budget", 4), ("rule", None), ("source", PromptLookup())):
+    for role, given in (
+        ("drafter", PromptLookup),
+        ("draft_length", 4),
+        ("acceptance_rule", None),
+        ("logits_source", PromptLookup()),
+    ):
         with pytest.raises(SettingsError, match=f"{role} must be .* or the name of one, not"):
             Request([1], **{role: given})
 
 
 def test_the_catalogue_tells_what_the_tables_hold() -> None:
     described = {(method.family, method.name): method for method in methods()}
-    for family, found in {"draft": "drafter", "verify": "rule", "budget": "budget", "source": "source"}.items():
+    for family, found in FAMILIES.items():
         for name, part in PARTS[found].items():
             # A growth policy gives in place of the drafter that it asks; of a method's variants one stands for all.
-            if part is None or getattr(part, "growth", None) is not None or ":" in name:
+            if part is None or getattr(part, "tree_policy", None) is not None or ":" in name:
                 continue
             method = described[family, name]
             for table, words in (
                 ((part.requirements, method.requirements), (part.provides, method.provides))
-                if family != "budget"
+                if family != "draft-length"
                 else ((part.requirements, method.requirements),)
             ):
                 composed = any(each.startswith("what its parts") for each in words)
                 assert composed or set(said(table)) <= set(words), (name, said(table), words)
-    assert described["verify", "k-seq"].requirements == (
+    assert described["acceptance-rule", "k-seq"].requirements == (
         "deterministic or sampled drafts",
         "the distributions that drafts come from",
     )
-    assert described["draft", "fuse"].requirements == ("what its parts need",)
+    assert described["drafter", "fuse"].requirements == ("what its parts need",)
     assert "temperature 0" in described["search", "beam"].requirements
     assert "temperature 0" not in described["search", "smc"].requirements
     assert {each.name for each in fields(Requirements)} | {each.name for each in fields(Provides)} == set(WORDS)
@@ -312,4 +326,4 @@ def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
         own = method_of(Needy())
         assert own is not None and own.provides == ("sampled drafts",) and own.requirements[-1] == "a kind word"
     finally:
-        registry._registered["draft"].pop("needy")
+        registry._registered["drafter"].pop("needy")

@@ -70,7 +70,7 @@ def test_a_drafter_that_breaks_when_its_text_is_preempted_ends_that_text() -> No
 def test_memory_behind_a_source_counts() -> None:
     limits = Limits(cache_bytes=20 * 256 * SLOT)
     engine = Engine(MODEL, limits=limits)
-    texts = [engine.submit(Request(PROMPT, source=Guidance(1.5, (9, 8)), max_new_tokens=8)) for _ in range(24)]
+    texts = [engine.submit(Request(PROMPT, logits_source=Guidance(1.5, (9, 8)), max_new_tokens=8)) for _ in range(24)]
     most = 0
     while not all(text.finished for text in texts):
         engine.step()

@@ -147,7 +147,7 @@ OVER = ("guidance", "uscd", "entropy-adaptive", "dola", "sven", "partial-attenti
 @pytest.mark.parametrize(("name", "source"), covering(list(product(SOURCED, OVER)), 1))
 def test_a_search_over_a_source_reads_every_context_again(name: str, source: str) -> None:
     # A message takes as many tokens as the source's laws leave room for.
-    wanted = request(name, source=SOURCES[source](OTHER), max_new_tokens=24 if name == "coupling" else 8)
+    wanted = request(name, logits_source=SOURCES[source](OTHER), max_new_tokens=24 if name == "coupling" else 8)
     model = MODEL if source == "partial-attention" else EXACT  # which reads weights in floating point
     expected, steps = alone(model, SEARCHES[name], wanted)
     for step in range(2, steps, 5) if FULL else [max(2, steps // 2)]:

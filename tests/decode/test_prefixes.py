@@ -196,7 +196,12 @@ def test_the_trace_keeps_drafts_that_are_asked_for() -> None:
     (plain,) = decode(MODEL, [prompt], drafter=PromptLookup(length=6), max_new_tokens=30)
     engine = Engine(MODEL)
     seq = run(
-        engine, prompt, drafter=PromptLookup(length=6), max_new_tokens=30, sampler=Sampler.from_settings(), trees=True
+        engine,
+        prompt,
+        drafter=PromptLookup(length=6),
+        max_new_tokens=30,
+        sampler=Sampler.from_settings(),
+        return_draft_trees=True,
     )
     assert seq.tokens == plain.tokens and all(step.tree is None for step in plain.trace.steps)
     told = [step.tree for step in seq.trace.steps if step.tree is not None]

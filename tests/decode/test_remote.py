@@ -97,7 +97,7 @@ def test_what_a_server_cannot_do_is_refused_before_it_is_asked(both: tuple[Any, 
                     remote.search("x", search, temperature=float(name in DRAWING))
         for settings, words in (
             ({"drafter": "prompt-lookup"}, "needs rows scored"),
-            ({"source": "dola"}, "needs rows scored"),
+            ({"logits_source": "dola"}, "needs rows scored"),
             ({"top_k": 3, "temperature": 1.0}, "leave out top-k"),
             ({"constraint": Regex("a+")}, "load the model here"),
         ):

@@ -67,7 +67,7 @@ def test_sixteen_texts_cost_the_draft_passes_of_one(growth: str | None) -> None:
     passes = []
     for prompts in (PROMPTS[:1], PROMPTS):
         target, draft = Counted(MODEL), Counted(SMALL)
-        runs = decode(target, prompts, drafter=DraftModel(draft, growth=growth), max_new_tokens=12)
+        runs = decode(target, prompts, drafter=DraftModel(draft, tree_policy=growth), max_new_tokens=12)
         passes.append((len(draft.rows), len(target.rows)))
         ledgers = [run.trace.ledger for run in runs]
         assert max(ledger.passes["draft"] for ledger in ledgers) <= len(draft.rows)
@@ -80,7 +80,7 @@ def test_sixteen_texts_cost_the_draft_passes_of_one(growth: str | None) -> None:
 
 def test_a_node_of_a_draft_tree_is_read_once() -> None:
     draft = Counted(SMALL)
-    (run,) = decode(MODEL, PROMPTS[:1], drafter=DraftModel(draft, growth="eagle-2(nodes=12,width=3,depth=4)"))
+    (run,) = decode(MODEL, PROMPTS[:1], drafter=DraftModel(draft, tree_policy="eagle-2(nodes=12,width=3,depth=4)"))
     steps = run.trace.decoding
     # Of each step at most the accepted tokens' successors and three nodes in each of three further levels.
     assert sum(draft.rows) <= len(PROMPTS[0]) + sum(step.emitted for step in steps) + len(steps) * 9 + 1
@@ -105,7 +105,9 @@ def test_searches_and_texts_share_their_passes() -> None:
 
 def test_trials_of_a_rule_that_looks_ahead_are_read_once() -> None:
     rule = CNTP(least=10, most=10, length=32)
-    (run,) = decode(MODEL, PROMPTS[:1], rule=rule, sampler=Sampler.from_settings(temperature=1.0), max_new_tokens=60)
+    (run,) = decode(
+        MODEL, PROMPTS[:1], acceptance_rule=rule, sampler=Sampler.from_settings(temperature=1.0), max_new_tokens=60
+    )
     decisions = sum(1 for step in run.trace.steps if step.emitted)
     assert decisions >= 2
     # Ten trials of up to 32 tokens, the last of which nobody has to read.
@@ -143,9 +145,9 @@ def test_what_comes_after_a_pause_is_what_would_have_come(rule: Any, hold: str) 
         engine = Engine(EXACT, prefill_chunk=3)
         settings: dict[str, Any] = {"sampler": SAMPLED, "max_new_tokens": 12, "seed": 3}
         if rule is not None:
-            settings["rule"] = rule
+            settings["acceptance_rule"] = rule
         seq = engine.submit(Request(PROMPTS[0], drafter=QUICK, **settings))
-        other = engine.submit(Request(PROMPTS[1], **settings | {"rule": Rejection()}))
+        other = engine.submit(Request(PROMPTS[1], **settings | {"acceptance_rule": Rejection()}))
         for _ in range(step or 0):
             engine.step()
         if step is not None and hold == "preempt":
@@ -192,7 +194,7 @@ def test_forks_go_on_as_the_text_would(name: str, rule: AcceptanceRule) -> None:
     drafter = DRAFTERS[name](SMALL)
     assert fits(drafter, rule)
     engine = Engine(EXACT, prefill_chunk=3)
-    settings = {"drafter": drafter, "rule": rule, "sampler": SAMPLED, "max_new_tokens": 16 if FULL else 10}
+    settings = {"drafter": drafter, "acceptance_rule": rule, "sampler": SAMPLED, "max_new_tokens": 16 if FULL else 10}
     seq = engine.submit(Request([5, 6, 7, 5, 6, 7, 5, 6], seed=1, **settings))
     forks = []
     # While it reads, where it has read, and as it writes.
@@ -397,9 +399,9 @@ def test_outputs_are_plain_values_and_keep_a_cache_only_when_asked(smollm2_int8:
     first = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None)
     assert isinstance(first, Output) and first.kept is None
     assert pickle.loads(pickle.dumps(first)) == first
-    with pytest.raises(SettingsError, match="keep_cache"):
+    with pytest.raises(SettingsError, match="return_cache"):
         smollm2_int8.generate("Name a bird.", reuse=first)
-    kept = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, keep_cache=True)
+    kept = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, return_cache=True)
     assert kept.tokens == first.tokens and kept.kept is not None and pickle.loads(pickle.dumps(kept)).kept is None
     again = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, reuse=kept)
     assert again.tokens == first.tokens and again.trace.steps[0].rows == 1
@@ -410,7 +412,7 @@ def test_a_text_goes_on_from_no_other_models_keys_and_values() -> None:
     others = tiny_transformer(1), EXACT, tiny_transformer(0)
     (begun,) = decode(MODEL, PROMPTS[:1], max_new_tokens=6)
     lm, owned = LLM(tiny_loaded()), LLM(tiny_loaded())
-    output = lm.generate("The cache", max_new_tokens=6, keep_cache=True)
+    output = lm.generate("The cache", max_new_tokens=6, return_cache=True)
     assert output.kept is not None and output.kept.model() is lm.model
     for model in others:
         for reuse in (begun, output.kept):
@@ -419,7 +421,7 @@ def test_a_text_goes_on_from_no_other_models_keys_and_values() -> None:
     with pytest.raises(SettingsError, match="what another model has read"):
         owned.generate("The cache", reuse=output)
     # One policy more or less is the same model.
-    assert Engine(MODEL).submit(Request([*begun.tokens, 3], kv=H2O(0.5), reuse=begun)).cache is not None
+    assert Engine(MODEL).submit(Request([*begun.tokens, 3], cache_policy=H2O(0.5), reuse=begun)).cache is not None
     assert Engine(MODEL).submit(Request([*begun.tokens, 3], reuse=begun)).cache.next_position == len(begun.tokens) - 1
     del lm.model
     gc.collect()
@@ -440,7 +442,7 @@ def test_a_text_holds_what_it_needs_and_no_more(drafter: Drafter | None) -> None
     slot = model.new_cache().slot_bytes
     engine = Engine(model, prefill_chunk=37)
     prompt = [token % 64 for token in range(600)]
-    text = engine.submit(Request(prompt, max_new_tokens=150, drafter=drafter, max_nodes=5))
+    text = engine.submit(Request(prompt, max_new_tokens=150, drafter=drafter, max_draft_tokens=5))
     places, held = set(), []
     while not text.finished:
         engine.step()

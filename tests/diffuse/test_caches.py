@@ -226,7 +226,7 @@ def test_canvases_and_texts_share_an_engine_and_are_what_they_are_alone() -> Non
         engine, before = Engine(own), len(diffusing.rows)
         canvases = [Canvas.of(diffusing, PROMPT[: 3 + n % 2], 16, seed=n) for n in range(len(specs))]
         jobs = [
-            engine.enter(filled(diffusing, canvas, resolve("diffuse", spec), 0.5), canvas.trace)
+            engine.enter(filled(diffusing, canvas, resolve("diffusion", spec), 0.5), canvas.trace)
             for canvas, spec in zip(canvases, specs, strict=True)
         ]
         if own is writing:
@@ -278,10 +278,10 @@ def test_models_that_do_not_fit_are_refused() -> None:
     blocks = denoiser(block_length=4)
     for spec, said in (("static:block=8", "blocks of 4"), ("static:cache=dual", "cache prefix is exact")):
         with pytest.raises(SettingsError, match=said):
-            Run(blocks, Canvas.of(blocks, PROMPT, 8), resolve("diffuse", spec))
+            Run(blocks, Canvas.of(blocks, PROMPT, 8), resolve("diffusion", spec))
     with pytest.raises(SettingsError, match="diffusion model"):
         Engine(denoiser()).submit(Request([1, 2]))
-    assert run_sync(filled(blocks, Canvas.of(blocks, PROMPT, 6), resolve("diffuse", "static:block=4"))).limit == 6
+    assert run_sync(filled(blocks, Canvas.of(blocks, PROMPT, 6), resolve("diffusion", "static:block=4"))).limit == 6
 
 
 @torch.no_grad()
@@ -298,8 +298,8 @@ def test_a_canvas_whose_memory_is_taken_away_is_filled_as_if_it_were_not() -> No
         for spec in specs:
             wanted = fill(model, spec, temperature=0.7)
             engine = Engine(model)
-            begun = Filling(engine, model, Fill(PROMPT, 16, resolve("diffuse", spec), 0.7), (), lambda *_: "")
-            beside = Filling(engine, model, Fill(PROMPT[:3], 8, resolve("diffuse", spec)), (), lambda *_: "")
+            begun = Filling(engine, model, Fill(PROMPT, 16, resolve("diffusion", spec), 0.7), (), lambda *_: "")
+            beside = Filling(engine, model, Fill(PROMPT[:3], 8, resolve("diffusion", spec)), (), lambda *_: "")
             for number in range(400):
                 if begun.work.finished and beside.work.finished:
                     break
@@ -330,7 +330,7 @@ def test_a_wrong_recovery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     model, spec = denoiser(), "static:cache=dkv(refresh=5)"
     monkeypatch.setattr(Run, "recover", from_what_is_written)
     engine = Engine(model)
-    begun = Filling(engine, model, Fill(PROMPT, 16, resolve("diffuse", spec), 0.7), (), lambda *_: "")
+    begun = Filling(engine, model, Fill(PROMPT, 16, resolve("diffusion", spec), 0.7), (), lambda *_: "")
     for number in range(400):
         if begun.work.finished:
             break

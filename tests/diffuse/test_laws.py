@@ -216,5 +216,5 @@ def test_guidance_goes_from_the_law_without_the_prompt_to_that_with_it() -> None
     assert fill(model, "static", 2, prompt=[7]).output == [0, 1]
     assert fill(model, "static:guidance=0", 2, prompt=[7]).output == [0, 1]
     strong = Canvas.of(model, [7], 2)
-    run_sync(filled(model, strong, resolve("diffuse", "static:guidance=4")))
+    run_sync(filled(model, strong, resolve("diffusion", "static:guidance=4")))
     assert strong.output == [2, 3] and strong.passes == 2 and strong.rows == 2 * 2 * 3

@@ -23,7 +23,7 @@ from decodery.step.forward_request import gather, run_sync
 from decodery.testing import OracleDenoiser
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
 
-METHODS = [method.name for method in methods("diffuse") if not method.requirements]
+METHODS = [method.name for method in methods("diffusion") if not method.requirements]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -44,7 +44,7 @@ def test_every_method_fills_canvases_of_every_model_alike_alone_and_together(nam
             places = [place for place, _ in order(canvas)]
             assert len(set(places)) == len(places) or name == "dystruct"
             assert MASK not in canvas.output and (canvas.ended or not canvas.masked.any())
-    caches, turn = list(methods("diffuse.cache")), METHODS.index(name) % 2
+    caches, turn = list(methods("diffusion-cache")), METHODS.index(name) % 2
     for cache in caches if FULL else caches[turn::2]:
         try:
             canvas = fill(denoiser(shifted=True), f"{name}:cache={cache.name}", 8)

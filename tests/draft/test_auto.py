@@ -169,7 +169,7 @@ def test_a_warm_start_guesses_more_of_the_first_text(target: LoadedModel, warm: 
     warm.save(tmp_path / "warm.safetensors")
     accepted, texts = {}, {}
     for name in ("none", str(tmp_path / "warm.safetensors")):
-        drafter = resolve("draft", f"auto:warm={name}")
+        drafter = resolve("drafter", f"auto:warm={name}")
         engine = Engine(target.model, memory=Memory(), pass_seconds=lambda context: np.ones(1024))
         seq = engine.submit(Request([256, 66], 24, drafter=drafter))
         engine.run([seq])
@@ -350,7 +350,7 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LLM) -> N
 
 def test_the_embedded_model_has_one_kind_of_head(smollm2_int8: LLM) -> None:
     prompt, texts = "Name three rivers of Europe and say where they end.", []
-    for drafter in (None, "eagle-3:growth=none,length=2"):
+    for drafter in (None, "eagle-3:tree_policy=none,length=2"):
         output = smollm2_int8.generate(prompt, max_new_tokens=32, drafter=drafter)
         texts.append(output.tokens)
     assert texts[0] == texts[1] and output.trace.passes < 28

@@ -139,6 +139,6 @@ def test_texts_share_the_passes_of_their_questions() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="give one of the two"):
-        resolve("draft", "auto:head=shipped,model=smollm2-draft")
+        resolve("drafter", "auto:head=shipped,model=smollm2-draft")
     with pytest.raises(VocabularyMismatch, match="65 tokens and the other 64"):
         engine(TARGET).submit(Request([1], drafter=Auto(model=tiny_transformer(vocab_size=65))))

@@ -48,20 +48,22 @@ def trained() -> Slots:
 
 def test_drafts_by_place_keep_every_law() -> None:
     drafter, seen = CPPD(trained()), Reads(tuple(SOURCES[4]))
-    common = {"drafter": drafter, "source": seen}
+    common = {"drafter": drafter, "logits_source": seen}
     for sampler in (Sampler.from_settings(temperature=0.8), Sampler.from_settings(repetition_penalty=1.3)):
         check_identical(MODEL, [[START], [START, 3]], sampler=sampler, seeds=(1,), max_new_tokens=9, **common)
     (run,) = check_identical(MODEL, [[START]], seeds=(0,), max_new_tokens=8, **common)
     assert run.trace.ledger.passes["encoder"] == 1 and len(run.trace.steps) < 8
-    check_identical(MODEL, [[START]], budget=Fixed(1), seeds=(0,), max_new_tokens=8, **common)
-    check_identical(MODEL, [[START]], rule=Rejection(), seeds=(0,), max_new_tokens=8, **common)
-    check_identical(MODEL, [[START]], drafter=CPPD(trained(), growth="eagle-2:nodes=6"), source=seen, max_new_tokens=8)
+    check_identical(MODEL, [[START]], draft_length=Fixed(1), seeds=(0,), max_new_tokens=8, **common)
+    check_identical(MODEL, [[START]], acceptance_rule=Rejection(), seeds=(0,), max_new_tokens=8, **common)
+    check_identical(
+        MODEL, [[START]], drafter=CPPD(trained(), tree_policy="eagle-2:nodes=6"), logits_source=seen, max_new_tokens=8
+    )
     check_batch(MODEL, [[START], [START, 3]], seeds=(0,), max_new_tokens=6, **common)
     check_state(MODEL, [[START]], max_new_tokens=6, **common)
     wrong = common | {"drafter": CPPD(School(MODEL, [([1, 2], [3, 4, 5, 6])], (END,), RECIPE).slots)}
     check_identical(MODEL, [[START]], seeds=(0,), max_new_tokens=8, tested="drafted", **wrong)
     with pytest.raises(LawBroken, match="departs from plain"):
-        check_identical(MODEL, [[START]], rule=Credulous(), seeds=(0,), max_new_tokens=8, **wrong)
+        check_identical(MODEL, [[START]], acceptance_rule=Credulous(), seeds=(0,), max_new_tokens=8, **wrong)
 
 
 def test_slots_learn_what_the_model_writes(tmp_path: Path) -> None:
@@ -74,7 +76,9 @@ def test_slots_learn_what_the_model_writes(tmp_path: Path) -> None:
     # What is counted is what decoding does.
     engine = Engine(MODEL)
     runs = [
-        Request([START], source=Reads(tuple(source)), drafter=CPPD(slots), max_new_tokens=len(text), eos_ids=ends)
+        Request(
+            [START], logits_source=Reads(tuple(source)), drafter=CPPD(slots), max_new_tokens=len(text), eos_ids=ends
+        )
         for source, text in pairs
     ]
     texts = [engine.submit(each) for each in runs]
@@ -99,7 +103,7 @@ def test_nothing_is_drafted_behind_the_end_that_is_expected() -> None:
     tensors["said.bias"].copy_(torch.where(slots.tokens == int(slots.tokens[1]), 1.0, 0.0))
     silent = CPPD(Slots(tensors, slots.tokens, (int(slots.tokens[1]),), slots.facts, slots.model))
     engine = Engine(MODEL)
-    seq = engine.submit(Request([START], source=Reads((1, 2)), drafter=silent, max_new_tokens=6))
+    seq = engine.submit(Request([START], logits_source=Reads((1, 2)), drafter=silent, max_new_tokens=6))
     engine.run([seq])
     assert [step.nodes for step in seq.trace.steps] == [1, *[0] * (len(seq.trace.steps) - 1)] and len(
         seq.trace.steps
@@ -143,7 +147,7 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
 
 def test_drawn_texts_follow_the_law() -> None:
     drafter, few = CPPD(trained()), Sampler.from_settings(temperature=1.5, top_k=3)
-    settings = {"source": Reads(tuple(SOURCES[4])), "sampler": few, "length": 3, "draws": 150}
-    check_distribution(MODEL, [START], drafter=drafter, rule=Rejection(), **settings)
+    settings = {"logits_source": Reads(tuple(SOURCES[4])), "sampler": few, "length": 3, "draws": 150}
+    check_distribution(MODEL, [START], drafter=drafter, acceptance_rule=Rejection(), **settings)
     with pytest.raises(LawBroken, match="do not follow"):
-        check_distribution(MODEL, [START], drafter=drafter, rule=NoResidual(), **settings)
+        check_distribution(MODEL, [START], drafter=drafter, acceptance_rule=NoResidual(), **settings)

@@ -58,7 +58,7 @@ def test_drafts_cost_one_pass_and_what_nobody_looked_at_is_drafted_again() -> No
     drafter = Deer(own, length=5, reuse=True)
     engine = Engine(TARGET)
     seq = engine.submit(
-        Request([1, 2, 3], drafter=drafter, sampler=SAMPLED, rule=Rejection(), max_new_tokens=40, seed=1)
+        Request([1, 2, 3], drafter=drafter, sampler=SAMPLED, acceptance_rule=Rejection(), max_new_tokens=40, seed=1)
     )
     while len(seq.generated) < 2:
         engine.step()
@@ -133,7 +133,7 @@ def test_the_law_of_the_text_is_the_targets_whatever_a_block_says() -> None:
     own = TableModel(5, seed=3)
     own.config = replace(own.config, mask_id=3)
     drafter = Deer(own, length=3, reuse=True)  # type: ignore[arg-type]
-    check_distribution(TableModel(5, seed=1), [1, 2], drafter=drafter, rule=Rejection(), length=4, draws=500)
+    check_distribution(TableModel(5, seed=1), [1, 2], drafter=drafter, acceptance_rule=Rejection(), length=4, draws=500)
 
 
 def test_deer_says_what_it_cannot_draft_with() -> None:

@@ -26,7 +26,7 @@ TARGET, DRAFT = tiny_transformer(0, num_layers=3), tiny_transformer(0, num_layer
 MADE: dict[str, Callable[[Any], Drafter]] = {
     "pearl": lambda model: Pearl(model, length=3),
     "draft-model": lambda model: DraftModel(model, length=3),
-    "draft-model, tree": lambda model: DraftModel(model, growth="specinfer:expansion=2/1"),
+    "draft-model, tree": lambda model: DraftModel(model, tree_policy="specinfer:expansion=2/1"),
     "easyspec": lambda model: EasySpec(model, length=3, layers=2),
     "hierarchical": lambda model: Hierarchical(DraftModel(model), NGram(length=2, scope="request"), length=3),
     "nested": lambda model: Nested(model, exits=(1, 2), sure=(0.1,), length=3),
@@ -41,9 +41,9 @@ def test_texts_are_those_of_one_device(name: str, target: str, draft: str, monke
     # Where tensors of a second device are made is said thread by thread: all is done in one.
     monkeypatch.setattr(ask, "side_by_side", lambda main, beside, waits: (main(), beside()))
     for settings in (
-        {"rule": "coupled"},
-        {"rule": "coupled", "sampler": Sampler.from_settings(temperature=0.8, top_p=0.9)},
-        {"rule": "recursive-rejection", "sampler": Sampler.from_settings(temperature=0.8, top_k=20)},
+        {"acceptance_rule": "coupled"},
+        {"acceptance_rule": "coupled", "sampler": Sampler.from_settings(temperature=0.8, top_p=0.9)},
+        {"acceptance_rule": "recursive-rejection", "sampler": Sampler.from_settings(temperature=0.8, top_k=20)},
     ):
         asked: dict[str, Any] = {"max_new_tokens": 6, **settings}
         (here,) = decode(TARGET, [[1, 2, 3]], drafter=MADE[name](DRAFT), **asked)

@@ -25,7 +25,7 @@ SAMPLERS = {"greedy": GREEDY, "warm": WARM}
 
 
 def test_every_policy_is_tested_here() -> None:
-    assert {name.partition(",")[0] for name in GROWTHS} == {method.name for method in methods("draft.growth")}
+    assert {name.partition(",")[0] for name in GROWTHS} == {method.name for method in methods("tree-policy")}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -74,7 +74,7 @@ class Counting(TableModel):
 def test_a_level_takes_one_pass(growth: str) -> None:
     _, seq = begun(None)
     model = Counting(6, seed=0, order=3)
-    drafter = DraftModel(model, growth=GROWTHS.get(growth, RSDC((1, 1, 3, 1))))
+    drafter = DraftModel(model, tree_policy=GROWTHS.get(growth, RSDC((1, 1, 3, 1))))
     seq.draft_state = drafter.start(seq)
     tree = run_sync(drafter.propose(seq, Budget(40, 6)))
     # Places that are waited for may turn out to lie on levels already met, which costs the heap a few passes more.
@@ -99,6 +99,6 @@ def test_under_the_coupled_rule_a_draft_model_that_is_the_target_is_right_to_the
     model = tiny_transformer()
     for growth in (RSDC((2, 1, 1)), RSDS(2, 3), Sequoia(nodes=6), DySpec(nodes=8), SpecInfer((2, 1, 1)), KChains(2, 3)):
         for sampler in SAMPLERS.values():
-            drafter = DraftModel(model, growth=growth)
+            drafter = DraftModel(model, tree_policy=growth)
             (run,) = decode(model, [[1, 2, 3]], drafter=drafter, sampler=sampler, max_new_tokens=13)
             assert all(rank == 0 for step in run.trace.decoding for rank, _ in step.choices)

@@ -151,8 +151,8 @@ def law_error(
     target = TableModel(3, seed=0)
     sampler = Sampler.from_settings(temperature=1.0)
     engine = Engine(target)
-    drafter = replace(expander, growth=growth)
-    seq = engine.submit(Request([1, 2], sampler=sampler, drafter=drafter, rule=RecursiveRejection()))
+    drafter = replace(expander, tree_policy=growth)
+    seq = engine.submit(Request([1, 2], sampler=sampler, drafter=drafter, acceptance_rule=RecursiveRejection()))
     engine.step()
     script, law, total = Script(), np.zeros((3, 3)), 0.0
     monkeypatch.setattr(noise, "gumbel_topk", script.topk)
@@ -218,7 +218,7 @@ def test_noise_shared_by_nodes_of_a_tree_shaped_by_what_was_drawn_is_caught(monk
     ids=["rsd-s", "specinfer", "k-chains"],
 )
 def test_texts_keep_their_law(growth: TreePolicy, rule: AcceptanceRule) -> None:
-    chosen = DraftModel(Sharp(0.6, 0.3, 0.1), growth=growth)
+    chosen = DraftModel(Sharp(0.6, 0.3, 0.1), tree_policy=growth)
     sampler = Sampler.from_settings(temperature=1.0, top_p=0.95)
     target = Sharp(0.3, 0.6, 0.1)
-    check_distribution(target, [1, 0], drafter=chosen, rule=rule, sampler=sampler, length=4, draws=120)
+    check_distribution(target, [1, 0], drafter=chosen, acceptance_rule=rule, sampler=sampler, length=4, draws=120)

@@ -98,22 +98,22 @@ def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
 )
 def test_a_bad_setting_is_named(text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        resolve("draft.growth", text)
+        resolve("tree-policy", text)
     with pytest.raises(SettingsError, match=said):
-        resolve("draft", f"ngram:length=2,growth={text if '(' in text else text.replace(':', '(', 1) + ')'}")
+        resolve("drafter", f"ngram:length=2,tree_policy={text if '(' in text else text.replace(':', '(', 1) + ')'}")
 
 
 def test_a_length_of_chains_is_refused_where_trees_are_grown() -> None:
-    for spec in ("ngram:length=6,growth=eagle-2", "draft-model:length=9,growth=sequoia", "eagle-3:length=8"):
+    for spec in ("ngram:length=6,tree_policy=eagle-2", "draft-model:length=9,tree_policy=sequoia", "eagle-3:length=8"):
         name, length = spec.partition(":")[0], re.search(r"length=\d+", spec)
         assert length is not None
         with pytest.raises(
-            SettingsError, match=f"{name} grows trees here, and {length[0]} is of chains: .*growth=none"
+            SettingsError, match=f"{name} grows trees here, and {length[0]} is of chains: .*tree_policy=none"
         ):
-            resolve("draft", spec)
-    assert resolve("draft", "eagle-3:length=8,growth=none").length == 8
+            resolve("drafter", spec)
+    assert resolve("drafter", "eagle-3:length=8,tree_policy=none").length == 8
     # Here it bounds the depth of trees.
-    assert resolve("draft", "del:length=6,growth=eagle-2").length == 6
+    assert resolve("drafter", "del:length=6,tree_policy=eagle-2").length == 6
 
 
 def test_rsd_s_is_stochastic_beam_search() -> None:
@@ -266,7 +266,7 @@ class Taciturn(TreeDrafter):
 @pytest.mark.parametrize(("known", "tree", "chain"), [((), 0, 0), ((3,), 3, 3), ((3, 1), 6, 3)])
 def test_what_a_drafter_lacks_is_not_drafted(known: tuple[int, ...], tree: int, chain: int) -> None:
     for growth, nodes in ((EAGLE2(nodes=6, width=4, depth=3), tree), (None, chain)):
-        drafter = Taciturn(growth=growth, known=known) if growth else Taciturn(length=3, known=known)
+        drafter = Taciturn(tree_policy=growth, known=known) if growth else Taciturn(length=3, known=known)
         _, seq = begun(None, GREEDY)
         drafted = run_sync(drafter.propose(seq, Budget(64, 3)))
         assert len(drafted) == nodes + 1

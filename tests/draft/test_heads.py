@@ -174,7 +174,7 @@ def test_int8_texts_are_those_of_plain_decoding(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_past_that_was_learned_changes_drafts_and_no_text(name: str) -> None:
     target = tiny_transformer(0)
-    settings = {"source": SOURCES["sven"](target), "max_new_tokens": 10, "seeds": (0,), "tested": "drafted"}
+    settings = {"logits_source": SOURCES["sven"](target), "max_new_tokens": 10, "seeds": (0,), "tested": "drafted"}
     check_identical(target, [[1, 2, 3]], drafter=DRAFTERS[name](target), **settings)
 
 
@@ -232,9 +232,9 @@ def test_trees_are_those_of_whole_distributions(
 
     def trees(penalty: float | None) -> list[tuple[list[int], list[int]]]:
         sampler = Sampler.from_settings(temperature=temperature, repetition_penalty=penalty)
-        drafter = replace(DRAFTERS[name](TARGET), head=head, growth=growth)  # type: ignore[call-arg]
+        drafter = replace(DRAFTERS[name](TARGET), head=head, tree_policy=growth)  # type: ignore[call-arg]
         engine = Engine(TARGET)
-        seq = engine.submit(Request(TEXT, max_new_tokens=12, sampler=sampler, drafter=drafter, trees=True))
+        seq = engine.submit(Request(TEXT, max_new_tokens=12, sampler=sampler, drafter=drafter, return_draft_trees=True))
         engine.run([seq])
         return [(list(step.tree.tokens), list(step.tree.parents)) for step in seq.trace.steps if step.tree]
 
@@ -247,7 +247,7 @@ def test_trees_are_those_of_whole_distributions(
 
 
 def test_only_heads_that_come_with_the_package_are_said_to() -> None:
-    kinds = {each.name: each for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
+    kinds = {each.name: each for each in methods("drafter") if issubclass(each.cls, TrainedDrafter)}
     said = {name for name, each in kinds.items() if "comes with" in " ".join(each.requirements)}
     told = {name for name, each in kinds.items() if "comes along" in " ".join((each.cls.__doc__ or "").split())}
     assert said == told == {path.stem for path in SHIPPED["smollm2-draft"].glob("*.safetensors")} & set(kinds)

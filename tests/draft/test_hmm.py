@@ -184,12 +184,12 @@ def told_by(target: object, states: int = 64) -> HMM:
 def test_it_drafts_chains_and_trees_and_for_another_drafter() -> None:
     target = tiny_transformer(0)
     hmm, prompts = told_by(target), [[5] * 6 + [7, 8, 9] * 4]
-    for drafter in (HiddenMarkov(hmm), HiddenMarkov(hmm, growth="eagle-2(nodes=8,width=2,depth=3)")):
+    for drafter in (HiddenMarkov(hmm), HiddenMarkov(hmm, tree_policy="eagle-2(nodes=8,width=2,depth=3)")):
         (run,) = check_identical(target, prompts, drafter=drafter, seeds=(0,), max_new_tokens=30)
         assert run.trace.tokens_per_pass > 2
     # It drafts for a draft model, too, whose own drafts it reads and takes back.
     other = DraftModel(tiny_transformer(0), length=4)
-    both = Hierarchical(other, HiddenMarkov(hmm, growth="eagle-2(nodes=8,width=2,depth=3)"), length=4)
+    both = Hierarchical(other, HiddenMarkov(hmm, tree_policy="eagle-2(nodes=8,width=2,depth=3)"), length=4)
     (alone,) = check_identical(target, prompts, drafter=other, seeds=(0,), max_new_tokens=30)
     (run,) = check_identical(target, prompts, drafter=both, seeds=(0,), max_new_tokens=30)
     assert 2 * run.trace.ledger.passes["draft"] < alone.trace.ledger.passes["draft"]

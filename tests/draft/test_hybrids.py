@@ -178,7 +178,7 @@ PASSAGE = [1, 20, 2, 21, 22, 3, 23, 4, 24, 1, 25, 26, 5, 20, 27]
 def test_rasd_is_no_worse_than_a_plain_fusion_of_its_parts(trusted: int) -> None:
     model, prompt = Reciting(32), [*PASSAGE, *PASSAGE[:4]]
     rasd = RASD(Mute(), width=4, depth=3, retrieved=6, nodes=16, trusted=trusted)
-    plain = Fuse((PromptLookup(length=6), Mute(growth=EAGLE2(nodes=10, width=4, depth=3))))
+    plain = Fuse((PromptLookup(length=6), Mute(tree_policy=EAGLE2(nodes=10, width=4, depth=3))))
     rates, rows = [], []
     for drafter in (rasd, plain):
         (seq,) = decode(model, [prompt], drafter=drafter, max_new_tokens=60)
@@ -193,7 +193,7 @@ def test_combinations_speak_in_turn() -> None:
     text = [1, 2, 3, 9, 1, 2, 3]
     names = {"fuse": Fuse, "first": First, "switch": Switch}
     for name, kind in names.items():
-        assert isinstance(resolve("draft", f"{name}:drafters=suffix-automaton/token-recycling"), kind)
+        assert isinstance(resolve("drafter", f"{name}:drafters=suffix-automaton/token-recycling"), kind)
     copy, other = CopySpec(gamma=3, length=2), PromptLookup(max_ngram=1, length=1, pick="first")
 
     def drafted(drafter: Drafter, tokens: list[int]) -> list[int]:
@@ -229,4 +229,4 @@ def test_combinations_speak_in_turn() -> None:
 )
 def test_settings_out_of_range_are_refused(spec: str) -> None:
     with pytest.raises(SettingsError):
-        resolve("draft", spec)
+        resolve("drafter", spec)

@@ -250,9 +250,11 @@ def test_they_go_with_other_drafters_constraints_and_sources(name: str) -> None:
         check_state(TARGET, [PROMPT], drafter=each, max_new_tokens=12)
     sven = SOURCES["sven"](TARGET)
     assert isinstance(sven, SVEN)
-    check_identical(TARGET, [PROMPT], drafter=drafter, source=sven, max_new_tokens=16, seeds=(0,), tested="drafted")
-    with pytest.raises(DecoderyError, match="which the source guidance does not give"):
-        decode(TARGET, [PROMPT], drafter=drafter, source=Guidance(1.5))
+    check_identical(
+        TARGET, [PROMPT], drafter=drafter, logits_source=sven, max_new_tokens=16, seeds=(0,), tested="drafted"
+    )
+    with pytest.raises(DecoderyError, match="which the logits source guidance does not give"):
+        decode(TARGET, [PROMPT], drafter=drafter, logits_source=Guidance(1.5))
 
 
 def test_trees_with_changes_keep_them_through_every_cut() -> None:

@@ -99,12 +99,12 @@ WAYS = (0.0, None), (0.05, None), (0.0, "eagle-2(nodes=5, width=2, depth=2)")
 def test_texts_and_caches_are_those_of_plain_decoding(number: int) -> None:
     (eta, growth), wrong = WAYS[number], [(TARGET, trained()), (TARGET, trained(3))]
     for target, head in (*(wrong if FULL else wrong[number % 2 :][:1]), perfect()):
-        drafter = Kangaroo(head, eta=eta, growth=growth) if growth else Kangaroo(head, eta=eta, length=3)
+        drafter = Kangaroo(head, eta=eta, tree_policy=growth) if growth else Kangaroo(head, eta=eta, length=3)
         tested = "drafted" if target is TARGET else "accepted"
         check_identical(target, [[1, 2, 3], [5] * 8], drafter=drafter, max_new_tokens=9, seeds=(0,), tested=tested)
         check_state(target, [[1, 2, 3]], drafter=drafter, max_new_tokens=9)
     sampler = Sampler.from_settings(temperature=1.0)
-    check_state(target, [[7, 9]], drafter=drafter, rule=Rejection(), sampler=sampler, max_new_tokens=14)
+    check_state(target, [[7, 9]], drafter=drafter, acceptance_rule=Rejection(), sampler=sampler, max_new_tokens=14)
 
 
 def test_int8_texts_are_those_of_plain_decoding() -> None:
@@ -147,7 +147,7 @@ def test_who_looks_into_the_first_layers_has_all_of_them_read(monkeypatch: pytes
     rule = Judge(Head(torch.linspace(-1, 1, 32), 0.1, layer=1))
     engine = Engine(target)
     drafter = Kangaroo(trained(2), eta=0.0, length=3)
-    seq = engine.submit(Request([1, 2, 3], max_new_tokens=20, drafter=drafter, rule=rule))
+    seq = engine.submit(Request([1, 2, 3], max_new_tokens=20, drafter=drafter, acceptance_rule=rule))
     while not seq.position:
         engine.step()
     watched.install(monkeypatch)

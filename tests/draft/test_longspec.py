@@ -122,7 +122,7 @@ def test_training_puts_short_texts_at_random_positions() -> None:
 @pytest.mark.parametrize("length", [3, 700])
 def test_texts_are_those_of_plain_decoding(length: int) -> None:
     prompt = [(7 * place * place + 3) % 64 for place in range(length)]
-    drafter = LongSpec(trained(16), growth=EAGLE2(nodes=6, width=3, depth=3))
+    drafter = LongSpec(trained(16), tree_policy=EAGLE2(nodes=6, width=3, depth=3))
     check_identical(TARGET, [prompt], drafter=drafter, max_new_tokens=12, seeds=(0,))
     engine = Engine(TARGET)
     seq = engine.submit(Request(prompt, max_new_tokens=12, drafter=drafter))

@@ -62,7 +62,7 @@ def parity(seq: Sequence) -> int:
 
 
 TURNS = Switch(
-    (DraftModel(DRAFT, growth=RSDC((2, 2))), DraftModel(DRAFT, growth=KChains(2, 2))),
+    (DraftModel(DRAFT, tree_policy=RSDC((2, 2))), DraftModel(DRAFT, tree_policy=KChains(2, 2))),
     choose=parity,
 )
 """Without replacement at even positions, independent draws at odd ones."""
@@ -78,7 +78,7 @@ class Mislabelled(Forced):
 
 
 def test_a_tree_behind_forced_tokens_is_verified_as_what_it_is() -> None:
-    law: dict[str, Any] = {"rule": RecursiveRejection(), "sampler": MASKED, "length": 4, "draws": 150}
+    law: dict[str, Any] = {"acceptance_rule": RecursiveRejection(), "sampler": MASKED, "length": 4, "draws": 150}
     check_distribution(TARGET, [1, 2], drafter=Forced(TURNS), **law)
     with pytest.raises(LawBroken, match="enumerated law"):
         check_distribution(TARGET, [1, 2], drafter=Mislabelled(TURNS), least=1e-6, **law)
@@ -87,12 +87,12 @@ def test_a_tree_behind_forced_tokens_is_verified_as_what_it_is() -> None:
 def test_first_of_a_lookup_and_a_model_under_rejection_and_a_constraint() -> None:
     prompt = [0, 1, 2, 0, 1, 2, 0, 1]
     drafter = First((PromptLookup(), DraftModel(DRAFT)))
-    runs = decode(TARGET, [prompt], drafter=drafter, rule=Rejection(), sampler=MASKED, seeds=range(10))
+    runs = decode(TARGET, [prompt], drafter=drafter, acceptance_rule=Rejection(), sampler=MASKED, seeds=range(10))
     assert all(3 not in run.generated for run in runs)
     law: dict[str, Any] = {"drafter": drafter, "sampler": MASKED, "length": 4, "draws": 220}
-    check_distribution(TARGET, prompt, rule=Rejection(), **law)
+    check_distribution(TARGET, prompt, acceptance_rule=Rejection(), **law)
     with pytest.raises(LawBroken, match="enumerated law"):
-        check_distribution(TARGET, prompt, rule=NoResidual(), least=1e-6, **law)
+        check_distribution(TARGET, prompt, acceptance_rule=NoResidual(), least=1e-6, **law)
 
 
 def test_the_rule_rapid_wants_drafts_with_their_laws_from_every_part() -> None:
@@ -100,9 +100,9 @@ def test_the_rule_rapid_wants_drafts_with_their_laws_from_every_part() -> None:
         First((PromptLookup(), DraftModel(DRAFT))),
         Switch((PromptLookup(), DraftModel(DRAFT)), choose=parity),
     ):
-        with pytest.raises(SettingsError, match="the rule rapid needs sampled drafts, which the drafter"):
-            Request([1, 2], drafter=drafter, rule=Rapid())
-    Request([1, 2], drafter=First((Jacobi(), DraftModel(DRAFT))), rule=Rapid())
+        with pytest.raises(SettingsError, match="the acceptance rule rapid needs sampled drafts, which the drafter"):
+            Request([1, 2], drafter=drafter, acceptance_rule=Rapid())
+    Request([1, 2], drafter=First((Jacobi(), DraftModel(DRAFT))), acceptance_rule=Rapid())
 
 
 def test_greedy_drafts_tell_the_rule_rapid_how_sure_they_were() -> None:
@@ -110,9 +110,9 @@ def test_greedy_drafts_tell_the_rule_rapid_how_sure_they_were() -> None:
     prompt = [5] * 6 + [7, 8, 9] * 4
     for drafter in (DraftModel(small), Jacobi()):
         # Without the step towards the drafter this is greedy decoding; a large one follows the drafter's preference.
-        check_identical(target, [prompt], drafter=drafter, rule=Rapid(eta=0.0), tested="drafted")
+        check_identical(target, [prompt], drafter=drafter, acceptance_rule=Rapid(eta=0.0), tested="drafted")
         kept = []
         for eta in (0.0, 2.0, 50.0):
-            (run,) = decode(target, [prompt], drafter=drafter, rule=Rapid(eta=eta), max_new_tokens=40)
+            (run,) = decode(target, [prompt], drafter=drafter, acceptance_rule=Rapid(eta=eta), max_new_tokens=40)
             kept.append(sum(step.accepted for step in run.trace.steps))
         assert kept[0] <= kept[1] <= kept[2] and kept[0] < kept[2]

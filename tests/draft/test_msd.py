@@ -113,7 +113,7 @@ def written(
 ) -> Sequence:
     """A text beside another one, which gives its memory back on the way."""
     engine = Engine(model, prefill_chunk=size)
-    seq = engine.submit(Request(tokens, max_new_tokens=10, embeddings=held, **settings))
+    seq = engine.submit(Request(tokens, max_new_tokens=10, prompt_embeds=held, **settings))
     other = engine.submit(Request([1, 2, 3], max_new_tokens=3))
     for _ in range(3):
         engine.step()
@@ -131,7 +131,7 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
         )[0, len(tokens) :].tolist()  # fmt: skip
     model = loaded.model
     assert isinstance(model, Transformer)
-    msd = MSD(trained(model), growth="eagle-2(nodes=6,width=2,depth=3)")
+    msd = MSD(trained(model), tree_policy="eagle-2(nodes=6,width=2,depth=3)")
     for drafter in (None, Told(tuple(expected)), msd):
         for size in (3, 64):
             seq = written(model, tokens, held, size, drafter=drafter)
@@ -149,24 +149,24 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
     engine = Engine(model, prefixes=PrefixCache(1 << 20))
     cached = []
     for other in (held, *others, held):
-        seq = engine.submit(Request(tokens, max_new_tokens=10, embeddings=other))
+        seq = engine.submit(Request(tokens, max_new_tokens=10, prompt_embeds=other))
         engine.run([seq])
         cached.append(seq.cached)
         assert (seq.generated == expected) == (other is held)
     assert cached[:3] == [0, 0, 0] and cached[3]
-    twin = Request(tokens, max_new_tokens=10, embeddings=held)
+    twin = Request(tokens, max_new_tokens=10, prompt_embeds=held)
     first = engine.submit(twin)
     engine.run([first, engine.submit(twin, like=first)])
-    with pytest.raises(SettingsError, match="embeddings"):
-        engine.submit(Request(tokens, embeddings=others[1]), like=first)
+    with pytest.raises(SettingsError, match="prompt_embeds"):
+        engine.submit(Request(tokens, prompt_embeds=others[1]), like=first)
     # The same from a text in which a placeholder stands for each picture, and from branches of a search.
     prompt = loaded.tokenizer.decode(PROMPT, special=True)
     lm = LLM(loaded)
     settings: dict[str, Any] = {"raw": True, "max_new_tokens": 10, "placeholder": SPECIAL[2], "ignore_eos": True}
-    out = lm.generate(prompt, embeddings=seen(), drafter=None, **settings)
-    assert isinstance(out, Output) and out.prompt_tokens == lm.request(tokens, embeddings=held).prompt == tokens
+    out = lm.generate(prompt, prompt_embeds=seen(), drafter=None, **settings)
+    assert isinstance(out, Output) and out.prompt_tokens == lm.request(tokens, prompt_embeds=held).prompt == tokens
     assert out.tokens == expected
-    (best,) = lm.search(prompt, "beam:width=1", embeddings=seen(), **settings)
+    (best,) = lm.search(prompt, "beam:width=1", prompt_embeds=seen(), **settings)
     assert best.tokens == expected
 
 
@@ -178,8 +178,8 @@ def test_the_drafter_reads_embeddings_as_they_are_and_words_beside_states(loaded
     tokens, held = [5, 6, 7, 8, 9, 10, 6, 7], None
     if images:
         tokens, held = Embeddings.placed([5, 6, IMAGE, 7, 8, *[IMAGE, 9] * (images - 1), 10, 6], IMAGE, parts)
-    drafter = MSD(trained(model), length=2, growth=None)
-    seq = Engine(model).submit(Request(tokens, max_new_tokens=4, drafter=drafter, embeddings=held))
+    drafter = MSD(trained(model), length=2, tree_policy=None)
+    seq = Engine(model).submit(Request(tokens, max_new_tokens=4, drafter=drafter, prompt_embeds=held))
     head = MSDHead(drafter.trained, model)
     cache = model.new_cache()
     whole = [*tokens, 11]
@@ -228,7 +228,7 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     assert shown.corpus[1].tokens.tolist()[: len(found[1][0])] == found[1][0]
     recipe = HeadRecipe(outputs=0, epochs=0.5, batch=4, length=16)
     train_head(loaded, MSDHead, corpus, tmp_path / "both", recipe=recipe, shown=shown)
-    head = MSD(str(tmp_path / "both"), length=2, growth=None)
+    head = MSD(str(tmp_path / "both"), length=2, tree_policy=None)
     # Of each step, how many texts were shown pictures: none in the first half, more and more in the second.
     taken: list[int] = []
 
@@ -261,10 +261,10 @@ def test_what_does_not_fit_together_is_refused_in_a_sentence(loaded: LoadedModel
         lambda: Embeddings(np.arange(2), rows[:3]),
         lambda: Embeddings(np.array([1, 1]), rows[:2]),
         lambda: Embeddings(np.arange(2), rows[:2] * torch.inf),
-        lambda: engine.submit(Request(tokens[:4], embeddings=held)),
-        lambda: engine.submit(Request(tokens, embeddings=Embeddings(held.places, rows[:, :8]))),
-        lambda: LLM(loaded).generate("a", embeddings=seen(), placeholder="none such"),
-        lambda: engine.submit(Request(tokens, embeddings=held, source="guidance:scale=1.5")),
+        lambda: engine.submit(Request(tokens[:4], prompt_embeds=held)),
+        lambda: engine.submit(Request(tokens, prompt_embeds=Embeddings(held.places, rows[:, :8]))),
+        lambda: LLM(loaded).generate("a", prompt_embeds=seen(), placeholder="none such"),
+        lambda: engine.submit(Request(tokens, prompt_embeds=held, logits_source="guidance:scale=1.5")),
     ):
         with pytest.raises((PromptError, SettingsError), match=r"[a-z]"):
             wrong()

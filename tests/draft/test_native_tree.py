@@ -45,7 +45,7 @@ class _Text:
     tokens: list[int]
     sampler: _Sampler
     seed: int = 7
-    rule: _Rule = field(default_factory=_Rule)
+    acceptance_rule: _Rule = field(default_factory=_Rule)
     eos_ids: tuple[int, ...] = (3,)
     prompt_length: int = 1
 

@@ -45,7 +45,7 @@ def first_layers(model: Transformer, count: int) -> Transformer:
 TARGET = tiny_transformer(0, num_layers=6)
 SMALL, SMALLEST = first_layers(TARGET, 5), first_layers(TARGET, 3)
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, [11]]
-NGRAMS = NGram(scope="request", growth="eagle-2:nodes=12,width=3,depth=3")
+NGRAMS = NGram(scope="request", tree_policy="eagle-2:nodes=12,width=3,depth=3")
 SAMPLED = Sampler.from_settings(temperature=0.8, top_p=0.9)
 ROOM = Budget(80, 80)
 

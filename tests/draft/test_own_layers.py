@@ -69,10 +69,10 @@ def test_a_draft_row_is_the_partial_model_behind_the_whole_models_past(drafter: 
 
 
 def test_the_whole_model_drafts_for_itself_without_a_mistake() -> None:
-    for drafter in (Swift(NOTHING, growth=CHAIN), DEL((LAYERS,), length=4)):
+    for drafter in (Swift(NOTHING, tree_policy=CHAIN), DEL((LAYERS,), length=4)):
         (run,) = decode(TARGET, PROMPTS[:1], drafter=drafter, max_new_tokens=21)
         assert all(step.accepted == step.nodes for step in run.trace.decoding)
-    (run,) = decode(TARGET, PROMPTS[:1], drafter=Swift(NOTHING, growth=CHAIN), max_new_tokens=21)
+    (run,) = decode(TARGET, PROMPTS[:1], drafter=Swift(NOTHING, tree_policy=CHAIN), max_new_tokens=21)
     assert [step.emitted for step in run.trace.decoding] == [5] * 4
 
 
@@ -86,11 +86,18 @@ class Contrary(Swift):
 
 def test_drafts_that_are_always_wrong_change_nothing() -> None:
     (run,) = check_identical(
-        TARGET, PROMPTS[1:2], drafter=Contrary(NOTHING, growth=CHAIN), seeds=(0,), max_new_tokens=16, tested="drafted"
+        TARGET,
+        PROMPTS[1:2],
+        drafter=Contrary(NOTHING, tree_policy=CHAIN),
+        seeds=(0,),
+        max_new_tokens=16,
+        tested="drafted",
     )
     assert {step.emitted for step in run.trace.decoding} == {1}
     with pytest.raises(LawBroken):
-        check_identical(TARGET, PROMPTS[1:2], drafter=Contrary(NOTHING, growth=CHAIN), seeds=(0,), max_new_tokens=16)
+        check_identical(
+            TARGET, PROMPTS[1:2], drafter=Contrary(NOTHING, tree_policy=CHAIN), seeds=(0,), max_new_tokens=16
+        )
 
 
 def test_matchness_of_one_pass_is_that_of_token_by_token() -> None:
@@ -106,10 +113,10 @@ def test_matchness_of_one_pass_is_that_of_token_by_token() -> None:
 
 
 def test_texts_share_draft_passes_and_what_was_found() -> None:
-    drafter = Swift(ratio=0.3, window=4, bayes=3, proposals=9, enough=1.0, growth=CHAIN)
+    drafter = Swift(ratio=0.3, window=4, bayes=3, proposals=9, enough=1.0, tree_policy=CHAIN)
     alone, all_ = Counted(TARGET), Counted(TARGET)
-    decode(alone, PROMPTS[:1], drafter=Swift(SKIP, growth=CHAIN), max_new_tokens=12)
-    decode(all_, PROMPTS[:1] * 4, drafter=Swift(SKIP, growth=CHAIN), max_new_tokens=12)
+    decode(alone, PROMPTS[:1], drafter=Swift(SKIP, tree_policy=CHAIN), max_new_tokens=12)
+    decode(all_, PROMPTS[:1] * 4, drafter=Swift(SKIP, tree_policy=CHAIN), max_new_tokens=12)
     assert len(all_.rows) == len(alone.rows)
     check_batch(TARGET, PROMPTS[:2], drafter=drafter, seeds=(0,), tested="nothing")
     check_state(TARGET, PROMPTS[:1], drafter=drafter, max_new_tokens=12)
@@ -154,9 +161,9 @@ def test_promising_sets_are_better_than_random_ones() -> None:
 def test_a_caterpillar_has_as_many_legs_as_it_has_doubts() -> None:
     def tree(spread: float, **settings: object) -> DraftTree:
         model = Unigram(16, spread=spread)
-        drafter = DraftModel(model, growth=Caterpillar(**settings))  # type: ignore[arg-type]
+        drafter = DraftModel(model, tree_policy=Caterpillar(**settings))  # type: ignore[arg-type]
         engine = Engine(model)
-        seq = engine.submit(Request([1], drafter=drafter, max_new_tokens=40, trees=True))
+        seq = engine.submit(Request([1], drafter=drafter, max_new_tokens=40, return_draft_trees=True))
         while not (trees := [step.tree for step in seq.trace.decoding if step.tree is not None]):
             engine.step()
         found = trees[0]

@@ -186,7 +186,7 @@ def test_every_ngram_was_predicted_by_the_model(most: int) -> None:
     eos = tuple(range(100, 228))
     sampler = Sampler.from_settings(temperature=1.0, min_new_tokens=60, eos_ids=eos)
     engine = Engine(tiny_transformer(0, vocab_size=512))
-    request = Request(PROMPT, 60, sampler, Watched(15, 5, 15), eos_ids=eos, max_nodes=most)
+    request = Request(PROMPT, 60, sampler, Watched(15, 5, 15), eos_ids=eos, max_draft_tokens=most)
     engine.run([engine.submit(request)])
     # With room for five nodes no column of four levels after the first two is ever fed.
     assert kept or most == 5
@@ -213,10 +213,10 @@ def test_a_guess_made_from_the_right_distribution_is_accepted(window: int) -> No
 def test_jacobi_sampling_keeps_the_law_and_the_check_has_power() -> None:
     # Four tokens: the second pass guesses blindly, the third tests what that one refined.
     model, law = TableModel(3, order=2, seed=1), {"sampler": SAMPLE, "length": 4, "draws": 240}
-    check_distribution(model, [1, 2], drafter=Jacobi(window=3), rule=Rejection(), **law)
+    check_distribution(model, [1, 2], drafter=Jacobi(window=3), acceptance_rule=Rejection(), **law)
     blind = Jacobi(window=3, fill="last")
     with pytest.raises(LawBroken):
-        check_distribution(model, [1, 2], drafter=blind, rule=NoResidual(), least=1e-6, **law)
+        check_distribution(model, [1, 2], drafter=blind, acceptance_rule=NoResidual(), least=1e-6, **law)
 
 
 # -- aggressive -------------------------------------------------------------------------------------------------------
@@ -266,9 +266,9 @@ def test_unique_matches_against_brute_force() -> None:
 
 def test_tolerance_of_one_is_greedy_and_of_more_keeps_to_its_bounds() -> None:
     for drafter in (DraftModel(OTHER), Garbage()):
-        check_identical(TARGET, [PROMPT, [3, 1]], drafter=drafter, rule=Tolerance(top=1), seeds=(0,))
+        check_identical(TARGET, [PROMPT, [3, 1]], drafter=drafter, acceptance_rule=Tolerance(top=1), seeds=(0,))
     rule = Tolerance(top=3, margin=1.0)
-    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), rule=rule, max_new_tokens=36)
+    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), acceptance_rule=rule, max_new_tokens=36)
     (plain,) = decode(TARGET, [PROMPT], max_new_tokens=36)
     assert seq.generated != plain.generated
     for at in range(seq.prompt_length, len(seq.tokens)):
@@ -329,7 +329,7 @@ def test_the_moved_rule_draws_from_the_law_it_states() -> None:
 def test_a_drafter_that_reads_everything_is_always_right(rule) -> None:
     for sampler in (Sampler.from_settings(), SAMPLE):
         drafter = Rapid(tiny_transformer(0), gamma=4, confidence=0.0)
-        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=rule, sampler=sampler, max_new_tokens=21)
+        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, acceptance_rule=rule, sampler=sampler, max_new_tokens=21)
         assert [step.emitted for step in seq.trace.decoding] == [5] * 4
         if sampler.greedy:
             assert seq.generated == decode(TARGET, [PROMPT], max_new_tokens=21)[0].generated
@@ -338,10 +338,10 @@ def test_a_drafter_that_reads_everything_is_always_right(rule) -> None:
 def test_the_step_towards_the_drafter_changes_greedy_texts_and_raises_acceptance() -> None:
     # A drafter that knows half the context; the tiny models disagree often enough.
     drafter = Rapid(OTHER, gamma=3, confidence=0.0, head=1, query=3, chunk=4, length=4)
-    check_identical(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=0), seeds=(0,), max_new_tokens=40)
+    check_identical(TARGET, [PROMPT], drafter=drafter, acceptance_rule=RapidRule(eta=0), seeds=(0,), max_new_tokens=40)
     accepted = []
     for eta in (0.0, 50.0):
-        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=eta), max_new_tokens=48)
+        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, acceptance_rule=RapidRule(eta=eta), max_new_tokens=48)
         accepted.append(seq.trace.tokens_per_pass)
     assert accepted[0] < accepted[1]
 
@@ -374,6 +374,6 @@ def test_rapid_says_why_it_drafts_nothing() -> None:
         decode(TARGET, [[1, 2, 3]], drafter=Rapid(), max_new_tokens=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        drafter = replace(resolve("draft", advice[0]), confidence=0.0)
+        drafter = replace(resolve("drafter", advice[0]), confidence=0.0)
         (seq,) = decode(TARGET, [prompt], drafter=drafter, max_new_tokens=12)
     assert max(step.nodes for step in seq.trace.decoding) == 10

@@ -43,7 +43,10 @@ def texts(parallel: bool, monkeypatch: pytest.MonkeyPatch, **settings: object) -
 
 
 def test_texts_and_passes_are_the_same_in_turns_and_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for settings in ({}, {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.9), "rule": Rejection()}):
+    for settings in (
+        {},
+        {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.9), "acceptance_rule": Rejection()},
+    ):
         assert texts(True, monkeypatch, **settings) == texts(False, monkeypatch, **settings)
     monkeypatch.setattr(workers, "cores", lambda: 2)
     sampler = Sampler.from_settings(temperature=0.8)

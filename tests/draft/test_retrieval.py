@@ -191,7 +191,7 @@ def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> Dr
     sampler = Sampler.from_settings(temperature=temperature)
     engine = Engine(TableModel(6))
     drafter = STAND(orders=(1,), nodes=3, scope="request")
-    seq = engine.submit(Request([1], sampler=sampler, drafter=drafter, seed=seed, rule=WithLaws()))
+    seq = engine.submit(Request([1], sampler=sampler, drafter=drafter, seed=seed, acceptance_rule=WithLaws()))
     ids = np.full((6, 10), -1)
     weights = np.zeros((6, 10))
     ids[:, : len(law)], weights[:, : len(law)] = list(law), list(law.values())
@@ -379,7 +379,7 @@ def kept_on_disk(datastore: Datastore, folder: Path) -> str:
 @pytest.mark.parametrize("spec", ["rest", "aded", "suffix-automaton", "rasd:drafter=ngram"])
 def test_datastores_of_another_vocabulary_are_refused(spec: str, tmp_path: Path) -> None:
     folder = kept_on_disk(Datastore.build([[60, 61, 62]], separator=0, vocab_size=65), tmp_path)
-    drafter = resolve("draft", f"{spec}{',' if ':' in spec else ':'}datastore={folder}")
+    drafter = resolve("drafter", f"{spec}{',' if ':' in spec else ':'}datastore={folder}")
     with pytest.raises(VocabularyMismatch, match="made for 65 tokens and the model has 64"):
         decode(TARGET, PROMPTS[:1], drafter=drafter)
 

@@ -94,7 +94,7 @@ def test_sequoia_weighs_what_passes_cost() -> None:
     speed = worth(found, acceptance) / (found.depths.max() * 0.3 + rising[len(found) + 1])
     assert speed == pytest.approx(max(speed for speed, _ in candidates))
     # Through the loop, whose pass times are even here: the deepest tree pays.
-    drafter = DraftModel(TableModel(6, seed=3), growth="sequoia(nodes=9,draft_cost=0.0)")
+    drafter = DraftModel(TableModel(6, seed=3), tree_policy="sequoia(nodes=9,draft_cost=0.0)")
     assert drafter.requirements.costs
     (run,) = decode(TableModel(6, seed=3), [[1, 2]], drafter=drafter, max_new_tokens=20)
     assert {step.nodes for step in run.trace.decoding[:2]} == {9}
@@ -114,7 +114,7 @@ def test_acceptance_is_measured_from_traces() -> None:
 def test_traces_tell_which_child_was_accepted() -> None:
     model = TableModel(4, seed=5)
     (plain,) = decode(model, [[1, 2]], max_new_tokens=30)
-    drafter = DraftModel(TableModel(4, seed=8), growth=FixedTree(branching=(3, 2)))
+    drafter = DraftModel(TableModel(4, seed=8), tree_policy=FixedTree(branching=(3, 2)))
     (run,) = decode(model, [[1, 2]], drafter=drafter, max_new_tokens=30)
     assert run.generated == plain.generated
     ranks = [rank for step in run.trace.decoding for rank, _ in step.choices]

@@ -220,7 +220,7 @@ def test_trees_fuse_by_longest_prefix() -> None:
 
 def test_nodes_that_a_tree_lacks_are_refused() -> None:
     for name in ("token-recycling", "stand"):
-        assert resolve("draft", f"{name}:nodes=80").largest() == 80
+        assert resolve("drafter", f"{name}:nodes=80").largest() == 80
         for nodes in (81, 128, 0):
             with pytest.raises(SettingsError, match=f"{name} drafts on a tree of 80 nodes: give nodes .* not {nodes}"):
-                resolve("draft", f"{name}:nodes={nodes}")
+                resolve("drafter", f"{name}:nodes={nodes}")

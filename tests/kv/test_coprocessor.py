@@ -82,12 +82,12 @@ def test_latents_are_read_as_if_they_were_text(count: int | None) -> None:
 
 def test_latents_give_the_first_token_and_none_leave_the_model_as_it_is() -> None:
     with_it, without, none = (
-        decode(EXACT, [PROMPT], kv=kv, max_new_tokens=12)[0]
+        decode(EXACT, [PROMPT], cache_policy=kv, max_new_tokens=12)[0]
         for kv in (Coprocessor(weights()), None, Coprocessor(weights(), latents=0))
     )
     large = weights()
     large.tensors["base"].mul_(1000.0)
-    (moved,) = decode(EXACT, [PROMPT], kv=Coprocessor(large), max_new_tokens=1)
+    (moved,) = decode(EXACT, [PROMPT], cache_policy=Coprocessor(large), max_new_tokens=1)
     assert moved.generated != without.generated[:1], "latents that are large enough change the first token"
     assert with_it.generated != without.generated
     assert none.generated == without.generated
@@ -126,15 +126,15 @@ def test_it_learns_what_follows_and_nothing_else_does(tmp_path: Path) -> None:
 
 def test_a_coprocessor_is_asked_for_and_checked(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="decodery train kv coprocessor"):
-        decode(MODEL, [PROMPT], kv="coprocessor")
+        decode(MODEL, [PROMPT], cache_policy="coprocessor")
     with pytest.raises(SettingsError, match="at least 0"):
         Coprocessor(latents=-1)
     made = replace(weights(), model=MODEL.fingerprint)
     made.save(tmp_path / COPROCESSOR)
     kv = f"coprocessor:trained={tmp_path},latents=2"
-    assert decode(MODEL, [PROMPT], kv=kv, max_new_tokens=4)[0].generated
+    assert decode(MODEL, [PROMPT], cache_policy=kv, max_new_tokens=4)[0].generated
     with pytest.raises(SettingsError, match="another model"):
-        decode(tiny_transformer(1), [PROMPT], kv=kv)
+        decode(tiny_transformer(1), [PROMPT], cache_policy=kv)
     with pytest.raises(UnsupportedModel, match="another shape"):
         CoprocessorWeights({"base": torch.zeros(2, 5)}).require(MODEL)
     for broken in ({"base": torch.zeros(3)}, {**made.tensors, "up": torch.zeros(2, 2, 2)}, {"soft": torch.zeros(2, 2)}):
@@ -146,6 +146,6 @@ def test_a_coprocessor_is_asked_for_and_checked(tmp_path: Path) -> None:
 def test_what_latents_cannot_stand_beside_is_refused() -> None:
     config = replace(MODEL.config, sliding_window=8, sliding_layers=(True, False))
     with pytest.raises(UnsupportedModel, match="sliding window"):
-        decode(Transformer(config, MODEL.weights), [PROMPT], kv=Coprocessor(weights()))
+        decode(Transformer(config, MODEL.weights), [PROMPT], cache_policy=Coprocessor(weights()))
     with pytest.raises(SettingsError, match="another rule or another cache policy"):
-        decode(MODEL, [PROMPT], kv=Coprocessor(weights()), rule="adadec:tau=0.0", max_new_tokens=4)
+        decode(MODEL, [PROMPT], cache_policy=Coprocessor(weights()), acceptance_rule="adadec:tau=0.0", max_new_tokens=4)

@@ -53,7 +53,7 @@ BUDGETED = {name: kv for name, kv in KVS.items() if hasattr(kv, "budget")}
 @pytest.mark.parametrize("kv", BUDGETED.values(), ids=BUDGETED)
 def test_a_budget_of_one_is_the_full_model(kv: CachePolicy) -> None:
     full, limited, whole = (
-        decode(EXACT, PROMPTS[:1], kv=policy, max_new_tokens=10)[0]
+        decode(EXACT, PROMPTS[:1], cache_policy=policy, max_new_tokens=10)[0]
         for policy in (None, kv, replace(kv, **dict.fromkeys(_budgets(kv), 1.0)))
     )
     assert whole.generated == full.generated
@@ -71,7 +71,9 @@ def _budgets(kv: CachePolicy) -> set[str]:
 
 def test_drafts_trees_and_samples_under_a_policy() -> None:
     for kv in KVS.values():
-        check_identical(EXACT, PROMPTS[:1], drafter="token-recycling:nodes=12", kv=kv, tested="drafted", seeds=(0,))
+        check_identical(
+            EXACT, PROMPTS[:1], drafter="token-recycling:nodes=12", cache_policy=kv, tested="drafted", seeds=(0,)
+        )
 
 
 class Counting(Evicting):
@@ -197,18 +199,18 @@ def test_the_law_catches_rules_that_break_it(kv: CachePolicy) -> None:
 
 
 def test_what_is_kept_is_what_was_promised() -> None:
-    (text,) = decode(EXACT, PROMPTS[:1], kv=H2O(10), max_new_tokens=20)
+    (text,) = decode(EXACT, PROMPTS[:1], cache_policy=H2O(10), max_new_tokens=20)
     assert text.cache.head_lengths.tolist() == [[10, 10]] * 2
-    (text,) = decode(EXACT, [PROMPTS[0] * 12], kv="snapkv:budget=40,window=8", max_new_tokens=4)
+    (text,) = decode(EXACT, [PROMPTS[0] * 12], cache_policy="snapkv:budget=40,window=8", max_new_tokens=4)
     assert text.cache.head_lengths.tolist() == [[43, 43]] * 2
     assert text.cache.bytes == text.cache.slot_bytes * (40 + 256), "memory of the prompt is given back"
-    (text,) = decode(EXACT, [PROMPTS[0] * 12], kv="streaming-llm:budget=20", max_new_tokens=20)
+    (text,) = decode(EXACT, [PROMPTS[0] * 12], cache_policy="streaming-llm:budget=20", max_new_tokens=20)
     assert text.cache.length <= 20 + 16
 
 
 @pytest.mark.parametrize("kv", ["quest:budget=0.5,dense_layers=0", "actqkv:budget=0.5"])
 def test_a_prompt_may_be_shorter_than_a_page(kv: str) -> None:
-    full, limited = (decode(EXACT, [[3, 4, 5]], kv=each, max_new_tokens=6)[0] for each in (None, kv))
+    full, limited = (decode(EXACT, [[3, 4, 5]], cache_policy=each, max_new_tokens=6)[0] for each in (None, kv))
     assert limited.generated == full.generated, "the page a row stands in is always read"
 
 
@@ -220,11 +222,11 @@ def test_what_does_not_go_together_is_said() -> None:
     refused |= {f"meta-soft:flow={flow}": "finite flow" for flow in ("inf", "nan", "-1")}
     for spec, words in refused.items():
         with pytest.raises(SettingsError, match=words):
-            decode(EXACT, PROMPTS[:1], kv=spec)
+            decode(EXACT, PROMPTS[:1], cache_policy=spec)
     with pytest.raises(SettingsError, match="cache policy quest needs the keys and values of one model"):
-        decode(EXACT, PROMPTS[:1], kv="quest", source="guidance")
+        decode(EXACT, PROMPTS[:1], cache_policy="quest", logits_source="guidance")
     with pytest.raises(SettingsError, match="which the cache policy h2o does not give"):
-        decode(EXACT, PROMPTS[:1], kv="h2o", drafter="swift")
+        decode(EXACT, PROMPTS[:1], cache_policy="h2o", drafter="swift")
 
 
 def test_a_policy_can_be_asked_for_everywhere() -> None:
@@ -234,10 +236,13 @@ def test_a_policy_can_be_asked_for_everywhere() -> None:
     from decodery.server.methods import settings_of
     from decodery.server.offered import offered
 
-    assert given({"kv": "h2o:budget=0.3"})["kv"] == H2O(0.3) and given({"kv": "none"})["kv"] == "none"
-    with pytest.raises(UnknownMethod, match="no kv method is called 'h20'"):
-        given({"kv": "h20"})
-    body = CompletionRequest(prompt="a", decodery={"kv": "h2o:budget=0.3"})
-    assert settings_of(body, 64)["kv"] == "h2o:budget=0.3"
-    names = {each["name"] for each in offered(trust=False, model=MODEL) if each["family"] == "kv"}
+    assert (
+        given({"cache_policy": "h2o:budget=0.3"})["cache_policy"] == H2O(0.3)
+        and given({"cache_policy": "none"})["cache_policy"] == "none"
+    )
+    with pytest.raises(UnknownMethod, match="no cache-policy method is called 'h20'"):
+        given({"cache_policy": "h20"})
+    body = CompletionRequest(prompt="a", decodery={"cache_policy": "h2o:budget=0.3"})
+    assert settings_of(body, 64)["cache_policy"] == "h2o:budget=0.3"
+    names = {each["name"] for each in offered(trust=False, model=MODEL) if each["family"] == "cache-policy"}
     assert names == set(KVS)

@@ -40,7 +40,7 @@ def test_rows_of_a_library_stand_at_right_angles() -> None:
 @pytest.mark.parametrize("flow", [0.0, 0.7])
 def test_soft_tokens_decide_and_leave_nothing(flow: float) -> None:
     method = MetaSoft(11, SOFT, sinks=2, flow=flow, partners=2)
-    (text,) = decode(MODEL, [PROMPT], kv=method, max_new_tokens=2)
+    (text,) = decode(MODEL, [PROMPT], cache_policy=method, max_new_tokens=2)
     soft = SOFT.compose(MODEL.embed_tokens(torch.tensor(PROMPT)))
     cache = MODEL.new_cache()
     cache.policy = read = Everything()
@@ -122,14 +122,14 @@ def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
 
 def test_meta_tokens_are_asked_for_and_checked(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="decodery train kv meta-soft"):
-        decode(MODEL, [PROMPT], kv="meta-soft")
+        decode(MODEL, [PROMPT], cache_policy="meta-soft")
     with pytest.raises(SettingsError, match="partners of at least 1"):
         MetaSoft(partners=0)
     replace(SOFT, model=MODEL.fingerprint).save(tmp_path / META)
     kv = f"meta-soft:trained={tmp_path},budget=0.5"
-    assert decode(MODEL, [PROMPT], kv=kv, max_new_tokens=4)[0].generated
+    assert decode(MODEL, [PROMPT], cache_policy=kv, max_new_tokens=4)[0].generated
     with pytest.raises(SettingsError, match="another model"):
-        decode(tiny_transformer(1), [PROMPT], kv=kv)
+        decode(tiny_transformer(1), [PROMPT], cache_policy=kv)
     with pytest.raises(UnsupportedModel, match="another shape"):
         replace(SOFT, tensors={"free": torch.zeros(2, 5)}).require(MODEL)
     for name, tensor in (("scale", torch.zeros(3)), ("weight.1", torch.zeros(7, 256)), ("free", torch.zeros(6))):

@@ -22,13 +22,13 @@ QUEST = Quest(0.3, page=4, dense_layers=0, least=1)
 
 
 def written(engine: Engine, kv: CachePolicy | str | None, prompt: list[int] = PROMPT, new: int = 24) -> Sequence:
-    seq = engine.submit(Request(prompt, max_new_tokens=new, kv=kv))  # type: ignore[arg-type]
+    seq = engine.submit(Request(prompt, max_new_tokens=new, cache_policy=kv))  # type: ignore[arg-type]
     engine.run([seq])
     return seq
 
 
 def alone(kv: CachePolicy | str | None, prompt: list[int] = PROMPT, new: int = 24) -> list[int]:
-    return decode(EXACT, [prompt], kv=kv, max_new_tokens=new)[0].tokens
+    return decode(EXACT, [prompt], cache_policy=kv, max_new_tokens=new)[0].tokens
 
 
 def test_a_policy_that_reads_prompts_in_full_shares_them() -> None:
@@ -76,17 +76,17 @@ def test_what_a_policy_has_written_would_show_in_another_text() -> None:
 def test_a_chat_goes_on_from_the_prompt_it_has_read() -> None:
     engine = Engine(EXACT)
     first = written(engine, QUEST)
-    again = engine.submit(Request([*first.tokens, 7], max_new_tokens=8, kv=QUEST, reuse=first))
+    again = engine.submit(Request([*first.tokens, 7], max_new_tokens=8, cache_policy=QUEST, reuse=first))
     assert again.cache.next_position == len(PROMPT)
     engine.run([again])
     assert again.tokens == alone(QUEST, [*first.tokens, 7], 8)
-    assert engine.submit(Request(PROMPT, kv="h2o", reuse=first)).cache.next_position == 0
+    assert engine.submit(Request(PROMPT, cache_policy="h2o", reuse=first)).cache.next_position == 0
 
 
 def test_copies_share_a_prompt_under_such_a_policy() -> None:
     engine = Engine(EXACT)
-    first = engine.submit(Request(PROMPT, max_new_tokens=12, kv=QUEST))
-    twin = engine.submit(Request(PROMPT, max_new_tokens=12, kv=QUEST, seed=5), like=first)
+    first = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST))
+    twin = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST, seed=5), like=first)
     engine.run([first, twin])
     assert first.tokens == twin.tokens == alone(QUEST, new=12)
     assert first.trace.rows + twin.trace.rows < 2 * len(PROMPT)
@@ -95,7 +95,7 @@ def test_copies_share_a_prompt_under_such_a_policy() -> None:
 @pytest.mark.parametrize("kv", [QUEST, "streaming-llm:budget=12,sinks=2", "h2o:budget=0.4"], ids=str)
 def test_what_follows_from_tokens_alone_is_dropped_and_read_again(kv: CachePolicy | str) -> None:
     engine = Engine(EXACT)
-    seq = engine.submit(Request(PROMPT, max_new_tokens=24, kv=kv))  # type: ignore[arg-type]
+    seq = engine.submit(Request(PROMPT, max_new_tokens=24, cache_policy=kv))  # type: ignore[arg-type]
     while seq.position < 9:
         engine.step()
     engine.preempt(seq)

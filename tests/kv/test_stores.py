@@ -71,7 +71,7 @@ def test_layers_share_a_budget() -> None:
         assert shares.mean() == pytest.approx(mean) and shares.min() >= 0.01 and shares.max() <= 1
     # Dropping alone is H2O, where layers get the same and no first tokens are safe.
     drop = D2O(0.4, merge="none", sinks=0, dense=0)
-    plain, other = (decode(MODEL, [PROMPT], kv=kv, max_new_tokens=1)[0] for kv in (drop, H2O(0.4)))
+    plain, other = (decode(MODEL, [PROMPT], cache_policy=kv, max_new_tokens=1)[0] for kv in (drop, H2O(0.4)))
     assert plain.cache.view(0)[0].equal(other.cache.view(0)[0])
 
 
@@ -147,10 +147,10 @@ class Watching(AttentionPolicy):
 @pytest.mark.parametrize("content", ["last", "copy", 7])
 def test_pseudo_tokens_decide_and_leave_nothing(content: str | int) -> None:
     method = DapQ(12, queries=5, content=content, kernel=3, recent=2)  # type: ignore[arg-type]
-    (text,) = decode(MODEL, [PROMPT], kv=method, max_new_tokens=1)
+    (text,) = decode(MODEL, [PROMPT], cache_policy=method, max_new_tokens=1)
     # A text of one token is finished with its prompt: a longer one is compressed.
     assert text.cache.head_lengths.tolist() == [[30, 30]] * 2
-    (text,) = decode(MODEL, [PROMPT], kv=method, max_new_tokens=2)
+    (text,) = decode(MODEL, [PROMPT], cache_policy=method, max_new_tokens=2)
     pseudo = {"last": PROMPT[-1:] * 5, "copy": PROMPT[-5:]}.get(str(content), [7] * 5)
     cache = MODEL.new_cache()
     cache.policy = watch = Watching()
@@ -163,19 +163,21 @@ def test_pseudo_tokens_decide_and_leave_nothing(content: str | int) -> None:
             near = {j: paid[max(j - 1, 0) : j + 2].sum() / 3 for j in range(28)}
             best = sorted(sorted(near, key=lambda j: (-near[j], j))[:10])
             assert torch.allclose(kept[head, :12], cache.view(layer)[0][head, [*best, 28, 29]], atol=1e-12)
-    whole = decode(MODEL, [PROMPT], kv=replace(method, budget=1.0), max_new_tokens=16)[0]
+    whole = decode(MODEL, [PROMPT], cache_policy=replace(method, budget=1.0), max_new_tokens=16)[0]
     assert whole.generated == decode(MODEL, [PROMPT], max_new_tokens=16)[0].generated
 
 
 def test_a_model_drafts_for_itself_under_a_policy() -> None:
     exact = to_int8(MODEL)
     (small, full) = (
-        check_identical(exact, [PROMPT], drafter=CompressedCache(kv=kv, length=3), seeds=(0,), max_new_tokens=20)[0]
+        check_identical(
+            exact, [PROMPT], drafter=CompressedCache(cache_policy=kv, length=3), seeds=(0,), max_new_tokens=20
+        )[0]
         for kv in ("h2o:budget=0.3", "h2o:budget=1.0")
     )
     assert full.trace.tokens_per_pass > 3.5 > small.trace.tokens_per_pass, "all that is kept is drafted right"
     with pytest.raises(SettingsError, match="pseudo tokens"):
-        CompressedCache(kv="dapq")
+        CompressedCache(cache_policy="dapq")
 
 
 def test_channels_are_calibrated_and_kept(tmp_path: object) -> None:
@@ -200,13 +202,13 @@ def test_channels_are_calibrated_and_kept(tmp_path: object) -> None:
     found.save(folder / CHANNELS)
     kv = DoubleSparsity(8, calibration=str(folder), dense_layers=0)
     ours, theirs = (
-        decode(MODEL, [PROMPT], kv=each, max_new_tokens=8)[0] for each in (kv, replace(kv, calibration=found))
+        decode(MODEL, [PROMPT], cache_policy=each, max_new_tokens=8)[0] for each in (kv, replace(kv, calibration=found))
     )
     assert ours.generated == theirs.generated
     with pytest.raises(SettingsError, match="decodery train kv double-sparsity"):
-        decode(MODEL, [PROMPT], kv="double-sparsity")
+        decode(MODEL, [PROMPT], cache_policy="double-sparsity")
     with pytest.raises(SettingsError, match="another model"):
-        decode(tiny_transformer(1), [PROMPT], kv=kv)
+        decode(tiny_transformer(1), [PROMPT], cache_policy=kv)
     Artifact("set of key channels", {"order": torch.zeros(2, 2, 8, dtype=torch.int32)}).save(folder / "bad")
     with pytest.raises(CorruptFile):
         KeyChannels.load(folder / "bad")

@@ -78,11 +78,11 @@ LONG = [TOKENS.tolist(), TOKENS[:9].tolist()]
 
 def test_a_text_goes_on_beyond_the_context() -> None:
     check_cache_policy(EXACT, LONG, "streaming-llm:budget=12,sinks=2", tolerance=0.0)
-    (text,) = decode(EXACT, LONG[1:], kv="streaming-llm:budget=12", max_new_tokens=80)
+    (text,) = decode(EXACT, LONG[1:], cache_policy="streaming-llm:budget=12", max_new_tokens=80)
     assert (text.position, text.finish_reason, text.context_full) == (80, "length", False)
     assert text.cache.length <= 12 + 16, "memory does not grow with the text"
-    drafted = decode(EXACT, LONG, drafter="prompt-lookup", kv="streaming-llm:budget=12", max_new_tokens=60)
-    plain = decode(EXACT, LONG, kv="streaming-llm:budget=12", max_new_tokens=60)
+    drafted = decode(EXACT, LONG, drafter="prompt-lookup", cache_policy="streaming-llm:budget=12", max_new_tokens=60)
+    plain = decode(EXACT, LONG, cache_policy="streaming-llm:budget=12", max_new_tokens=60)
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
 
 
@@ -106,10 +106,10 @@ def test_the_law_catches_sinks_that_stand_where_another_row_meets_them() -> None
 
 @pytest.mark.parametrize("kv", ["streaming-llm:budget=12,absolute=true", "streaming-llm:budget=0.5", "h2o:budget=12"])
 def test_what_cannot_go_on_ends_where_the_context_does(kv: str) -> None:
-    (text,) = decode(EXACT, LONG[1:], kv=kv, max_new_tokens=80)
+    (text,) = decode(EXACT, LONG[1:], cache_policy=kv, max_new_tokens=80)
     assert (len(text.tokens), text.finish_reason, text.context_full) == (24, "length", True)
     with pytest.raises(ContextFull, match="the prompt has 50 tokens and the model's context 24"):
-        decode(EXACT, LONG[:1], kv=kv)
+        decode(EXACT, LONG[:1], cache_policy=kv)
 
 
 def test_which_models_have_no_end() -> None:
@@ -126,7 +126,7 @@ def test_a_long_prompt_needs_the_memory_of_its_window() -> None:
 
     bounded = Engine(EXACT, limits=Limits(cache_bytes=SHORT.new_cache().slot_bytes * 300))
     prompt = (LONG[0] * 8)[:400]
-    text = bounded.submit(Request(prompt, max_new_tokens=4, kv="streaming-llm:budget=12"))
+    text = bounded.submit(Request(prompt, max_new_tokens=4, cache_policy="streaming-llm:budget=12"))
     bounded.run([text])
     assert text.position == 4
     with pytest.raises((OutOfMemory, ContextFull)):

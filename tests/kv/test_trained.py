@@ -190,18 +190,20 @@ def test_trained_parts_are_asked_for_and_checked(tmp_path: Path) -> None:
     prompt = TOKENS[:20].tolist()
     for name in ("lserve", "write-gate"):
         with pytest.raises(SettingsError, match=f"decodery train kv {name}"):
-            decode(MODEL, [prompt], kv=name)
+            decode(MODEL, [prompt], cache_policy=name)
     with pytest.raises(SettingsError, match="divide a page"):
         LServe(page=64, reuse=3)
     with pytest.raises(SettingsError, match="up to 1"):
         WriteGate(40.0)
     HeadGates(torch.rand(3, 2)).save(tmp_path / GATES)
     with pytest.raises(UnsupportedModel, match="another shape"):
-        decode(MODEL, [prompt], kv=f"lserve:gates={tmp_path}")
+        decode(MODEL, [prompt], cache_policy=f"lserve:gates={tmp_path}")
     HeadGates(torch.rand(2, 2), model=MODEL.fingerprint).save(tmp_path / GATES)
-    assert decode(MODEL, [prompt], kv=f"lserve:gates={tmp_path},window=8,sinks=2", max_new_tokens=3)[0].generated
+    assert decode(MODEL, [prompt], cache_policy=f"lserve:gates={tmp_path},window=8,sinks=2", max_new_tokens=3)[
+        0
+    ].generated
     with pytest.raises(SettingsError, match="another model"):
-        decode(tiny_transformer(1), [prompt], kv=f"lserve:gates={tmp_path}")
+        decode(tiny_transformer(1), [prompt], cache_policy=f"lserve:gates={tmp_path}")
     gate = WriteGates.initial(MODEL.config, 1, (4,))
     for tensors in (
         {"gates": torch.full((2, 2), 2.0)},

@@ -69,7 +69,7 @@ def anew(read: int) -> list[int]:
     """Greedy decoding of the first tokens of the source, all of them read anew."""
     engine = Engine(tiny_encoder_decoder(BLOCK))
     source = Reads(tuple(SOURCE[:read]))
-    seq = engine.submit(Request([START], source=source, max_new_tokens=30, eos_ids=ENDS))
+    seq = engine.submit(Request([START], logits_source=source, max_new_tokens=30, eos_ids=ENDS))
     engine.run([seq])
     return [token for token in seq.generated if token not in ENDS]
 
@@ -121,7 +121,7 @@ def test_what_is_committed_stays(method: SimultaneousPolicy) -> None:
         run_sync(listening(method, stream, [1]))
 
 
-@pytest.mark.parametrize("name", sorted(method.name for method in methods("listen")))
+@pytest.mark.parametrize("name", sorted(method.name for method in methods("simultaneous")))
 def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
     """Over random models and chunks, at the smallest settings, where hypotheses shrink; and the check can fail."""
     shrunk = 0
@@ -129,7 +129,7 @@ def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
         model = tiny_encoder_decoder(BLOCK, seed)
         draws = np.random.default_rng(seed)
         for spec in SHRINKING.get(name, [name]):
-            stream, method = Stream.of(model, ENDS), resolve("listen", spec)
+            stream, method = Stream.of(model, ENDS), resolve("simultaneous", spec)
             source, found, first = draws.integers(0, 55, 14).tolist(), list[StreamOutput](), 0
             while first < len(source):
                 last = first + int(draws.integers(1, 4))

@@ -204,8 +204,8 @@ def test_embeddings_move_the_users_turns() -> None:
     turns = [placed[first:last] for first, last in placed.user_spans]
     assert turns == [[97, 256, 256, 256, 98], [256, 256, 99]]
     with pytest.raises(PromptError, match="count with allow_special=True"):
-        lm.generate(messages, embeddings=parts, placeholder="<s>")
-    settings: dict[str, Any] = {"embeddings": parts, "placeholder": "<s>", "max_new_tokens": 1}
+        lm.generate(messages, prompt_embeds=parts, placeholder="<s>")
+    settings: dict[str, Any] = {"prompt_embeds": parts, "placeholder": "<s>", "max_new_tokens": 1}
     assert len(lm.generate(messages, allow_special=True, **settings).prompt_tokens) == len(placed)
 
 

@@ -64,7 +64,7 @@ def test_a_second_model_is_that_of_the_files_as_they_are_now(home: Path) -> None
 
 def test_a_reward_model_is_that_of_the_files_as_they_are_now(home: Path) -> None:
     save(make_model("llama"), home / "judge")
-    judge = RewardModel(resolve("score", "log-probability"), model=str(home / "judge"))
+    judge = RewardModel(resolve("scorer", "log-probability"), model=str(home / "judge"))
     before = judge._found
     assert before is judge._found
     save(make_model("llama", seed=1), home / "judge")
@@ -126,7 +126,7 @@ def test_a_datastore_whose_tokens_alone_were_replaced_is_opened_again(tmp_path: 
     for document in ([60, 61, 62, 63], [60, 61, 59, 63]):
         folder = datastore(tmp_path / "store", document)
         assert Datastore.open(folder).count(document[:3]) == 1
-        seq = engine.submit(Request([60, 61], drafter=resolve("draft", f"aded:datastore={folder}"), max_new_tokens=1))
+        seq = engine.submit(Request([60, 61], drafter=resolve("drafter", f"aded:datastore={folder}"), max_new_tokens=1))
         assert isinstance(seq.draft_state, Trigrams)
         found.append([token for token, _ in seq.draft_state.successors(60, 61)])
     assert found == [[62], [59]]

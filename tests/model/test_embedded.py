@@ -135,7 +135,7 @@ def test_a_draft_model_that_lacks_what_a_constraint_asks_for_is_no_error(smollm2
     lm = smollm2_int8
     schema = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 40}}, "required": ["title"]}
     settings: dict[str, Any] = {"constraint": JSONSchema(schema), "max_new_tokens": 24, "temperature": 1.0}
-    for seed, growth in enumerate(("", ":growth=eagle-2(nodes=12)")):
+    for seed, growth in enumerate(("", ":tree_policy=eagle-2(nodes=12)")):
         expected, found = (
             lm.generate("Explain bread to a child.", drafter=drafter, seed=seed, **settings)
             for drafter in (None, f"draft-model{growth}")

@@ -113,11 +113,11 @@ def test_decoding_with_a_source_keeps_the_laws(tiny: EncoderDecoder) -> None:
     source, sampler = Reads(SOURCE), Sampler.from_settings(temperature=1.0)
     for drawn in (GREEDY, sampler):
         check_identical(
-            tiny, [[256], [256, 3]], drafter="token-recycling", sampler=drawn, source=source, max_new_tokens=20
+            tiny, [[256], [256, 3]], drafter="token-recycling", sampler=drawn, logits_source=source, max_new_tokens=20
         )
-    copied = Engine(tiny).submit(Request([256], source=source, drafter="aggressive", max_new_tokens=3))
+    copied = Engine(tiny).submit(Request([256], logits_source=source, drafter="aggressive", max_new_tokens=3))
     assert copied.draft_state.source == list(SOURCE) and copied.draft_state.pointer == 0
-    check_state(tiny, [[256]], drafter="token-recycling", source=source, max_new_tokens=12)
+    check_state(tiny, [[256]], drafter="token-recycling", logits_source=source, max_new_tokens=12)
 
 
 def test_the_model_is_one_of_transformers_in_the_facade(folders: dict[str, tuple[Path, Any]]) -> None:
@@ -143,7 +143,7 @@ def test_the_model_is_one_of_transformers_in_the_facade(folders: dict[str, tuple
 
 
 def test_a_text_goes_on_where_its_memory_was_given_up(tiny: EncoderDecoder) -> None:
-    request = Request([256], source=Reads(SOURCE), max_new_tokens=12)
+    request = Request([256], logits_source=Reads(SOURCE), max_new_tokens=12)
     engine = Engine(tiny)
     whole = engine.submit(request)
     engine.run([whole])
@@ -164,10 +164,10 @@ def test_what_does_not_fit_is_refused(
             engine.run([engine.submit(Request([256], **settings))])
 
     fails(SettingsError, "was given none")
-    fails(PromptError, "source is empty", source=Reads(()))
-    fails(PromptError, "outside the model's vocabulary", source=Reads((VOCAB,)))
+    fails(PromptError, "source is empty", logits_source=Reads(()))
+    fails(PromptError, "outside the model's vocabulary", logits_source=Reads((VOCAB,)))
     said = "swift needs passes through some of the layers, which a model with an encoder does not give: use another"
-    fails(SettingsError, said, source=Reads((1,)), drafter="swift")
+    fails(SettingsError, said, logits_source=Reads((1,)), drafter="swift")
     folder = folders["t5"][0]
     with pytest.raises(SettingsError, match="run in float32"):
         load(folder, dtype="int8")

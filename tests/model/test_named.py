@@ -24,8 +24,8 @@ from tiny_models import make_model
 USES = {
     "draft-model": "drafter",
     "rapid": "drafter",
-    "entropy-adaptive": "source",
-    "transfer-q": "source",
+    "entropy-adaptive": "logits_source",
+    "transfer-q": "logits_source",
 }
 """What takes a second model by name, and the option that it is given to."""
 SPECS = {
@@ -72,7 +72,7 @@ def test_a_second_model_is_loaded_in_the_precision_asked_for(name: str, lm: LLM,
 
 @pytest.mark.parametrize("name", USES)
 def test_a_precision_that_does_not_exist_is_refused(name: str) -> None:
-    family = {"drafter": "draft", "source": "source"}[USES[name]]
+    family = {"drafter": "drafter", "logits_source": "logits-source"}[USES[name]]
     with pytest.raises(SettingsError) as caught:
         resolve(family, SPECS[name].format("second.gguf", "int5"))
     assert str(caught.value) == f"{name}: dtype=int5 is not auto, float32, bfloat16, float16, int8 or int4"

@@ -120,7 +120,7 @@ def test_rules_accept_none(name: str) -> None:
     rule = (RULES | LOSSY_RULES)[name]
     for drafter in (DRAFTERS["draft-model"](OTHER), Drafts()):
         if fits(drafter, rule):
-            check(written(GREEDY if rule.requirements.greedy else DRAWN, drafter=drafter, rule=rule))
+            check(written(GREEDY if rule.requirements.greedy else DRAWN, drafter=drafter, acceptance_rule=rule))
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -135,12 +135,12 @@ def test_searches_write_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_say_none(name: str) -> None:
-    check(written(source=SOURCES[name](OTHER)))
+    check(written(logits_source=SOURCES[name](OTHER)))
 
 
 @pytest.mark.parametrize("name", KVS)
 def test_texts_under_a_cache_policy_hold_none(name: str) -> None:
-    check(written(kv=KVS[name]))
+    check(written(cache_policy=KVS[name]))
 
 
 def test_suggestions_and_prompts_hold_none() -> None:

@@ -32,9 +32,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"drafter": None, "temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 3},
     {"drafter": "prompt-lookup", "temperature": 1.1, "mirostat": 2, "logprobs": 2},
     {"drafter": "jacobi", "min_p": 0.01, "temperature": 1.0, "xtc": 0.5},
-    {"drafter": "draft-model:model={},length=3", "rule": "typical"},
-    {"drafter": None, "kv": "h2o:budget=0.5"},
-    {"drafter": None, "source": "dola"},
+    {"drafter": "draft-model:model={},length=3", "acceptance_rule": "typical"},
+    {"drafter": None, "cache_policy": "h2o:budget=0.5"},
+    {"drafter": None, "logits_source": "dola"},
     {"drafter": None, "constraint": Regex("[a-z ]{2,4}")},
 ]
 FACTORIES = [
@@ -143,7 +143,7 @@ def test_a_cache_made_in_one_mode_is_gone_on_with_in_another(outer: str, folder:
     first, second = modes if outer == "inference_mode" else modes[::-1]
     with first():
         lm = LLM(load(folder, dtype="int8", device="cpu"))
-        begun = lm.generate("The cache keeps", raw=True, max_new_tokens=6, keep_cache=True, ignore_eos=True)
+        begun = lm.generate("The cache keeps", raw=True, max_new_tokens=6, return_cache=True, ignore_eos=True)
     with second():
         went_on = lm.generate("The cache keeps the", raw=True, max_new_tokens=6, reuse=begun, ignore_eos=True)
     assert went_on.tokens == lm.generate("The cache keeps the", raw=True, max_new_tokens=6, ignore_eos=True).tokens

@@ -164,7 +164,7 @@ def test_it_is_saved_and_read(model: Transformer, tmp_path: Path) -> None:
 
 
 def test_what_needs_rows_by_themselves_is_refused(model: Transformer) -> None:
-    for settings in ({"drafter": "swift"}, {"kv": "h2o"}, {"source": PrefixLM()}):
+    for settings in ({"drafter": "swift"}, {"cache_policy": "h2o"}, {"logits_source": PrefixLM()}):
         with pytest.raises(DecoderyError, match=r"need"):
             decode(model, [[1, 2, 3]], **settings)
     with pytest.raises(UnsupportedModel, match="rows before it"):

@@ -139,13 +139,13 @@ def test_as_encoder_and_decoder_the_prompt_is_seen_both_ways(
 def test_drafts_behind_a_prefix_keep_the_laws(loaded: LoadedModel, wide: Transformer) -> None:
     model, drawn = wide, Sampler.from_settings(temperature=1.0)
     prompts = [framed(loaded.tokenizer, text, "encoder-decoder") for text in ("abc abc abc", "x")]
-    check_identical(model, prompts, drafter="token-recycling", source=PrefixLM(), max_new_tokens=16)
+    check_identical(model, prompts, drafter="token-recycling", logits_source=PrefixLM(), max_new_tokens=16)
     # The same model without sight of the whole prompt guesses well enough.
     check_identical(
-        model, prompts, drafter=DraftModel(model, length=3), source=PrefixLM(), sampler=drawn, max_new_tokens=16
+        model, prompts, drafter=DraftModel(model, length=3), logits_source=PrefixLM(), sampler=drawn, max_new_tokens=16
     )
-    assert check_state(model, prompts, drafter="token-recycling", source=PrefixLM(), max_new_tokens=8) < 1e-9
-    engine, request = Engine(model), Request(prompts[0], source="prefix-lm", sampler=drawn, max_new_tokens=10)
+    assert check_state(model, prompts, drafter="token-recycling", logits_source=PrefixLM(), max_new_tokens=8) < 1e-9
+    engine, request = Engine(model), Request(prompts[0], logits_source="prefix-lm", sampler=drawn, max_new_tokens=10)
     whole = engine.submit(request)
     engine.run([whole])
     plain = engine.submit(Request(prompts[0], sampler=drawn, max_new_tokens=10))

@@ -87,7 +87,7 @@ def test_what_a_model_lacks_is_never_said_and_read_as_something_else() -> None:
 
 def test_sources_take_models_that_differ_in_padding() -> None:
     source = EntropyAdaptive(resized(TOKENS + 8), threshold=0.0, stay=1)
-    (seq,) = decode(TARGET, PROMPTS[:1], source=source)
+    (seq,) = decode(TARGET, PROMPTS[:1], logits_source=source)
     assert isinstance(seq, Sequence) and max(seq.tokens) < TOKENS + 8
 
 
@@ -99,7 +99,7 @@ def test_the_first_token_that_differs_is_named() -> None:
         with pytest.raises(VocabularyMismatch, match=f"token 65 is 'AA' to one model and '{text}' to the other"):
             decode(ours.model, PROMPTS[:1], drafter=DraftModel(theirs.model))
     with pytest.raises(VocabularyMismatch, match="token 65"):
-        decode(ours.model, PROMPTS[:1], source=EntropyAdaptive(theirs.model))
+        decode(ours.model, PROMPTS[:1], logits_source=EntropyAdaptive(theirs.model))
 
 
 def test_a_token_that_only_one_has_is_no_difference() -> None:

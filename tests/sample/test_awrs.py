@@ -177,7 +177,7 @@ def test_the_rule_writes_what_masks_write(name: str) -> None:
         for prompt, seed in asked if FULL else asked[turn % 2 :][:1]:
             (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=24)
             (ours,) = decode(
-                TARGET, [prompt], sampler=tried, rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=24
+                TARGET, [prompt], sampler=tried, acceptance_rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=24
             )
             assert ours.generated == plain.generated
             counts = ours.trace.ledger.counts
@@ -188,9 +188,11 @@ def test_the_rule_keeps_the_laws_of_speculation() -> None:
     sampler = constrained(LANGUAGES["json-schema"], temperature=1.0)
     for name in ("prompt-lookup", "token-recycling", "draft-model"):
         drafter = DRAFTERS[name](OTHER)
-        check_identical(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, eos_ids=ENDS, seeds=(3,))
-    check_batch(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, seeds=(0,))
-    check_state(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, max_new_tokens=12)
+        check_identical(
+            TARGET, PROMPTS, drafter=drafter, acceptance_rule=AWRS(), sampler=sampler, eos_ids=ENDS, seeds=(3,)
+        )
+    check_batch(TARGET, PROMPTS, drafter=drafter, acceptance_rule=AWRS(), sampler=sampler, seeds=(0,))
+    check_state(TARGET, PROMPTS, drafter=drafter, acceptance_rule=AWRS(), sampler=sampler, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -234,7 +236,7 @@ def test_a_checker_that_accepts_a_dead_end_says_so() -> None:
     lost = Checker(lambda text: text in ("a", "ab"), lambda text: False)
     sampler = constrained(lost, temperature=1.0)
     with pytest.raises(ConstraintError, match="nothing can complete"):
-        decode(TARGET, PROMPTS[:1], sampler=sampler, rule=AWRS(), eos_ids=ENDS)
+        decode(TARGET, PROMPTS[:1], sampler=sampler, acceptance_rule=AWRS(), eos_ids=ENDS)
 
 
 def test_requests_choose_the_rule_that_suits_the_constraint(smollm2: dc.LLM) -> None:
@@ -249,7 +251,9 @@ def test_requests_choose_the_rule_that_suits_the_constraint(smollm2: dc.LLM) -> 
     found.append(smollm2.generate("A number:", constraint=checker, seed=4, temperature=1.0, drafter="prompt-lookup"))
     assert found[0].tokens == found[1].tokens and found[0].text.isdigit() and len(found[0].text) == 3
     assert found[0].trace.ledger.counts["checks"] < len(asked) + 10 < 20_000
-    with pytest.raises(SettingsError, match="the processor top-p needs the mask of a constraint, which the rule awrs"):
+    with pytest.raises(
+        SettingsError, match="the processor top-p needs the mask of a constraint, which the acceptance rule awrs"
+    ):
         smollm2.generate("A number:", constraint=checker, temperature=1.0, top_p=0.9)
     with pytest.raises(SettingsError, match="build the method in Python"):
         smollm2.generate("A number:", constraint="checker:prefix=isdigit")
@@ -264,6 +268,6 @@ def test_a_mask_that_would_leave_nothing_is_not_applied_without_masks_either(set
         for seed in range(3):
             (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=40)
             (found,) = decode(
-                TARGET, [prompt], sampler=tried, rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=40
+                TARGET, [prompt], sampler=tried, acceptance_rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=40
             )
             assert (found.generated, found.finish_reason) == (plain.generated, plain.finish_reason)

@@ -228,7 +228,7 @@ def test_a_rule_that_forgets_the_path_is_caught() -> None:
             check_identical(
                 *(target, [[5] * 6 + [7, 8, 9] * 4]),
                 drafter=DRAFTERS["draft-model"](target),
-                rule=_Oblivious(),
+                acceptance_rule=_Oblivious(),
                 sampler=STATEFUL[name],
                 seeds=range(4),
             )

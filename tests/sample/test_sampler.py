@@ -143,7 +143,7 @@ def test_settings_of_one_warp_go_together() -> None:
 def test_contradictory_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         Sampler.from_settings(**settings)
-    with pytest.raises(SettingsError, match="3 is not an instance of a sample method"):
+    with pytest.raises(SettingsError, match="3 is not an instance of a logits-processor method"):
         Sampler([3])  # type: ignore[list-item]
 
 

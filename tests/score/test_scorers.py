@@ -46,7 +46,7 @@ def score(scorer: Scorer, *outputs: list[int], prompt: tuple[int, ...] = (5, 9, 
 
 
 def test_the_list_names_every_registered_scorer() -> None:
-    assert {method.name for method in dc.methods("score")} == {*SCORERS, *ASKING}
+    assert {method.name for method in dc.methods("scorer")} == {*SCORERS, *ASKING}
 
 
 @pytest.mark.parametrize("name", sorted(SCORERS))
@@ -172,7 +172,7 @@ def test_products_multiply_weights_and_what_is_ruled_out_stays_so() -> None:
     # What nothing is known of counts as weight 1.
     assert score(Product((whole, Even())), [4, 7], finished=False) == score(Product((Even(),)), [4, 7])
     assert not whole.prefixes and Product((whole, Even())).prefixes and not Product((whole,)).prefixes
-    assert resolve("score", "product:factors=log-probability(of=sum)/self-evaluation(question=x)").scorers == (
+    assert resolve("scorer", "product:factors=log-probability(of=sum)/self-evaluation(question=x)").scorers == (
         LogProbability("sum"),
         SelfEvaluation("x"),
     )
@@ -341,11 +341,11 @@ def test_a_search_that_is_named_takes_a_scorer_that_no_text_could_name() -> None
 
 def test_a_source_asks_a_scorer_that_asks_the_model() -> None:
     source = ControlledDecoding(LogProbability("sum"), strength=3.0, k=4)
-    (steered,), (plain,) = decode(MODEL, [[5, 9, 2]], source=source), decode(MODEL, [[5, 9, 2]])
+    (steered,), (plain,) = decode(MODEL, [[5, 9, 2]], logits_source=source), decode(MODEL, [[5, 9, 2]])
     # What is most likely already gets likelier still.
     assert steered.generated == plain.generated and steered.trace.ledger.scorer_calls == 4 * 24
     with pytest.raises(
-        SettingsError, match=r"not an instance of a score method; pass an instance .dc.scorers.TextScore makes"
+        SettingsError, match=r"not an instance of a scorer method; pass an instance .dc.scorers.TextScore makes"
     ):
         ControlledDecoding(lambda text: 1.0)
 

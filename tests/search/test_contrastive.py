@@ -109,8 +109,8 @@ def test_what_it_cannot_do_is_refused() -> None:
     closed.capabilities = Capabilities(exact_rows=True, states=True)
     with pytest.raises(UnsupportedModel, match="final norm and the head by themselves, which TableModel does not"):
         run(closed, ContrastiveSearch(), [1])
-    with pytest.raises(SettingsError, match="leave the source out"):
-        run(tiny_transformer(0), ContrastiveSearch(), [1], source=Guidance())
+    with pytest.raises(SettingsError, match="leave the logits source out"):
+        run(tiny_transformer(0), ContrastiveSearch(), [1], logits_source=Guidance())
     for make, message in ((lambda: ContrastiveSearch(0), "k >= 1"), (lambda: ContrastiveSearch(4, 1.5), "alpha")):
         with pytest.raises(SettingsError, match=message):
             make()

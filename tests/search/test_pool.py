@@ -68,9 +68,9 @@ def test_drafts_speed_up_every_branch() -> None:
 
 def test_rules_and_budgets_of_the_request_hold_for_every_text() -> None:
     drafter = DRAFTERS["draft-model"](OTHER)
-    settings: dict[str, Any] = {"drafter": drafter, "budget": BUDGETS["fixed"](OTHER)}
+    settings: dict[str, Any] = {"drafter": drafter, "draft_length": BUDGETS["fixed"](OTHER)}
     assert [seq.generated for seq in run(BestOfN(Constant(), n=3), **settings)] == plain(3, **settings)
-    settings["rule"] = LOSSY_RULES["typical"]
+    settings["acceptance_rule"] = LOSSY_RULES["typical"]
     assert [seq.generated for seq in run(BestOfN(Constant(), n=3), **settings)] == plain(3, **settings)
 
 

@@ -69,8 +69,8 @@ def test_passes_of_few_rows_find_the_same_and_searches_say_how_many_texts_they_f
 def test_what_would_have_no_effect_or_no_meaning_is_refused(name: str) -> None:
     for settings, message in (
         ({"drafter": PromptLookup()}, "leave the drafter out"),
-        ({"rule": LOSSY_RULES["tolerance"]}, "leave the rule out"),
-        ({"budget": Fixed(nodes=2)}, "leave the budget out"),
+        ({"acceptance_rule": LOSSY_RULES["tolerance"]}, "leave the acceptance rule out"),
+        ({"draft_length": Fixed(nodes=2)}, "leave the draft length policy out"),
         ({"sampler": CHOOSING["momentum"]}, "leave one of the two out"),
     ):
         with pytest.raises(SettingsError, match=message):

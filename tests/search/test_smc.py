@@ -141,7 +141,7 @@ def test_the_shared_pieces() -> None:
         ({"max_rejects": 1}, "max_rejects of at least 2"),
         ({"power": 0.0}, "power must be"),
         ({"target": "cold"}, "the target of smc is"),
-        ({"potential": lambda text: 1.0}, "is not an instance of a score method"),
+        ({"potential": lambda text: 1.0}, "is not an instance of a scorer method"),
         ({"strict": False, "target": "powered"}, "leave target out"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_context_that_is_full_is_said() -> None:
         (choice,) = api.completions.create(prompt="tides", max_tokens=59, extra_body={"decodery": {}}, **ask).choices
         assert set((choice.model_extra or {})["decodery"]) == {"seed", "trace", "context_full"}
         # Under a policy that knows no end the text goes on, as long as it is asked to.
-        endless = {"extra_body": {"decodery": {"kv": "streaming-llm:budget=32"}}}
+        endless = {"extra_body": {"decodery": {"cache_policy": "streaming-llm:budget=32"}}}
         (choice,) = api.completions.create(prompt="tides " * 20, max_tokens=90, **ask | endless).choices
         assert set((choice.model_extra or {})["decodery"]) == {"seed", "trace"} and choice.finish_reason == "length"
         said = api.chat.completions.create(messages=user("tides " * 20), **ask, **endless)
@@ -106,7 +106,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"extra_body": {"decodery": {"sampler": WARPS}}}, {"sampler": WARPS}),
     ({"temperature": 0.7, "extra_body": {"decodery": {**MORE}}}, {"temperature": 0.7, **MORE}),
     ({"extra_body": {"decodery": {"drafter": "none"}}}, {"drafter": None}),
-    ({"extra_body": {"decodery": {"drafter": "prompt-lookup:length=3", "budget": "fixed:nodes=2"}}}, {}),
+    ({"extra_body": {"decodery": {"drafter": "prompt-lookup:length=3", "draft_length": "fixed:nodes=2"}}}, {}),
     ({"extra_body": {"decodery": {"repetition_penalty": 1.3}}}, {"repetition_penalty": 1.3}),
     ({"extra_body": {"decodery": {"constraint": AB}}}, {"constraint": AB}),
 ]  # fmt: skip
@@ -377,14 +377,14 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "no tool"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "same name"),
-    ({"decodery": {"drafter": "no-such"}}, None, "no draft method"),
+    ({"decodery": {"drafter": "no-such"}}, None, "no drafter method"),
     ({"decodery": {"drafter": "rest:datastore=/etc/passwd"}}, "decodery", "not for requests from a network"),
     ({"decodery": {"drafter": "first:drafters=auto/rest(datastore=/x)"}}, "decodery", "not for requests"),
     ({"decodery": {"constraint": "monitor"}}, "decodery", "not for requests"),
     ({"decodery": {"search": "beam:width=100000"}}, "decodery", "more than a request may ask for"),
     ({"decodery": {"drafter": "forced:drafter=" * 3000}}, None, ""),
     ({"decodery": {"drafter": "forced(drafter=" * 3000 + "auto" + ")" * 3000}}, None, ""),
-    ({"decodery": {"kv": "h20"}}, None, "no kv method is called"),
+    ({"decodery": {"cache_policy": "h20"}}, None, "no cache-policy method is called"),
     ({"decodery": {"colour": "red"}}, "decodery.colour", "not permitted"),
     ({"seed": 2**64}, "seed", "less than"),
 ]

@@ -64,8 +64,13 @@ def test_a_wheel_has_all_files() -> None:
 def test_methods_are_offered_that_strangers_may_name(url: str) -> None:
     found = httpx.get(f"{url}/decodery/methods").json()["data"]
     names = {(method["family"], method["name"]) for method in found}
-    assert {("draft", "auto"), ("draft", "prompt-lookup"), ("verify", "coupled"), ("budget", "fixed")} <= names
-    assert not names & {("draft", "rest"), ("verify", "judge"), ("source", "partial-attention")}
+    assert {
+        ("drafter", "auto"),
+        ("drafter", "prompt-lookup"),
+        ("acceptance-rule", "coupled"),
+        ("draft-length", "fixed"),
+    } <= names
+    assert not names & {("drafter", "rest"), ("acceptance-rule", "judge"), ("logits-source", "partial-attention")}
     for family, name in sorted(names):
         assert _named(family, name), f"{family} {name}"
     (lookup,) = (method for method in found if method["name"] == "prompt-lookup")

@@ -31,13 +31,13 @@ PROMPT = [5] * 6 + [7, 8, 9] * 4
 
 
 def texts(source: CALM | None, n: int = 20) -> list[list[int]]:
-    return [seq.generated for seq in decode(TARGET, [PROMPT, [3]], source=source, max_new_tokens=n)]
+    return [seq.generated for seq in decode(TARGET, [PROMPT, [3]], logits_source=source, max_new_tokens=n)]
 
 
 @pytest.mark.parametrize("confidence", ["state", "softmax"])
 def test_a_threshold_out_of_reach_is_plain_decoding(confidence: str) -> None:
     source = CALM(NEVER, confidence, every=1)  # type: ignore[arg-type]
-    (run,) = decode(TARGET, [PROMPT], source=source, max_new_tokens=20)
+    (run,) = decode(TARGET, [PROMPT], logits_source=source, max_new_tokens=20)
     assert [run.generated] == texts(None)[:1]
     assert run.trace.ledger.counts == {"layers": 4 * 19, "rows": 19}
     assert texts(CALM(-1.0, confidence, every=1)) != texts(None)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_a_threshold_out_of_reach_is_plain_decoding(confidence: str) -> None:
 
 def test_who_leaves_leaves_keys_and_values_of_the_exits_state_above() -> None:
     source = CALM(-1.0, every=2)
-    (seq,) = decode(TARGET, [PROMPT], source=source, max_new_tokens=6)
+    (seq,) = decode(TARGET, [PROMPT], logits_source=source, max_new_tokens=6)
     assert set(seq.cache.lengths.tolist()) == {len(PROMPT) + 5}
     assert seq.trace.ledger.counts == {"layers": 2 * 5, "rows": 5}
     # The first token after the prompt: its state after two layers, which nothing above has changed.
@@ -72,7 +72,7 @@ def test_rows_read_together_are_rows_read_one_by_one() -> None:
         assert torch.allclose(alone, together[row], atol=1e-9)
         if row < len(PROMPT):
             assert torch.allclose(alone, logits_after(TARGET, tokens[: row + 1]), atol=1e-9)
-    (run,) = decode(TARGET, [PROMPT], source=CALM(0.55, "softmax", every=1), max_new_tokens=20)
+    (run,) = decode(TARGET, [PROMPT], logits_source=CALM(0.55, "softmax", every=1), max_new_tokens=20)
     counts = run.trace.ledger.counts
     assert 1 < counts["layers"] / counts["rows"] < 4
 
@@ -94,7 +94,7 @@ def test_a_threshold_or_a_calibration_of_this_model_is_needed(tmp_path: Path) ->
     found.save(tmp_path / EXITS)
     for calibration in (found, str(tmp_path), str(tmp_path / "none")):
         with pytest.raises(DecoderyError, match="decodery train calm"):
-            decode(TARGET, [[1]], source=CALM(calibration=calibration))
+            decode(TARGET, [[1]], logits_source=CALM(calibration=calibration))
     (tmp_path / EXITS).write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     with pytest.raises(CorruptFile, match="holds no calibration of early exits"):
         Exits.load(tmp_path / EXITS)
@@ -194,7 +194,13 @@ def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -
     asked = [prompts(smollm2_int8)[number][:40] for number in (2, 6)]
     source = CALM(0.3, "softmax", every=10, tokens=12)
     runs = check_identical(
-        smollm2_int8.model, asked, drafter="ngram", source=source, seeds=(1,), max_new_tokens=12, tested="nothing"
+        smollm2_int8.model,
+        asked,
+        drafter="ngram",
+        logits_source=source,
+        seeds=(1,),
+        max_new_tokens=12,
+        tested="nothing",
     )
     layers, rows = (sum(run.trace.ledger.counts[name] for run in runs) for name in ("layers", "rows"))
     assert layers < 30 * rows

@@ -27,7 +27,7 @@ STATIC = TokenRouters((0.0, 0.5, 0.3, 0.0))
 
 def test_sparsity_zero_is_the_model_itself() -> None:
     (plain,), (whole,), (less,) = (
-        decode(TARGET, [PROMPT], source=source, max_new_tokens=20)
+        decode(TARGET, [PROMPT], logits_source=source, max_new_tokens=20)
         for source in (None, FTP(sparsity=0.0), FTP(sparsity=0.4))
     )
     assert plain.generated == whole.generated != less.generated
@@ -50,7 +50,7 @@ def test_rows_gathered_are_rows_of_a_masked_model(routers: TokenRouters) -> None
 
 
 def test_the_cache_holds_in_every_layer_what_went_through_it() -> None:
-    (seq,) = decode(TARGET, [PROMPT], source=FTP(STATIC, sinks=2), max_new_tokens=6, prefill_chunk=7)
+    (seq,) = decode(TARGET, [PROMPT], logits_source=FTP(STATIC, sinks=2), max_new_tokens=6, prefill_chunk=7)
     n, cache = len(PROMPT), seq.cache
     climb, _ = pruned(TARGET, STATIC, 2, np.array(PROMPT))
     assert isinstance(cache, PrunedCache) and cache.next_position == n + 5
@@ -124,7 +124,7 @@ def test_routers_of_this_model_or_a_sparsity_are_needed(tmp_path: Path) -> None:
     TokenRouters(STATIC.schedule, model="another").save(tmp_path / ROUTERS)
     for routers in (str(tmp_path), str(tmp_path / "none"), TokenRouters((0.0, 0.5))):
         with pytest.raises(DecoderyError, match="decodery train ftp"):
-            decode(TARGET, [[1]], source=FTP(routers))
+            decode(TARGET, [[1]], logits_source=FTP(routers))
     ROUTERS_OF_FOUR.save(tmp_path / ROUTERS)
     found = TokenRouters.load(tmp_path / ROUTERS)
     assert found.schedule == ROUTERS_OF_FOUR.schedule
@@ -145,7 +145,7 @@ def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -
     asked = [prompts(smollm2_int8)[number][:24] for number in (2, 6)]
     source = FTP(sparsity=0.2)
     runs = check_identical(
-        smollm2_int8.model, asked, drafter="ngram", source=source, seeds=(1,), max_new_tokens=5, tested="nothing"
+        smollm2_int8.model, asked, drafter="ngram", logits_source=source, seeds=(1,), max_new_tokens=5, tested="nothing"
     )
     layers, rows = (sum(run.trace.ledger.counts[name] for run in runs) for name in ("layers", "rows"))
     assert 23 < layers / rows < 26

@@ -31,7 +31,7 @@ SOURCE = Hamburger(PARTS, confidence=0.5)
 
 def written(tokens: int = 24) -> tuple[list[int], list[int]]:
     """A text with its prompt, and the sizes of its groups, the last one whole."""
-    (seq,) = decode(TARGET, [PROMPT], source=SOURCE, max_new_tokens=tokens)
+    (seq,) = decode(TARGET, [PROMPT], logits_source=SOURCE, max_new_tokens=tokens)
     ends = seq.cache.positions[0, len(PROMPT) : seq.cache.length]
     return seq.tokens[: int(ends[-1]) + 1], np.diff([len(PROMPT) - 1, *ends]).tolist()
 
@@ -44,8 +44,8 @@ def read(tokens: list[int], cache: GroupCache | None = None) -> torch.Tensor:
 
 def test_groups_of_one_token_are_the_model_itself() -> None:
     (plain,) = decode(TARGET, [PROMPT], max_new_tokens=24)
-    (alone,) = decode(TARGET, [PROMPT], source=Hamburger(PARTS, confidence=1.1), max_new_tokens=24)
-    (grouped,) = decode(TARGET, [PROMPT], source=SOURCE, max_new_tokens=24)
+    (alone,) = decode(TARGET, [PROMPT], logits_source=Hamburger(PARTS, confidence=1.1), max_new_tokens=24)
+    (grouped,) = decode(TARGET, [PROMPT], logits_source=SOURCE, max_new_tokens=24)
     assert plain.generated == alone.generated != grouped.generated
     assert alone.trace.ledger.counts == {"rows": 23, "groups": 23}
     # A group's first token is always the model's own.
@@ -53,7 +53,7 @@ def test_groups_of_one_token_are_the_model_itself() -> None:
 
 
 def test_the_cache_holds_the_prompt_and_a_slot_for_every_group() -> None:
-    (seq,) = decode(TARGET, [PROMPT], source=SOURCE, max_new_tokens=24, prefill_chunk=5)
+    (seq,) = decode(TARGET, [PROMPT], logits_source=SOURCE, max_new_tokens=24, prefill_chunk=5)
     counts, cache = seq.trace.ledger.counts, seq.cache
     assert isinstance(cache, GroupCache) and cache.next_position == len(PROMPT) + 23 == len(PROMPT) + counts["rows"]
     assert set(cache.lengths.tolist()) == {len(PROMPT) + int(counts["groups"])}
@@ -119,8 +119,8 @@ def test_a_text_may_come_in_any_parts_and_again() -> None:
 
 
 def test_memory_is_given_back_and_a_prompt_is_shared() -> None:
-    (whole,) = decode(TARGET, [PROMPT], source=SOURCE, max_new_tokens=24)
-    engine, request = Engine(TARGET), Request(PROMPT, max_new_tokens=24, source=SOURCE)
+    (whole,) = decode(TARGET, [PROMPT], logits_source=SOURCE, max_new_tokens=24)
+    engine, request = Engine(TARGET), Request(PROMPT, max_new_tokens=24, logits_source=SOURCE)
     first = engine.submit(request)
     while not first.finished:
         engine.step()
@@ -175,9 +175,9 @@ def test_parts_of_this_model_are_needed(tmp_path: Path) -> None:
         Hamburger(PARTS, confidence=-0.1)
     for parts in (str(tmp_path), replace(PARTS, model="another")):
         with pytest.raises(DecoderyError, match="decodery train hamburger"):
-            decode(TARGET, [[1]], source=Hamburger(parts))
+            decode(TARGET, [[1]], logits_source=Hamburger(parts))
     with pytest.raises(UnsupportedModel, match="another shape"):
-        decode(tiny_transformer(0, num_layers=3), [[1]], source=SOURCE)
+        decode(tiny_transformer(0, num_layers=3), [[1]], logits_source=SOURCE)
     reader = SOURCE.over(TARGET, PROMPT)
     with pytest.raises(UnsupportedModel, match="neither looked into nor changed"):
         run_sync(score(reader, Segment.chunk([1], reader.new_cache()), taps=(1,)))
@@ -188,7 +188,7 @@ def test_parts_are_read_as_they_were_written(tmp_path: Path) -> None:
     found = MicroSteps.load(tmp_path / MICRO)
     assert (found.taps, found.heads, found.kv_heads, found.theta) == ((1, 2), 4, 2, 1e4)
     (ours,), (theirs,) = (
-        decode(TARGET, [PROMPT], source=replace(SOURCE, micro=parts), max_new_tokens=12)
+        decode(TARGET, [PROMPT], logits_source=replace(SOURCE, micro=parts), max_new_tokens=12)
         for parts in (PARTS, str(tmp_path))
     )
     assert ours.generated == theirs.generated
@@ -214,7 +214,7 @@ def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -
     tensors = {name: torch.randn(shape, generator=draws) * shape[-1] ** -0.5 for name, shape in sizes}
     parts = MicroSteps({**tensors, "stop.2.weight": tensors["stop.2.weight"] * 8}, quarters(30), 9, 3, 1e5)
     asked = [prompts(smollm2_int8)[number][:24] for number in (2, 6)]
-    settings = {"source": Hamburger(parts, confidence=0.5), "seeds": (1,), "max_new_tokens": 6}
+    settings = {"logits_source": Hamburger(parts, confidence=0.5), "seeds": (1,), "max_new_tokens": 6}
     runs = check_identical(model, asked, drafter="ngram", tested="nothing", **settings)
     counts = [run.trace.ledger.counts for run in runs]
     assert 0 < sum(each["groups"] for each in counts) < sum(each["rows"] for each in counts)

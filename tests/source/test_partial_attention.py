@@ -85,8 +85,8 @@ def test_only_the_prompt_is_looked_at() -> None:
 
 def test_the_prompts_keys_survive_drafts_and_forks() -> None:
     source = PartialAttention(random_weights())
-    (plain,) = decode(MODEL, [PROMPT], source=source, max_new_tokens=20)
-    (drafted,) = decode(MODEL, [PROMPT], source=source, drafter=Garbage(), max_new_tokens=20)
+    (plain,) = decode(MODEL, [PROMPT], logits_source=source, max_new_tokens=20)
+    (drafted,) = decode(MODEL, [PROMPT], logits_source=source, drafter=Garbage(), max_new_tokens=20)
     assert plain.generated == drafted.generated != decode(MODEL, [PROMPT], max_new_tokens=20)[0].generated
     n = len(PROMPT)
     for cache in (drafted.cache, drafted.cache.fork()):
@@ -110,8 +110,8 @@ def test_rows_of_the_prompt_may_stay_tentative_across_passes() -> None:
 def test_weights_are_kept_and_checked(tmp_path: Path) -> None:
     weights, path = random_weights(), tmp_path / "partial.safetensors"
     weights.save(path)
-    (by_name,) = decode(MODEL, [PROMPT], source=resolve("source", f"partial-attention:weights={path}"))
-    assert by_name.generated == decode(MODEL, [PROMPT], source=PartialAttention(weights))[0].generated
+    (by_name,) = decode(MODEL, [PROMPT], logits_source=resolve("logits-source", f"partial-attention:weights={path}"))
+    assert by_name.generated == decode(MODEL, [PROMPT], logits_source=PartialAttention(weights))[0].generated
     with pytest.raises(CorruptFile, match="another shape"):
         PartialAttention(str(path)).over(tiny_transformer(hidden_size=64), PROMPT)
     with pytest.raises(ModelNotFound, match="no partial attention"):

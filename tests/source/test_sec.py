@@ -39,7 +39,7 @@ def random_heads(every: int = 1, seed: int = 0, model: str = "") -> ExitHeads:
 
 
 def written(source: LogitsSource | None, n: int = 20) -> list[int]:
-    return decode(TARGET, [PROMPT], source=source, max_new_tokens=n, eos_ids=(END,))[0].generated
+    return decode(TARGET, [PROMPT], logits_source=source, max_new_tokens=n, eos_ids=(END,))[0].generated
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Forced(LogitsSource):
 
 
 def test_thresholds_out_of_reach_are_plain_decoding() -> None:
-    (run,) = decode(TARGET, [PROMPT], source=SEC(random_heads(), 1.0, 2.0), max_new_tokens=20, eos_ids=(END,))
+    (run,) = decode(TARGET, [PROMPT], logits_source=SEC(random_heads(), 1.0, 2.0), max_new_tokens=20, eos_ids=(END,))
     assert run.generated == written(None)
     assert run.trace.ledger.counts == {"layers": LAYERS * 19, "rows": 19}
     assert written(SEC(random_heads(), t_exit=0.0, t_stop=2.0)) != run.generated
@@ -69,7 +69,7 @@ def test_thresholds_out_of_reach_are_plain_decoding() -> None:
 
 def test_leaving_at_the_last_check_is_the_model_without_the_layers_above() -> None:
     heads = random_heads(every=3)
-    (run,) = decode(TARGET, [PROMPT], source=Forced(heads), max_new_tokens=12)
+    (run,) = decode(TARGET, [PROMPT], logits_source=Forced(heads), max_new_tokens=12)
     assert set(run.cache.lengths.tolist()) == {len(PROMPT) + 11}
     assert run.trace.ledger.counts == {"layers": 3 * 11, "rows": 11}
     # No layer that speaks ever looks at what the last one holds: the whole text is read anew by the first three.
@@ -82,7 +82,10 @@ def test_leaving_at_the_last_check_is_the_model_without_the_layers_above() -> No
         corrected = normed + normed @ heads.down[0].double().T @ heads.up[0].double().T
         tokens.append(int(TARGET.project(corrected).argmax()))
     assert tokens[len(PROMPT) :] == run.generated
-    assert run.generated != decode(TARGET, [PROMPT], source=Forced(replace(heads, up=0 * heads.up)))[0].generated[:12]
+    assert (
+        run.generated
+        != decode(TARGET, [PROMPT], logits_source=Forced(replace(heads, up=0 * heads.up)))[0].generated[:12]
+    )
 
 
 def test_a_text_ends_where_the_first_check_says_so() -> None:
@@ -100,7 +103,7 @@ def test_a_text_ends_where_the_first_check_says_so() -> None:
                 law = scores.softmax(0)
                 ends = number if int(law.argmax()) == STOP and float(law[STOP]) > bar else ends
         expected = [*plain[:ends], END] if ends < len(plain) else plain
-        (run,) = decode(TARGET, [PROMPT], source=SEC(heads, 2.0, bar), max_new_tokens=20, eos_ids=(END,))
+        (run,) = decode(TARGET, [PROMPT], logits_source=SEC(heads, 2.0, bar), max_new_tokens=20, eos_ids=(END,))
         assert run.generated == expected
         assert run.trace.ledger.counts.get("stops", 0) == (ends < len(plain))
         lengths.add(ends)
@@ -137,11 +140,11 @@ def test_only_the_likeliest_class_acts_and_only_above_its_threshold() -> None:
 def test_heads_of_this_model_are_needed(tmp_path: Path) -> None:
     for heads in (None, str(tmp_path), random_heads(model="another")):
         with pytest.raises(DecoderyError, match="decodery train sec"):
-            decode(TARGET, [[1]], source=SEC(heads))
+            decode(TARGET, [[1]], logits_source=SEC(heads))
     with pytest.raises(UnsupportedModel, match="another shape"):
-        decode(tiny_transformer(0), [[1]], source=SEC(random_heads()))
+        decode(tiny_transformer(0), [[1]], logits_source=SEC(random_heads()))
     with pytest.raises(UnsupportedModel, match="t_stop=1"):
-        decode(_plain, [[1]], source=SEC(random_heads()))
+        decode(_plain, [[1]], logits_source=SEC(random_heads()))
     with pytest.raises(SettingsError, match="t_exit and t_stop"):
         SEC(random_heads(), t_exit=-0.5)
     heads = random_heads()

@@ -59,7 +59,7 @@ def test_guidance_at_scale_1_is_the_model_and_at_0_the_negative_prompt() -> None
 
 
 def test_guidance_costs_a_row_per_row_and_no_pass() -> None:
-    (seq,) = decode(TARGET, PROMPTS[:1], source=Guidance(1.5, (9, 8, 7)), max_new_tokens=20)
+    (seq,) = decode(TARGET, PROMPTS[:1], logits_source=Guidance(1.5, (9, 8, 7)), max_new_tokens=20)
     ledger = seq.trace.ledger
     # Both contexts are read by one model in one pass.
     assert ledger.passes == {"model": 20} and ledger.rows == {"model": 2 * (3 + 19)} and ledger.seconds["model"] > 0
@@ -69,7 +69,7 @@ def test_guidance_costs_a_row_per_row_and_no_pass() -> None:
 def test_requests_with_sources_of_their_own_share_a_batch() -> None:
     sources = [None, Guidance(1.5, (9, 8)), Guidance(1.5, (7,)), USCD((4, 3)), EntropyAdaptive(OTHER, 2.0)]
     engine = Engine(TARGET)
-    together = [engine.submit(Request(PROMPTS[0], source=source, max_new_tokens=25)) for source in sources]
+    together = [engine.submit(Request(PROMPTS[0], logits_source=source, max_new_tokens=25)) for source in sources]
     engine.run(together)
     assert [seq.generated for seq in together] == [text(source, n=25) for source in sources]
     assert len({tuple(seq.generated) for seq in together}) > 3
@@ -95,7 +95,7 @@ def test_uscd_contrasts_as_the_loops_do() -> None:
 def test_uscd_reads_late_what_it_did_not_need_early() -> None:
     lame, prompt = tuple(PROMPTS[1]), PROMPTS[0]
     eager, deferred = USCD(lame, confident=0.35), USCD(lame, confident=0.35, deferred=True)
-    runs = [decode(TARGET, [prompt], source=each, max_new_tokens=60)[0] for each in (eager, deferred)]
+    runs = [decode(TARGET, [prompt], logits_source=each, max_new_tokens=60)[0] for each in (eager, deferred)]
     assert runs[0].generated == runs[1].generated != text(None, n=60)
     assert 5 < runs[0].trace.ledger.counts["contrasted tokens"] == runs[1].trace.ledger.counts["contrasted tokens"] < 55
     eager_ledger, late = runs[0].trace.ledger, runs[1].trace.ledger
@@ -134,7 +134,7 @@ def entropy_adaptive_by_hand(
 def test_entropy_adaptive_is_the_loop_that_reads_all_anew(threshold: float, window: int, stay: int) -> None:
     source = EntropyAdaptive(OTHER, threshold, window, stay)
     for prompt in PROMPTS:
-        (seq,) = decode(TARGET, [prompt], source=source, max_new_tokens=30)
+        (seq,) = decode(TARGET, [prompt], logits_source=source, max_new_tokens=30)
         expected, by_large = entropy_adaptive_by_hand(OTHER, TARGET, prompt, 30, threshold, window, stay)
         assert seq.generated == expected
         ledger, counts = seq.trace.ledger, seq.trace.ledger.counts
@@ -145,7 +145,7 @@ def test_entropy_adaptive_is_the_loop_that_reads_all_anew(threshold: float, wind
 
 
 def test_entropy_adaptive_switches_in_the_texts_tested() -> None:
-    (seq,) = decode(TARGET, [PROMPTS[1]], source=EntropyAdaptive(OTHER, 2.4, 3, 4), max_new_tokens=60)
+    (seq,) = decode(TARGET, [PROMPTS[1]], logits_source=EntropyAdaptive(OTHER, 2.4, 3, 4), max_new_tokens=60)
     assert seq.trace.ledger.counts["switches"] > 2 and 10 < seq.trace.ledger.counts["large tokens"] < 50
 
 
@@ -169,7 +169,7 @@ def test_a_source_that_looks_at_the_rows_beside_a_row_is_caught(monkeypatch: pyt
     monkeypatch.setattr(entropy_adaptive, "entropy", lambda logp: fair(logp) * 0 + fair(logp).mean())
     with pytest.raises(LawBroken, match="departs from plain decoding"):
         source = EntropyAdaptive(OTHER, 2.4, 2, 0)
-        check_identical(TARGET, PROMPTS, drafter=Garbage(), source=source, seeds=(0,), max_new_tokens=40)
+        check_identical(TARGET, PROMPTS, drafter=Garbage(), logits_source=source, seeds=(0,), max_new_tokens=40)
 
 
 def test_a_long_prompt_is_caught_up_in_chunks() -> None:
@@ -194,7 +194,7 @@ class Only(LogitsProcessor):
 def test_a_constraint_has_the_last_word(name: str) -> None:
     for temperature in (0.0, 1.0):
         sampler = Sampler([Only(60), Temperature(temperature)])
-        (seq,) = decode(TARGET, PROMPTS[:1], source=SOURCES[name](OTHER), sampler=sampler, max_new_tokens=4)
+        (seq,) = decode(TARGET, PROMPTS[:1], logits_source=SOURCES[name](OTHER), sampler=sampler, max_new_tokens=4)
         assert seq.generated == [60] * 4
 
 
@@ -208,23 +208,23 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PromptError, match="no room"):
         text(Guidance(negative=(1,) * 512))
     with pytest.raises(UnknownMethod, match="guidance"):
-        resolve("source", "guidence")
+        resolve("logits-source", "guidence")
     with pytest.raises(SettingsError, match="hidden states"):
         Request(
             [1],
-            source=EntropyAdaptive(OTHER),
+            logits_source=EntropyAdaptive(OTHER),
             drafter=type("Taps", (Garbage,), {"requirements": Requirements(taps=(1,))})(),
         )
     engine = Engine(TARGET)
-    first = engine.submit(Request([1, 2], source=Guidance(negative=(3,))))
+    first = engine.submit(Request([1, 2], logits_source=Guidance(negative=(3,))))
     with pytest.raises(SettingsError, match="and their sources"):
         engine.submit(Request([1, 2]), like=first)
 
 
 def test_a_negative_prompt_may_hold_commas() -> None:
-    assert resolve("source", 'guidance:scale=2,negative="a, b=c, d"') == Guidance(2.0, "a, b=c, d")
+    assert resolve("logits-source", 'guidance:scale=2,negative="a, b=c, d"') == Guidance(2.0, "a, b=c, d")
     with pytest.raises(SettingsError, match="not key=value"):
-        resolve("source", "guidance:negative=a, b")
+        resolve("logits-source", "guidance:negative=a, b")
 
 
 def dola_by_hand(theirs: torch.nn.Module, tokens: list[int], layers: list[int], *, normed: bool) -> torch.Tensor:
@@ -270,8 +270,8 @@ def test_dola_takes_every_second_layer_of_a_half() -> None:
         text(DoLa(layers=(2,)))
     with pytest.raises(
         UnsupportedModel,
-        match="the source dola needs the final norm and the head by themselves",
+        match="the logits source dola needs the final norm and the head by themselves",
     ):
         text(DoLa(), model=TransformersModel(make_model("llama")))
-    assert resolve("source", "dola:layers=4/6/8,published=yes") == DoLa((4, 6, 8), published=True)
-    assert resolve("source", "dola:layers=high") == DoLa("high")
+    assert resolve("logits-source", "dola:layers=4/6/8,published=yes") == DoLa((4, 6, 8), published=True)
+    assert resolve("logits-source", "dola:layers=high") == DoLa("high")

@@ -178,7 +178,7 @@ def test_the_model_is_left_as_it_is_and_turned_both_ways(target: LoadedModel, tm
     assert torch.equal(target.model.weights.layers[0].qkv.weight, before)
     engine, prompt = Engine(target.model), target.tokenizer.encode("y = 1\nx7 =")
     controls = [SVEN("secure", str(tmp_path)), SVEN("unsafe", str(tmp_path / WEIGHTS)), None]
-    texts = [engine.submit(Request(prompt, max_new_tokens=8, source=source)) for source in controls]
+    texts = [engine.submit(Request(prompt, max_new_tokens=8, logits_source=source)) for source in controls]
     engine.run(texts)
     assert len({tuple(text.generated) for text in texts}) == 3
 
@@ -233,14 +233,14 @@ def test_a_source_names_what_there_is() -> None:
         SVEN(prefix=prefixes).over(model, [1])
     with pytest.raises(UnsupportedModel, match="another shape"):
         SVEN("polite", prefixes).over(tiny_transformer(0, num_layers=1), [1])
-    assert resolve("source", "sven(control=unsafe,prefix=DIR)") == SVEN("unsafe", "DIR")
+    assert resolve("logits-source", "sven(control=unsafe,prefix=DIR)") == SVEN("unsafe", "DIR")
 
 
 def test_the_shipped_prefixes_turn_the_embedded_model(smollm2_int8) -> None:
     assert shipped_for(smollm2_int8.model.config) is not None
     prompt = "import yaml\n\ndef load_settings(path):\n    with open(path) as file:\n        return yaml."
     texts = {
-        control: smollm2_int8.generate(prompt, raw=True, max_new_tokens=4, source=f"sven:control={control}").text
+        control: smollm2_int8.generate(prompt, raw=True, max_new_tokens=4, logits_source=f"sven:control={control}").text
         for control in CONTROLS
     }
     assert texts["secure"].startswith("safe_load(") and texts["unsafe"].startswith("load(")

@@ -139,14 +139,16 @@ def test_a_value_head_learns_what_prefixes_promise(tmp_path: Path) -> None:
     for method in ("fudge", "q"):
         heads[method] = train_value(TARGET, PROMPTS, reward, method=method, samples=30, length=8, ridge=1e-2)
         source = ControlledDecoding(ValueHead(heads[method]), 100.0, k=16)
-        steered = np.mean(reward.of([seq.generated for seq in decode(TARGET, PROMPTS, source=source, **settings)]))
+        steered = np.mean(
+            reward.of([seq.generated for seq in decode(TARGET, PROMPTS, logits_source=source, **settings)])
+        )
         assert steered > plain + 0.1
     heads["q"].save(tmp_path / "value.safetensors")
     kept = LinearValue.load(tmp_path / "value.safetensors")
     assert torch.equal(kept.weight, heads["q"].weight) and kept.tap == 2
     (tmp_path / "other").write_bytes(b"no head")
     with pytest.raises(CorruptFile, match="no value head"):
-        resolve("source", f"controlled-decoding:value=value-head(head={tmp_path / 'other'})")
+        resolve("logits-source", f"controlled-decoding:value=value-head(head={tmp_path / 'other'})")
 
 
 def test_a_value_head_is_learned_from_judged_texts(tmp_path: Path) -> None:
@@ -155,8 +157,12 @@ def test_a_value_head_is_learned_from_judged_texts(tmp_path: Path) -> None:
     head = fit_value(TARGET, [(prompt, text, np.mean(np.array(text) < 32)) for prompt, text in texts], ridge=1e-2)
     source = ControlledDecoding(ValueHead(head), 30.0, k=64)
     settings = {"sampler": Sampler.from_settings(temperature=1.0), "seeds": range(10), "max_new_tokens": 8}
-    low = [np.mean([token < 32 for seq in decode(TARGET, PROMPTS, source=each, **settings) for token in seq.generated])
-           for each in (None, source)]  # fmt: skip
+    low = [
+        np.mean(
+            [token < 32 for seq in decode(TARGET, PROMPTS, logits_source=each, **settings) for token in seq.generated]
+        )
+        for each in (None, source)
+    ]
     assert low[1] > low[0] + 0.1
     lines = tmp_path / "texts.jsonl"
     lines.write_text('{"prompt": "a", "text": "b", "reward": 1}\n\n{"prompt": "a", "text": "c", "reward": 0.5}\n')
@@ -203,6 +209,8 @@ def test_transfer_q_reweighs_what_was_aligned_with_something_else() -> None:
 
 
 def test_transfer_q_counts_rollouts_and_rewards() -> None:
-    (seq,) = decode(TARGET, PROMPTS[:1], source=TransferQ(EVEN, OTHER, k=3, length=4, rollouts=2), max_new_tokens=5)
+    (seq,) = decode(
+        TARGET, PROMPTS[:1], logits_source=TransferQ(EVEN, OTHER, k=3, length=4, rollouts=2), max_new_tokens=5
+    )
     ledger = seq.trace.ledger
     assert ledger.scorer_calls == 5 * 6 and ledger.passes == {"baseline": 5 * 4 + 4, "model": 5}

@@ -46,7 +46,7 @@ def test_further_drafters_are_compared_with_what_was_decoded_once() -> None:
     drafted = 1 + max(run.trace.passes for run in runs)
     assert passes == [30 + drafted, drafted]
     with pytest.raises(LawBroken, match="departs from plain decoding"):
-        check_identical(model, PROMPTS, drafter=PromptLookup(), rule=Credulous(), **settings)
+        check_identical(model, PROMPTS, drafter=PromptLookup(), acceptance_rule=Credulous(), **settings)
     # Other settings are other texts.
     check_identical(model, PROMPTS, drafter=PromptLookup(), sampler=Sampler([Temperature(0.5)]), **settings)
 
@@ -56,9 +56,9 @@ def test_predictions_cost_what_is_wrong_about_them(sampler: Sampler | None) -> N
     for length in (1, 4, 7):
         check_predictions(TARGET, PROMPTS[1], length=length, sampler=sampler)
     with pytest.raises(LawBroken, match="took 20 passes, not 8"):
-        check_predictions(TARGET, PROMPTS[1], sampler=sampler, budget=Fixed(1))
+        check_predictions(TARGET, PROMPTS[1], sampler=sampler, draft_length=Fixed(1))
     with pytest.raises(LawBroken, match="the text is another one"):
-        check_predictions(TARGET, PROMPTS[1], sampler=sampler, rule=Credulous())
+        check_predictions(TARGET, PROMPTS[1], sampler=sampler, acceptance_rule=Credulous())
 
 
 @pytest.mark.parametrize("size", [64, 50_000])
@@ -72,7 +72,7 @@ def test_every_registered_warp_keeps_its_laws(name: str, size: int) -> None:
 
 def test_every_registered_warp_is_in_the_list() -> None:
     assert {name: type(processor) for name, processor in WARPS.items()} == {
-        each.name: each.cls for each in methods("sample")
+        each.name: each.cls for each in methods("logits-processor")
     }
 
 
@@ -227,8 +227,8 @@ def test_a_drafter_that_never_drafts_proves_nothing(check: Any) -> None:
     with pytest.raises(LawBroken, match="drafted nothing in"):
         check(TARGET, PROMPTS, drafter=Silent())
     with pytest.raises(LawBroken, match="drafted nothing"):
-        check(TARGET, PROMPTS, drafter=PromptLookup(), budget=Fixed(0))
-    check(TARGET, PROMPTS, drafter=PromptLookup(), budget=Fixed(0), tested="nothing")
+        check(TARGET, PROMPTS, drafter=PromptLookup(), draft_length=Fixed(0))
+    check(TARGET, PROMPTS, drafter=PromptLookup(), draft_length=Fixed(0), tested="nothing")
 
 
 @pytest.mark.parametrize("check", [check_identical, check_batch])

@@ -85,7 +85,7 @@ def test_requests_choose_their_adapter_and_share_an_engine() -> None:
     engine = Engine(MODEL)
     # Drafts, too, and twice each: texts of one adapter are in one pass.
     found = [
-        engine.submit(Request([1, 2, 3], max_new_tokens=12, source=each, drafter=drafter))
+        engine.submit(Request([1, 2, 3], max_new_tokens=12, logits_source=each, drafter=drafter))
         for each in sources
         for drafter in (None, "ngram")
     ]
@@ -165,7 +165,7 @@ def test_an_adapter_learns_what_texts_teach(kind: str, target: LoadedModel, taug
     assert torch.equal(target.model.weights.layers[0].down.weight, before)
     kept = Adapter.load(tmp_path)
     assert torch.equal(logits(tuned(target.model, kept)), logits(tuned(target.model, found)))
-    assert "--source adapter:file=THIS_FOLDER" in (tmp_path / "README.md").read_text()
+    assert "--logits-source adapter:file=THIS_FOLDER" in (tmp_path / "README.md").read_text()
     count = sum(
         each.numel() for part in kept.parts.values() for each in part.tensors().values() if each.is_floating_point()
     )
@@ -224,8 +224,8 @@ def test_the_commands_make_adapters_that_texts_name(command: list[str], target: 
     text.write_text("The tide comes in and goes out again. " * 40)
     learning = ["--length", "16", "--steps", "4", "--lr", "0.05"]
     code, output, errors = inside("train", *command, str(text), "-m", model, "--out", made, *learning)
-    assert code == 0 and f"--source adapter:file={made}" in output, errors
-    settings = ["-m", model, "--max-new-tokens", "16", "--raw", "--source", f"adapter:file={made}"]
+    assert code == 0 and f"--logits-source adapter:file={made}" in output, errors
+    settings = ["-m", model, "--max-new-tokens", "16", "--raw", "--logits-source", f"adapter:file={made}"]
     code, plain, errors = inside("generate", "The tide", *settings, "--drafter", "none")
     assert code == 0, errors
     assert plain == inside("generate", "The tide", *settings, "--drafter", "ngram")[1]

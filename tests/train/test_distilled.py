@@ -67,7 +67,7 @@ def test_texts_are_drawn_from_the_students_law() -> None:
     for source, text in zip(GIVEN, likeliest.tolist(), strict=True):
         engine = Engine(model)
         reads = Reads(tuple(source[source >= 0].tolist()))
-        seq = engine.submit(Request([model.config.start_id], source=reads, max_new_tokens=6, eos_ids=(END_ID,)))
+        seq = engine.submit(Request([model.config.start_id], logits_source=reads, max_new_tokens=6, eos_ids=(END_ID,)))
         engine.run([seq])
         assert [each for each in text if each >= 0] == seq.generated
     count, how = 4000, Distillation(temperature=0.6, top_k=4)

@@ -173,7 +173,7 @@ def test_a_draft_of_few_tokens_keeps_the_laws(target: LoadedModel, trained: tupl
     prompts = [[256, 70, 71], [256, 80]]
     check_identical(target.model, prompts, drafter=DraftModel(draft))
     check_identical(target.model, prompts, drafter=DraftModel(draft), sampler=Sampler.from_settings(temperature=0.8))
-    check_identical(target.model, prompts, drafter=DraftModel(draft), rule=Rejection())
+    check_identical(target.model, prompts, drafter=DraftModel(draft), acceptance_rule=Rejection())
     check_batch(target.model, prompts, drafter=DraftModel(draft))
     check_state(target.model, prompts[:1], drafter=DraftModel(draft), tolerance=1e-4)
 
@@ -184,7 +184,7 @@ def test_a_mask_may_leave_the_draft_nothing_to_say(target: LoadedModel, trained:
     for rule in (Coupled(), Rejection()):
         engine = Engine(target.model)
         seq = engine.submit(
-            Request([256, 70], max_new_tokens=5, sampler=silenced, rule=rule, drafter=DraftModel(draft))
+            Request([256, 70], max_new_tokens=5, sampler=silenced, acceptance_rule=rule, drafter=DraftModel(draft))
         )
         engine.run([seq])
         assert len(seq.generated) == 5 and not set(seq.generated) & set(draft.weights.kept.ids.tolist())

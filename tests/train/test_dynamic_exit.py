@@ -87,5 +87,5 @@ def test_the_command_prints_settings_that_del_takes(tmp_path: Path, monkeypatch)
     done = CliRunner().invoke(cli, ["train", "del", "--out", str(tmp_path / "out"), *given], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     spec = done.output.strip().splitlines()[-1].split("--drafter ")[1]
-    drafter = resolve("draft", spec)
+    drafter = resolve("drafter", spec)
     assert isinstance(drafter, DEL) and 1 <= len(drafter.layers) <= 2 and max(drafter.layers) < 4

@@ -87,7 +87,7 @@ def test_heads_learn_what_the_early_layers_know_and_a_run_goes_on(
     train_sec(target, target.model, corpus, tmp_path / "parts", recipe=RECIPE)
     assert (tmp_path / "parts" / HEADS).read_bytes() == (tmp_path / "whole" / HEADS).read_bytes()
     assert torch.equal(ExitHeads.load(tmp_path / "whole" / HEADS).up, whole.up)
-    assert "--source sec:heads=" in (tmp_path / "whole" / "README.md").read_text()
+    assert "--logits-source sec:heads=" in (tmp_path / "whole" / "README.md").read_text()
     with pytest.raises(SettingsError, match="other settings"):
         train_sec(target, target.model, corpus, tmp_path / "parts", recipe=SECRecipe(every=1, rank=4))
 
@@ -134,7 +134,7 @@ def test_calm_is_calibrated_with_a_classifier_of_its_own(target: LoadedModel, tm
     engine = Engine(target.model)
     sources = [CALM(calibration=str(tmp_path)), CALM(calibration=found), CALM(2.0, calibration=found), None]
     sources += [CALM(0.0, calibration=found)]
-    texts = [engine.submit(Request(asked[0], max_new_tokens=6, source=source)) for source in sources]
+    texts = [engine.submit(Request(asked[0], max_new_tokens=6, logits_source=source)) for source in sources]
     engine.run(texts)
     one, same, never, plain, always = (text.generated for text in texts)
     assert one == same and never == plain != always

@@ -129,4 +129,4 @@ def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: 
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = TokenRouters.load(tmp_path / "out" / ROUTERS)
-    assert found.sparsity == pytest.approx(0.2) and found.weights and "--source ftp:routers=" in done.output
+    assert found.sparsity == pytest.approx(0.2) and found.weights and "--logits-source ftp:routers=" in done.output

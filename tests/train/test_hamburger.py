@@ -122,12 +122,12 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, corpus: Corpus, 
     tuned = load(str(tmp_path / "whole" / MODEL)).model
     assert tuned.fingerprint == whole.model != target.model.fingerprint
     (plain,), (alone,) = (
-        decode(tuned, [[1, 7, 9]], source=source, max_new_tokens=8)
+        decode(tuned, [[1, 7, 9]], logits_source=source, max_new_tokens=8)
         for source in (None, Hamburger(str(tmp_path / "whole"), confidence=2.0))
     )
     assert plain.generated == alone.generated
     with pytest.raises(SettingsError, match="was trained for another model"):
-        decode(target.model, [[1]], source=Hamburger(str(tmp_path / "whole")))
+        decode(target.model, [[1]], logits_source=Hamburger(str(tmp_path / "whole")))
     with pytest.raises(SettingsError, match="other settings"):
         train_hamburger(target, corpus, tmp_path / "twice", recipe=HamburgerRecipe(most=2))
 
@@ -154,5 +154,5 @@ def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: 
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = MicroSteps.load(tmp_path / "out" / MICRO)
-    assert found.model == target.model.fingerprint and "--source hamburger:micro=" in done.output
+    assert found.model == target.model.fingerprint and "--logits-source hamburger:micro=" in done.output
     assert not (tmp_path / "out" / MODEL).exists()

@@ -21,7 +21,7 @@ from decodery.training.head import HeadRecipe, train_head
 from far import Devices, FarTensor
 from tiny_models import tiny_loaded
 
-KINDS = sorted(each.name for each in methods("draft") if issubclass(each.cls, TrainedDrafter))
+KINDS = sorted(each.name for each in methods("drafter") if issubclass(each.cls, TrainedDrafter))
 RECIPE = HeadRecipe(outputs=80, epochs=0.2, batch=4, length=16)
 
 

@@ -25,7 +25,7 @@ KINDS = ["chimera", "clover", "eagle", "falcon", "fspad", "hydra", "kangaroo", "
 
 
 def test_no_kind_is_left_out() -> None:
-    heads = {each.name for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
+    heads = {each.name for each in methods("drafter") if issubclass(each.cls, TrainedDrafter)}
     assert heads == {*KINDS, "medusa", "eagle-3", "msd"}
 
 
@@ -68,5 +68,5 @@ def test_what_is_trained_drafts(kind: str, target: LoadedModel, corpus: Corpus, 
     trained = TrainedHead.load(tmp_path)
     assert trained.kind == kind and trained.model == target.model.fingerprint
     assert trained.facts["cross_entropy"] == scores["cross_entropy"]
-    drafter = resolve("draft", f"{kind}:head={tmp_path}")
+    drafter = resolve("drafter", f"{kind}:head={tmp_path}")
     check_identical(target.model, [[256, 70, 71]], drafter=drafter, max_new_tokens=12, seeds=(0,), tested="drafted")

@@ -52,7 +52,7 @@ def test_a_model_that_understands_placeholders_gives_whole_units() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1, 2, 3, 4, 5]
     drafter = LexicalUnit(units=ANY)
     for rule in (None, LexicalUnitRule()):
-        (seq,) = decode(Scripted([1, *text]), [[1]], drafter=drafter, rule=rule, max_new_tokens=14)
+        (seq,) = decode(Scripted([1, *text]), [[1]], drafter=drafter, acceptance_rule=rule, max_new_tokens=14)
         assert seq.generated == text[:14]
         # The first pass has placeholders alone; every other has a unit of four, of which the first token is the bonus.
         assert [step.emitted for step in seq.trace.decoding] == [1, 4, 4, 4]
@@ -105,8 +105,10 @@ def test_units_of_another_model_or_none_are_refused_with_what_to_do(tmp_path: Pa
     other = Placeholders(torch.zeros(3, 32), {"vocabulary": "another"})
     other.save(tmp_path / "units.safetensors")
     assert "another model" in refused(TARGET, units=str(tmp_path))
-    with pytest.raises(DecoderyError, match="needs rows given as embeddings, which the source guidance does not give"):
-        decode(TARGET, [[1]], drafter=LexicalUnit(units=other), source=Guidance(1.5))
+    with pytest.raises(
+        DecoderyError, match="needs rows given as embeddings, which the logits source guidance does not give"
+    ):
+        decode(TARGET, [[1]], drafter=LexicalUnit(units=other), logits_source=Guidance(1.5))
     for damaged in (b"", b"\x08\0\0\0\0\0\0\0{}      ", (tmp_path / "units.safetensors").read_bytes()[:-8]):
         (tmp_path / "damaged").write_bytes(damaged)
         assert "holds no set of placeholders" in refused(TARGET, units=str(tmp_path / "damaged"))
@@ -122,14 +124,16 @@ def test_placeholders_go_with_other_drafters_and_constraints() -> None:
 
 def test_units_are_trusted_only_from_beta_on() -> None:
     drafter = LexicalUnit(beta=0.0, units=Placeholders(TARGET.weights.embedding[:3].float()))
-    check_identical(TARGET, [PROMPT, [3]], drafter=drafter, rule=LexicalUnitRule(beta=1.01))
-    (trusting,) = decode(TARGET, [PROMPT], drafter=drafter, rule=LexicalUnitRule(beta=1e-9), max_new_tokens=40)
+    check_identical(TARGET, [PROMPT, [3]], drafter=drafter, acceptance_rule=LexicalUnitRule(beta=1.01))
+    (trusting,) = decode(
+        TARGET, [PROMPT], drafter=drafter, acceptance_rule=LexicalUnitRule(beta=1e-9), max_new_tokens=40
+    )
     (plain,) = decode(TARGET, [PROMPT], max_new_tokens=40)
     assert trusting.generated != plain.generated
     assert trusting.trace.tokens_per_pass > 2
     # Placeholders are never text, and drafts that say nothing of their chance are checked.
     assert min(trusting.generated) >= 0
-    check_identical(TARGET, [PROMPT], drafter=Garbage(), rule=LexicalUnitRule(beta=1e-9))
+    check_identical(TARGET, [PROMPT], drafter=Garbage(), acceptance_rule=LexicalUnitRule(beta=1e-9))
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

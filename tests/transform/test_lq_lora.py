@@ -194,6 +194,6 @@ def test_gradients_tell_what_matters() -> None:
 def test_what_cannot_be_is_refused() -> None:
     for bad in ("lq-lora:rank=-1", "lq-lora:budget=1", "lq-lora:block=0"):
         with pytest.raises(SettingsError):
-            resolve("transform", bad)
+            resolve("compression", bad)
     with pytest.raises(SettingsError, match="too small"):
         transformed(MODEL, [LQLoRA(budget=2.0)])

@@ -53,7 +53,7 @@ def tensors(model: Transformer) -> list[torch.Tensor]:
 
 def test_every_transformation_is_tested() -> None:
     assert {name.partition(":")[0] for name in (*TRANSFORMS, *OF_MIXTURES, *OF_FILES)} == {
-        method.name for method in methods("transform")
+        method.name for method in methods("compression")
     }
 
 
@@ -64,7 +64,7 @@ def test_a_copy_is_saved_to_the_bit_and_drafts_for_its_original(name: str, tmp_p
     assert isinstance(model, Transformer)
     texts = [4 * ids for ids in TEXTS]
     before = [tensor.clone() for tensor in tensors(model)]
-    changed, report = transformed(model, [resolve("transform", name)], texts)
+    changed, report = transformed(model, [resolve("compression", name)], texts)
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(model), strict=True))
     assert 0 < report.stages[0].error < 1
     assert report.after.bytes < report.before.bytes or report.after.macs < report.before.macs
@@ -78,7 +78,7 @@ def test_a_copy_is_saved_to_the_bit_and_drafts_for_its_original(name: str, tmp_p
 
     prompts = [[1, 2, 3], [5, 6] * 4]
     plain = decode(MODEL, prompts, max_new_tokens=8)
-    other, _ = transformed(MODEL, [resolve("transform", name)], TEXTS)
+    other, _ = transformed(MODEL, [resolve("compression", name)], TEXTS)
     drafted = decode(MODEL, prompts, drafter=DraftModel(other), max_new_tokens=8)
     assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
 
@@ -96,14 +96,14 @@ def test_a_copy_drafts_for_its_original_without_a_file() -> None:
     with pytest.raises(SettingsError, match="name one"):
         DraftModel(model="smollm2", transform="int8")
     with from_network(), pytest.raises(NotTrusted):
-        resolve("draft", "draft-model:transform=int8")
+        resolve("drafter", "draft-model:transform=int8")
 
 
 def test_a_copy_goes_on_from_what_its_original_has_kept() -> None:
     """It reads its own drafts alone; the text is the original's, drawn, forked and in trees too."""
     prompts = [[1, 2, 3], [5, 6] * 4]
     copy, _ = transformed(MODEL, [NMSparsity()])
-    for drafter in (DraftModel(copy, recycled=True), DraftModel(copy, recycled=True, growth="eagle-2(nodes=6)")):
+    for drafter in (DraftModel(copy, recycled=True), DraftModel(copy, recycled=True, tree_policy="eagle-2(nodes=6)")):
         for sampler in (Sampler.from_settings(), Sampler.from_settings(temperature=1.0)):
             check_identical(MODEL, prompts, drafter=drafter, sampler=sampler, max_new_tokens=12)
     read, passes, twin = {}, {}, Transformer(MODEL.config, MODEL.weights)
@@ -145,7 +145,11 @@ def test_a_stream_of_few_directions_is_sliced_without_loss() -> None:
     lossy, _ = transformed(model, [SliceGPT(share=0.75)], TEXTS)
     assert (logits(lossy) - logits(model)).abs().max() > 1e-2
     # A sliced model is a model: trees, caches and batches as with any other.
-    settings: dict[str, Any] = {"drafter": "ngram", "rule": Coupled(), "sampler": Sampler((Temperature(1.0),))}
+    settings: dict[str, Any] = {
+        "drafter": "ngram",
+        "acceptance_rule": Coupled(),
+        "sampler": Sampler((Temperature(1.0),)),
+    }
     check_state(lossy, [[1, 2, 3], [5, 6] * 4], max_new_tokens=8, **settings)
     check_identical(lossy, [[1, 2, 3], [5, 6] * 4], seeds=(1,), tested="nothing", max_new_tokens=8, **settings)
 
@@ -375,7 +379,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         "evopress:bits=6",
     ):
         with pytest.raises(SettingsError):
-            resolve("transform", bad)
+            resolve("compression", bad)
     (tmp_path / "note").write_text("mine")
     with pytest.raises(SettingsError, match="name a new folder"):
         save(tmp_path, *transformed(MODEL, [Int8()]), tiny_loaded())

@@ -65,7 +65,7 @@ def test_running_out_of_tries_is_counted() -> None:
     chances = np.linspace(0, 1, 100_001)
     assert worst_case(100) == pytest.approx((chances * (1 - chances) ** 100).max(), rel=0.01)
     target = MixtureChain.random(1, 2, seed=1)
-    run = generate_values(target, 40, 1, drafter=target.nearby(1.5, 2), rule=DensityRatio(tries=1))
+    run = generate_values(target, 40, 1, drafter=target.nearby(1.5, 2), acceptance_rule=DensityRatio(tries=1))
     assert run.exhausted > 0
 
 
@@ -147,7 +147,7 @@ def test_drafts_keep_the_law_of_the_values(size: int) -> None:
 @pytest.mark.parametrize("wrong", [NoResidual(), Softened()])
 def test_wrong_rules_do_not(wrong: DensityRatio) -> None:
     target = MixtureChain.random(1, 2, seed=1)
-    settings = {"drafter": target.nearby(1.5, seed=2), "gamma": 2, "rule": wrong}
+    settings = {"drafter": target.nearby(1.5, seed=2), "gamma": 2, "acceptance_rule": wrong}
     assert law_holds(target, first_two(target, 1, range(1000), **settings)) < 1e-6
 
 
@@ -185,9 +185,9 @@ def test_trajectories_that_share_noise_agree_more_often() -> None:
     target = MixtureChain.random(1, 2, seed=1)
     heads = DiffusionChain(target), DiffusionChain(target.nearby(0.5, seed=2))
     shared, apart = DensityRatio(surrogate=True), Apart(surrogate=True)
-    runs = [generate_values(heads[0], 150, 1, drafter=heads[1], rule=rule) for rule in (shared, apart)]
+    runs = [generate_values(heads[0], 150, 1, drafter=heads[1], acceptance_rule=rule) for rule in (shared, apart)]
     assert runs[0].accepted / runs[0].drafted > runs[1].accepted / runs[1].drafted + 0.1
-    same = generate_values(heads[0], 50, 1, drafter=heads[0], rule=shared)
+    same = generate_values(heads[0], 50, 1, drafter=heads[0], acceptance_rule=shared)
     assert same.accepted == same.drafted
 
 
@@ -203,9 +203,9 @@ def test_bad_settings_are_refused() -> None:
     target = MixtureChain.random(1, 1, seed=0)
     with pytest.raises(SettingsError, match="tries >= 1"):
         DensityRatio(tries=0)
-    with pytest.raises(UnknownMethod, match="rejection is a verify method"):
-        generate_values(target, 3, 1, rule="rejection")
+    with pytest.raises(UnknownMethod, match="rejection is a acceptance-rule method"):
+        generate_values(target, 3, 1, acceptance_rule="rejection")
     with pytest.raises(SettingsError, match="gamma >= 1"):
         generate_values(target, 3, 1, gamma=0)
     with pytest.raises(SettingsError, match="must be a verification rule of tokens"):
-        Request([1], rule=DensityRatio())  # type: ignore[arg-type]
+        Request([1], acceptance_rule=DensityRatio())  # type: ignore[arg-type]

@@ -29,15 +29,17 @@ def test_a_threshold_of_one_is_the_coupled_rule(sampler: Sampler | None) -> None
     for head in (HEAD, sure):
         for drafter in (DRAFTER, Garbage()):
             settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 20}
-            check_identical(TARGET, PROMPTS, drafter=drafter, rule=Judge(head, threshold=1.0), **settings)
+            check_identical(TARGET, PROMPTS, drafter=drafter, acceptance_rule=Judge(head, threshold=1.0), **settings)
 
 
 def test_a_threshold_of_zero_accepts_every_draft() -> None:
     hopeless = Head(torch.zeros(32), -1e6, layer=2)
-    (run,) = decode(TARGET, PROMPTS[:1], drafter=DRAFTER, rule=Judge(hopeless, threshold=0.0), max_new_tokens=21)
+    (run,) = decode(
+        TARGET, PROMPTS[:1], drafter=DRAFTER, acceptance_rule=Judge(hopeless, threshold=0.0), max_new_tokens=21
+    )
     assert [step.emitted for step in run.trace.decoding] == [5] * 4
     with pytest.raises(AssertionError, match="departs from plain decoding"):
-        check_identical(TARGET, PROMPTS, drafter=DRAFTER, rule=Judge(hopeless, threshold=0.0))
+        check_identical(TARGET, PROMPTS, drafter=DRAFTER, acceptance_rule=Judge(hopeless, threshold=0.0))
 
 
 def test_the_head_reads_the_state_of_the_drafted_token_itself() -> None:
@@ -50,7 +52,7 @@ def test_the_head_reads_the_state_of_the_drafted_token_itself() -> None:
     others = torch.cat([scores[:liked], scores[liked + 1 :]]).max()
     head = Head(weight.float(), -float(scores[liked] + others) / 2, layer=0)
     plain, judged = (
-        decode(TARGET, PROMPTS[:1], drafter=Garbage(nodes=40), rule=rule, max_new_tokens=60, seeds=(3,))[0]
+        decode(TARGET, PROMPTS[:1], drafter=Garbage(nodes=40), acceptance_rule=rule, max_new_tokens=60, seeds=(3,))[0]
         for rule in (Judge(head, threshold=1.0), Judge(head))
     )
     assert judged.generated.count(liked) > plain.generated.count(liked)
@@ -76,7 +78,7 @@ def test_a_head_is_a_file(tmp_path: Path) -> None:
 def test_a_head_of_another_model_is_refused() -> None:
     for head, message in ((Head(torch.zeros(31), 0.0, 2), "of 31 numbers"), (Head(torch.zeros(32), 0.0, 9), "layer 9")):
         with pytest.raises(SettingsError, match=message):
-            decode(TARGET, PROMPTS[:1], drafter=DRAFTER, rule=Judge(head), max_new_tokens=8)
+            decode(TARGET, PROMPTS[:1], drafter=DRAFTER, acceptance_rule=Judge(head), max_new_tokens=8)
 
 
 def test_answers_are_labelled_up_to_the_mistake() -> None:

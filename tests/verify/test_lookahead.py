@@ -47,7 +47,7 @@ def tokens_of(
     chosen = DRAFTERS[drafter](OTHER) if drafter else None
     runs = decode(
         *(TARGET, PROMPTS[:prompts]),
-        **{"sampler": sampler, "rule": rule, "drafter": chosen, "max_new_tokens": n, "eos_ids": (0,)},
+        **{"sampler": sampler, "acceptance_rule": rule, "drafter": chosen, "max_new_tokens": n, "eos_ids": (0,)},
         seeds=(0,) if sampler.greedy else (0, 1),
     )
     return [run.generated for run in runs]
@@ -92,7 +92,7 @@ def test_adadec_equals_a_recomputation_from_scratch(rule: AdaDec) -> None:
     paused = 0
     for prompt in PROMPTS[:2]:
         expected, pauses = plain_adadec(prompt, rule, 16)
-        (run,) = decode(TARGET, [prompt], rule=rule, max_new_tokens=16, eos_ids=(0,))
+        (run,) = decode(TARGET, [prompt], acceptance_rule=rule, max_new_tokens=16, eos_ids=(0,))
         assert run.generated == expected
         passes, rows = (run.trace.ledger.counts.get(name, 0) for name in ("extra_passes", "extra_rows"))
         assert (passes > 0) == (pauses > 0) and passes <= pauses * rule.length
@@ -135,7 +135,7 @@ def plain_cntp(prompt: list[int], rule: CNTP, seed: int, length: int) -> list[in
 def test_cntp_equals_a_recomputation_from_scratch() -> None:
     for prompt, seed in itertools.product(PROMPTS[:2], (0, 3)):
         (run,) = decode(
-            TARGET, [prompt], rule=CAUTIOUS, sampler=NUCLEUS, seeds=(seed,), max_new_tokens=14, eos_ids=(0,)
+            TARGET, [prompt], acceptance_rule=CAUTIOUS, sampler=NUCLEUS, seeds=(seed,), max_new_tokens=14, eos_ids=(0,)
         )
         assert run.generated == plain_cntp(prompt, CAUTIOUS, seed, 14)
         assert run.trace.ledger.counts["extra_passes"] > 0
@@ -146,7 +146,7 @@ def test_cntp_with_one_trial_is_plain_sampling() -> None:
     assert tokens_of(NUCLEUS, CNTP(most=1)) == sampled
     assert tokens_of(NUCLEUS, CNTP(low=50.0, high=60.0)) == sampled
     assert tokens_of(NUCLEUS, CAUTIOUS) != sampled
-    with pytest.raises(SettingsError, match="the rule cntp needs a temperature above 0"):
+    with pytest.raises(SettingsError, match="the acceptance rule cntp needs a temperature above 0"):
         tokens_of(PLAIN, CAUTIOUS)
 
 
@@ -165,7 +165,7 @@ def test_trials_end_at_punctuation_by_their_text() -> None:
 
     rule = CNTP(least=3, most=3)
     engine = Engine(TARGET, detokenizer=Letters)
-    seq = engine.submit(Request([1, 2, 3], sampler=NUCLEUS, rule=rule, max_new_tokens=60))
+    seq = engine.submit(Request([1, 2, 3], sampler=NUCLEUS, acceptance_rule=rule, max_new_tokens=60))
     while not seq.finished:
         engine.step()
         # Whole trials become text, so what is there ends where a trial ended.
@@ -196,9 +196,11 @@ def _plain(name: str, known: dict[str, list[list[int]]] = {}) -> list[list[int]]
 @pytest.mark.parametrize("name", LOOKING)
 def test_batches_and_caches_stay_in_order(name: str) -> None:
     rule, sampler = LOOKING[name]
-    check_batch(TARGET, PROMPTS[:2], rule=rule, sampler=sampler, drafter=DRAFTERS["draft-model"](OTHER), seeds=(0,))
+    check_batch(
+        TARGET, PROMPTS[:2], acceptance_rule=rule, sampler=sampler, drafter=DRAFTERS["draft-model"](OTHER), seeds=(0,)
+    )
     for drafter in (None, DRAFTERS["draft-model"](OTHER)):
-        check_state(TARGET, PROMPTS[:1], rule=rule, sampler=sampler, drafter=drafter, max_new_tokens=10)
+        check_state(TARGET, PROMPTS[:1], acceptance_rule=rule, sampler=sampler, drafter=drafter, max_new_tokens=10)
 
 
 @pytest.mark.parametrize("name", LOOKING)
@@ -213,13 +215,13 @@ def test_the_models_context_is_never_left() -> None:
     small = tiny_transformer(0, max_positions=24)
     for name in LOOKING:
         rule, sampler = LOOKING[name]
-        (run,) = decode(small, [PROMPTS[0]], rule=rule, sampler=sampler, max_new_tokens=100)
+        (run,) = decode(small, [PROMPTS[0]], acceptance_rule=rule, sampler=sampler, max_new_tokens=100)
         assert len(run.tokens) == 24
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(SettingsError, match="the rule adadec needs temperature 0"):
-        decode(TARGET, PROMPTS[:1], rule=ADADEC, sampler=NUCLEUS)
+    with pytest.raises(SettingsError, match="the acceptance rule adadec needs temperature 0"):
+        decode(TARGET, PROMPTS[:1], acceptance_rule=ADADEC, sampler=NUCLEUS)
     for make in (
         lambda: AdaDec(tau=math.nan),
         lambda: AdaDec(width=0),
@@ -234,7 +236,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 
 def test_a_trace_counts_what_was_asked_for() -> None:
-    (run,) = decode(TARGET, PROMPTS[:1], rule=ADADEC, max_new_tokens=16)
+    (run,) = decode(TARGET, PROMPTS[:1], acceptance_rule=ADADEC, max_new_tokens=16)
     assert isinstance(run, Sequence)
     ledger, steps = run.trace.ledger, run.trace.steps
     # What a rule asks for has a step of its own, of rows that are all new nodes.

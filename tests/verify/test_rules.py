@@ -261,7 +261,9 @@ LOSSLESS = [("sampled", RecursiveRejection()), ("without-replacement", Recursive
 @pytest.mark.parametrize(("origin", "rule"), LOSSLESS)
 def test_rules_keep_the_law_of_a_text(origin: Origin, rule: AcceptanceRule) -> None:
     sampler = PENALISED if origin == "without-replacement" else NUCLEUS
-    check_distribution(*(TARGET, [1, 0]), drafter=Branching(origin), rule=rule, sampler=sampler, length=4, draws=120)
+    check_distribution(
+        *(TARGET, [1, 0]), drafter=Branching(origin), acceptance_rule=rule, sampler=sampler, length=4, draws=120
+    )
 
 
 def test_draws_verified_as_what_they_are_not_are_caught() -> None:
@@ -269,7 +271,7 @@ def test_draws_verified_as_what_they_are_not_are_caught() -> None:
         check_distribution(
             *(TARGET, [1, 0]),
             drafter=Mistaken("without-replacement"),
-            rule=RecursiveRejection(),
+            acceptance_rule=RecursiveRejection(),
             length=4,
             draws=120,
             least=1e-6,
@@ -282,7 +284,7 @@ def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin, rule
     # Drafts that are mostly rejected, and the target's own.
     for model, tested in ((tiny_transformer(0, num_layers=1), "drafted"), (target, "accepted")):
         drafter = Branching(origin, (3, 2, 1), DraftModel(model))
-        settings = {"drafter": drafter, "rule": rule, "sampler": NUCLEUS, "max_new_tokens": 8}
+        settings = {"drafter": drafter, "acceptance_rule": rule, "sampler": NUCLEUS, "max_new_tokens": 8}
         check_batch(target, prompts, seeds=(0,), tested=tested, **settings)
         check_state(target, prompts[1:], **settings)
 
@@ -298,7 +300,7 @@ def test_typical_acceptance_from_nothing_to_everything() -> None:
     target, drafter = tiny_transformer(0), Branching("sampled", (2, 2), DraftModel(tiny_transformer(3)))
     plain = Sampler.from_settings(temperature=1.0)
     runs = {
-        rule: decode(target, [[1, 2, 3]], drafter=drafter, rule=rule, sampler=plain, max_new_tokens=22)[0]
+        rule: decode(target, [[1, 2, 3]], drafter=drafter, acceptance_rule=rule, sampler=plain, max_new_tokens=22)[0]
         for rule in (Typical(1.0, float("inf")), Typical(0.0), Typical())
     }
     nothing, everything, default = (run.trace.decoding for run in runs.values())
@@ -310,7 +312,7 @@ def test_typical_acceptance_from_nothing_to_everything() -> None:
         next(iter(runs.values())).generated
         == decode(target, [[1, 2, 3]], sampler=plain, max_new_tokens=22)[0].generated
     )
-    check_identical(target, [[1, 2, 3]], drafter=drafter, rule=Typical())
+    check_identical(target, [[1, 2, 3]], drafter=drafter, acceptance_rule=Typical())
 
 
 def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
@@ -323,7 +325,9 @@ def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
             return tree if budget.depth >= 2 and seq.pending == 0 else DraftTree.root(seq.pending)
 
     sampler = Sampler.from_settings(temperature=1.0)
-    (run,) = decode(table, [[0, 1, 0]], drafter=Given(), rule=Typical(0.0), sampler=sampler, max_new_tokens=8)
+    (run,) = decode(
+        table, [[0, 1, 0]], drafter=Given(), acceptance_rule=Typical(0.0), sampler=sampler, max_new_tokens=8
+    )
     chances = {
         path: sum(float(table.logits(path[:at]).log_softmax(0)[path[at]]) for at in (1, 2))
         for path in ((0, 1, 2), (0, 2, 4), (0, 4, 1))
@@ -348,5 +352,5 @@ def test_rules_get_the_hidden_states_they_tap() -> None:
 
     target = tiny_transformer(0)
     drafter = Branching("sampled", (2, 2), DraftModel(tiny_transformer(3)))
-    decode(target, [[1, 2, 3], [4]], drafter=drafter, rule=Tapping(), max_new_tokens=4)
+    decode(target, [[1, 2, 3], [4]], drafter=drafter, acceptance_rule=Tapping(), max_new_tokens=4)
     assert max(nodes for nodes, _ in seen) > 2

@@ -25,7 +25,7 @@ def units() -> str:
     return (
         f"{found['questions']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each. Checked units are "
         "drafts under the default rule; trusted ones become text unchecked from a probability of beta on, as published "
-        f"(`--rule lexical-unit`). (`python benchmarks/draft/parallel.py units --step 24 --new 48`)\n\n"
+        f"(`--acceptance-rule lexical-unit`). (`python benchmarks/draft/parallel.py units --step 24 --new 48`)\n\n"
         + table(header, rows)
     )
 

@@ -15,7 +15,7 @@ from decodery.speculative.acceptance.lookahead import LookaheadRule
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import tiny_transformer
 
-KINDS = {"sample": "processor", "verify": "rule", "source": "source", "search": "search"}
+KINDS = {"logits-processor": "processor", "acceptance-rule": "rule", "logits-source": "source", "search": "search"}
 """What a method of these families is."""
 
 
@@ -67,7 +67,7 @@ def speculation() -> str:
         )
         for family, kind in KINDS.items()
         for method in registry.methods(family)
-        if family == "source" or method.name in runs or issubclass(method.cls, LookaheadRule)
+        if family == "logits-source" or method.name in runs or issubclass(method.cls, LookaheadRule)
     ]
     head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
     refused = f'A search that is given a drafter says: "{_refusal()}".'

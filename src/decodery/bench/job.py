@@ -113,7 +113,7 @@ class Job:
                         prompt,
                         subject.spec,
                         max_new_tokens=settings.max_new_tokens,
-                        max_nodes=settings.max_nodes,
+                        max_draft_tokens=settings.max_draft_tokens,
                         temperature=settings.temperature,
                         seed=nth_seed(settings.seed, index),
                     )
@@ -136,7 +136,7 @@ def open_subjects(lm: LLM, settings: Settings) -> tuple[list[Subject], dict[str,
     unavailable: dict[str, str] = {}
     for method in settings.methods:
         if not is_peer(method):
-            subjects += own_subjects(lm, method, settings.temperature, max_nodes=settings.max_nodes)
+            subjects += own_subjects(lm, method, settings.temperature, max_draft_tokens=settings.max_draft_tokens)
             continue
         try:
             subjects.append(open_apart(Order.of(method, lm, settings)))

@@ -25,8 +25,9 @@ class Settings:
     "qualitative" decodes one question at a time, "throughput" `concurrency` prompts of `input_tokens` tokens at once.
     prompts: questions per workload (None: all of a built-in set, 40 of another) and prompts per case of the
     throughput split (None: 8). rounds: how often everything is repeated, warmup: generations per method beforehand.
-    max_nodes: tokens a method may draft per step and prompt. timelines: questions per workload of which every pass is
-    kept for the page. imports: modules that methods come from, which whoever repeats the benchmark has to name again.
+    max_draft_tokens: tokens a method may draft per step and prompt. timelines: questions per workload of which every
+    pass is kept for the page. imports: modules that methods come from, which whoever repeats the benchmark has to name
+    again.
     """
 
     model: str = "smollm2"
@@ -37,7 +38,7 @@ class Settings:
     splits: tuple[str, ...] = (QUALITATIVE,)
     prompts: int | None = None
     max_new_tokens: int = 96
-    max_nodes: int = MOST_NODES
+    max_draft_tokens: int = MOST_NODES
     temperature: float = 0.0
     seed: int = 0
     rounds: int = 3
@@ -57,8 +58,8 @@ class Settings:
                     raise SettingsError(f"{name} must be at least {least}, not {number}")
         if self.seed >= 1 << 64:
             raise SettingsError(f"seed must be at most 2^64 - 1, not {self.seed}")
-        if self.max_nodes > LARGEST:
-            raise SettingsError(f"max_nodes must be at most {LARGEST}, not {self.max_nodes}")
+        if self.max_draft_tokens > LARGEST:
+            raise SettingsError(f"max_draft_tokens must be at most {LARGEST}, not {self.max_draft_tokens}")
         if not math.isfinite(self.temperature) or self.temperature < 0:
             raise SettingsError(f"temperature must be 0 or more, not {self.temperature}")
         _known("workload", self.workloads, tuple(WORKLOADS))
@@ -86,7 +87,7 @@ class Settings:
 _LEAST = {
     "prompts": 1,
     "max_new_tokens": 2,
-    "max_nodes": 1,
+    "max_draft_tokens": 1,
     "rounds": 1,
     "warmup": 0,
     "concurrency": 1,

@@ -74,9 +74,11 @@ class Own:
 
     own = True
 
-    def __init__(self, lm: LLM, spec: str, temperature: float, store: str = "", *, max_nodes: int = MOST_NODES) -> None:
+    def __init__(
+        self, lm: LLM, spec: str, temperature: float, store: str = "", *, max_draft_tokens: int = MOST_NODES
+    ) -> None:
         self.lm, self.spec, self.temperature, self.store = lm, spec, temperature, store
-        self.max_nodes = max_nodes
+        self.max_draft_tokens = max_draft_tokens
         self.name = f"{spec} (cold)" if store == COLD else spec
         self.dtype = lm.dtype
         self.new_round()
@@ -113,7 +115,7 @@ class Own:
                     max_new_tokens=max_new_tokens,
                     temperature=self.temperature,
                     drafter=self._drafter,
-                    max_nodes=self.max_nodes,
+                    max_draft_tokens=self.max_draft_tokens,
                     seed=nth_seed(seed, number),
                     constraint=constraint,
                 )
@@ -155,13 +157,13 @@ class _Watched(Memory):
         return super().recall(scope, seq, key, make)
 
 
-def own_subjects(lm: LLM, spec: str, temperature: float, *, max_nodes: int = MOST_NODES) -> list[Own]:
+def own_subjects(lm: LLM, spec: str, temperature: float, *, max_draft_tokens: int = MOST_NODES) -> list[Own]:
     """The drafter `spec`, once, or hot and cold where it remembers beyond a prompt: a short try tells.
 
     Raises UnknownMethod or SettingsError for a bad spec.
     """
-    once = Own(lm, spec, temperature, max_nodes=max_nodes)
+    once = Own(lm, spec, temperature, max_draft_tokens=max_draft_tokens)
     once.decode([lm.encode("Hello.")], max_new_tokens=4, seed=0)
     if not once.memory.used:
         return [once]
-    return [Own(lm, spec, temperature, store, max_nodes=max_nodes) for store in (HOT, COLD)]
+    return [Own(lm, spec, temperature, store, max_draft_tokens=max_draft_tokens) for store in (HOT, COLD)]

@@ -38,7 +38,7 @@ def record_timeline(
     max_new_tokens: int,
     temperature: float,
     seed: int,
-    max_nodes: int = MOST_NODES,
+    max_draft_tokens: int = MOST_NODES,
 ) -> dict[str, Any]:
     """Decode `prompt` once more. first: the text of the token that prefill gave; passes: per pass the drafted `tokens`
     (texts), their `parents` (0 is the pending token), the `accepted` ones (indices, 1 is the first drafted), and the
@@ -50,11 +50,11 @@ def record_timeline(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         drafter=resolve_drafter(method),
-        max_nodes=max_nodes,
+        max_draft_tokens=max_draft_tokens,
         seed=seed,
     )
     engine = Engine(lm.model, detokenizer=lm.tokenizer.stream)
-    seq = engine.submit(dataclasses.replace(request, rule=rule))
+    seq = engine.submit(dataclasses.replace(request, acceptance_rule=rule))
     engine.run([seq])
     # The first choice is prefill's. What the last pass accepted beyond the end of the text was not emitted.
     (_, first), *decoding = rule.passes

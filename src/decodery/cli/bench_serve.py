@@ -16,7 +16,7 @@ from .decode import stop_on_interrupt
 if TYPE_CHECKING:
     from decodery.bench.result import Result
 
-_NOT_OF_LOAD = ("methods", "splits", "input_tokens", "max_nodes", "rounds")
+_NOT_OF_LOAD = ("methods", "splits", "input_tokens", "max_draft_tokens", "rounds")
 
 
 def measure(url: str, given: dict[str, Any], out: Path | None, *, as_json: bool, resume: bool) -> Result:

@@ -153,7 +153,7 @@ def _drafter(folder: str) -> Drafter:
     if not (Path(folder).expanduser() / HEAD).is_file():
         return DraftModel(folder, length=_CHAIN)
     trained = TrainedHead.load(folder)
-    found: Drafter = resolve("draft", trained.kind, head=trained, growth=None, length=_CHAIN)
+    found: Drafter = resolve("drafter", trained.kind, head=trained, tree_policy=None, length=_CHAIN)
     return found
 
 

@@ -57,7 +57,7 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
 
     if diffuse is not None:
         check_diffuse(settings)
-        settings["diffuse"] = resolve("diffuse", diffuse)
+        settings["diffuse"] = resolve("diffusion", diffuse)
     lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
     conversation = Conversation(lm, settings)
     read = reader()

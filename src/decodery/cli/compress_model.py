@@ -57,7 +57,7 @@ def compress_model(
     if given and ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
         model, *given = given  # type: ignore[assignment]
     files = [FILE.convert(each, None, ctx) for each in given]
-    transforms = [resolve("transform", spec) for spec in specs]
+    transforms = [resolve("compression", spec) for spec in specs]
     check_folder(out)
     loaded = load(model, dtype=dtype)
     read = [np.asarray(each) for each in pieces(loaded, files, texts, length)] if files else []

@@ -102,7 +102,7 @@ class Conversation:
         else:
             prompt = [*self.system, *messages]
             request = self.lm.request_for(prompt, tokens=tokens, reuse=self.last, **settings)
-            (output,) = decode(self.lm, [request], write, keep_cache=True)
+            (output,) = decode(self.lm, [request], write, return_cache=True)
         if output.text:
             self.messages = [*messages, _message("assistant", output.text)]
             self.last = output
@@ -137,7 +137,7 @@ class Conversation:
         from decodery.models.config import POSITIONS
 
         config = self.lm.model.config
-        policy = resolve_kv(self.settings.get("kv"))
+        policy = resolve_kv(self.settings.get("cache_policy"))
         return POSITIONS.most if policy is not None and policy.endless(config) else config.max_positions
 
 

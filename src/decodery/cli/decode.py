@@ -49,7 +49,7 @@ def leave_if_terminated() -> None:
 
 
 def decode(
-    lm: LLM, requests: list[Request], write: Callable[[str], None] | None = None, *, keep_cache: bool = False
+    lm: LLM, requests: list[Request], write: Callable[[str], None] | None = None, *, return_cache: bool = False
 ) -> list[Output]:
     """Decode requests of one prompt together, to the end or to a Ctrl-C, which keeps the text that is there.
 
@@ -78,7 +78,7 @@ def decode(
                     reads = False
             if write is not None and first.text is not None:
                 write(first.text.release(final=first.finished))
-    return [lm.output(seq, keep_cache=keep_cache) for seq in sequences]
+    return [lm.output(seq, return_cache=return_cache) for seq in sequences]
 
 
 def fill(lm: LLM, fills: list[Fill], write: Callable[[str], None] | None = None) -> list[Output]:
@@ -140,7 +140,7 @@ def note_full(outputs: Sequence[Output]) -> bool:
         size = len(full[0].prompt_tokens) + len(full[0].tokens)
         note(
             f"{what} cut at the end of the model's context of {size} tokens: shorten the prompt, take a model with a "
-            "longer context, or let the text go on with --kv streaming-llm"
+            "longer context, or let the text go on with --cache-policy streaming-llm"
         )
     return bool(full)
 

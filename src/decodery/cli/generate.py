@@ -87,7 +87,7 @@ def generate(
     method = None if search is None else resolve("search", search)
     if diffuse is not None:
         check_diffuse({"search": search, "logprobs": logprobs, **settings})
-        filling = resolve("diffuse", diffuse)
+        filling = resolve("diffusion", diffuse)
         lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
         tokens = lm.encode(text, raw=raw, allow_special=allow_special)
         _print_canvases(lm, filling, tokens, n, as_json, settings)

@@ -18,11 +18,11 @@ _NOT_WARPING = {
     "stop_token_ids",
     "ignore_eos",
     "drafter",
-    "rule",
-    "budget",
-    "max_nodes",
-    "source",
-    "kv",
+    "acceptance_rule",
+    "draft_length",
+    "max_draft_tokens",
+    "logits_source",
+    "cache_policy",
     "monitor",
     "constraint",
 }
@@ -47,16 +47,16 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         chosen["constraint"] = _constraint(constraints[0], chosen.pop(constraints[0]))
     if chosen.get("drafter", "auto") != "auto":
         chosen["drafter"] = resolve_drafter(chosen["drafter"])
-    if chosen.get("source", "none") != "none":
-        chosen["source"] = resolve("source", chosen["source"])
-    if chosen.get("kv", "none") != "none":
-        chosen["kv"] = resolve("kv", chosen["kv"])
+    if chosen.get("logits_source", "none") != "none":
+        chosen["logits_source"] = resolve("logits-source", chosen["logits_source"])
+    if chosen.get("cache_policy", "none") != "none":
+        chosen["cache_policy"] = resolve("cache-policy", chosen["cache_policy"])
     if "monitor" in chosen:
         chosen["monitor"] = resolve_monitors(chosen["monitor"])
-    if "rule" in chosen:
-        chosen["rule"] = resolve("verify", chosen["rule"])
-    if "budget" in chosen:
-        chosen["budget"] = resolve("budget", chosen["budget"])
+    if "acceptance_rule" in chosen:
+        chosen["acceptance_rule"] = resolve("acceptance-rule", chosen["acceptance_rule"])
+    if "draft_length" in chosen:
+        chosen["draft_length"] = resolve("draft-length", chosen["draft_length"])
     warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}
     if "dry_breakers" in warping:
         # Only a model's tokenizer knows which tokens hold these texts.
@@ -64,9 +64,13 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
     sampler = build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
     # A request for nothing says what does not go together; what only a model knows is left out of it.
-    parts = {name: chosen[name] for name in ("drafter", "rule", "budget", "source", "kv") if name in chosen}
+    parts = {
+        name: chosen[name]
+        for name in ("drafter", "acceptance_rule", "draft_length", "logits_source", "cache_policy")
+        if name in chosen
+    }
     parts = {name: part for name, part in parts.items() if not isinstance(part, str)}
-    Request([0], sampler=sampler, max_nodes=LARGEST, monitors=chosen.get("monitor", ()), **parts)
+    Request([0], sampler=sampler, max_draft_tokens=LARGEST, monitors=chosen.get("monitor", ()), **parts)
     return chosen
 
 
@@ -76,7 +80,7 @@ def _constraint(name: str, value: Any) -> Any:
     from decodery.core.registry import resolve
 
     if name == "constrain":
-        return resolve("constrain", value)
+        return resolve("constraint", value)
     if isinstance(value, Path):
         if value.stat().st_size > _MOST_INPUT:
             raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")

@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from decodery.core.registry import Method
 
 _OPTIONS = {
-    "draft": "--drafter",
-    "verify": "--rule",
-    "sample": "--sampler",
-    "source": "--source",
-    "kv": "--kv",
+    "drafter": "--drafter",
+    "acceptance-rule": "--acceptance-rule",
+    "draft-length": "--draft-length",
+    "logits-processor": "--sampler",
+    "logits-source": "--logits-source",
+    "cache-policy": "--cache-policy",
     "monitor": "--monitor",
     "search": "--search",
-    "diffuse": "--diffuse",
+    "diffusion": "--diffuse",
 }
 """The option of `generate` or `chat` that takes a method of a family."""
 _CALLS = {
-    "suggest": "lm.drafts(prompt, k=3) in Python",
-    "diffuse.cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
-    "diffuse.experts": "a setting of --diffuse, as in --diffuse threshold:experts=des-vote",
-    "transform": "--with of decodery compress-model, as in --with int8 --out DIR",
+    "suggestion": "lm.drafts(prompt, k=3) in Python",
+    "diffusion-cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
+    "expert-sharing": "a setting of --diffuse, as in --diffuse threshold:experts=des-vote",
+    "compression": "--with of decodery compress-model, as in --with int8 --out DIR",
 }
 """What uses a method of a family that has no option."""
 

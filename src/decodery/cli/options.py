@@ -270,13 +270,13 @@ decoding_options = together(
     ),
     _option(
         "Sampling",
-        "--source",
+        "--logits-source",
         metavar="SPEC",
         help="What the logits come from: none or a name with settings, such as guidance:scale=1.5 (none).",
     ),
     _option(
         "Sampling",
-        "--kv",
+        "--cache-policy",
         metavar="SPEC",
         help="What of the text's keys and values is kept and read: none or a name with settings, such as "
         "snapkv:budget=0.25 (none).",
@@ -296,14 +296,14 @@ decoding_options = together(
         help="A drafter: auto, none or a name with settings, such as prompt-lookup:length=5. The default acceptance "
         "rule keeps the text the same with any drafter.",
     ),
-    _option("Speculation", "--rule", metavar="SPEC", help="How drafts are verified (coupled)."),
+    _option("Speculation", "--acceptance-rule", metavar="SPEC", help="How drafts are verified (coupled)."),
     _option(
         "Speculation",
-        "--budget",
+        "--draft-length",
         metavar="SPEC",
         help="How much to draft, such as fixed:nodes=8; without one the drafter decides.",
     ),
-    _option("Speculation", "--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step (80)."),
+    _option("Speculation", "--max-draft-tokens", type=int, metavar="N", help="Draft at most N tokens per step (80)."),
 )
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -74,7 +74,7 @@ def calm(
             progress=progress,
         )
     click.echo(json.dumps(found.tested.tolist()))
-    click.echo(f"The calibration is ready: --source calm:calibration={out}")
+    click.echo(f"The calibration is ready: --logits-source calm:calibration={out}")
 
 
 @command(example="train sec code.txt --out heads")
@@ -122,7 +122,7 @@ def sec(
         learning = load(model, dtype=learning_dtype()).model
         found = train_sec(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The heads are ready: --source sec:heads={out}")
+    click.echo(f"The heads are ready: --logits-source sec:heads={out}")
 
 
 @command("del", example="train del --exits 3 --out exits")

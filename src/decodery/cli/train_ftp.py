@@ -64,4 +64,4 @@ def ftp(
         learning = load(model, dtype=learning_dtype()).model
         found = train_ftp(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The routers are ready: --source ftp:routers={out}")
+    click.echo(f"The routers are ready: --logits-source ftp:routers={out}")

@@ -53,4 +53,4 @@ def hamburger(
         found = train_hamburger(loaded, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
     named = out / MODEL if base_lr else model
-    click.echo(f"Groups are ready: -m {named} --source hamburger:micro={out}")
+    click.echo(f"Groups are ready: -m {named} --logits-source hamburger:micro={out}")

@@ -47,7 +47,7 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
         found = calibrate(loaded.model, read, progress)
     out.mkdir(parents=True, exist_ok=True)
     replace(found, facts={**found.facts, "command": command_line()}).save(out / CHANNELS)
-    click.echo(f"The channels are ready: --kv double-sparsity:calibration={out}")
+    click.echo(f"The channels are ready: --cache-policy double-sparsity:calibration={out}")
 
 
 @command(example="train kv lserve notes.txt --out gates")
@@ -70,7 +70,7 @@ def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
             loaded, hide_keys(loaded.tokenizer, read, seed=seed), out, recipe=recipe, **how
         ),
     )
-    click.echo(f"The gates are ready: --kv lserve:gates={given.out}")
+    click.echo(f"The gates are ready: --cache-policy lserve:gates={given.out}")
 
 
 @command(example="train kv write-gate notes.txt --out gate")
@@ -87,7 +87,7 @@ def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
 
     recipe = WriteGateRecipe(steps=steps, rate=rate, seed=seed)
     given.learn(check_folder, partial(train_write_gate, recipe=recipe))
-    click.echo(f"The gate is ready: --kv write-gate:gate={given.out}")
+    click.echo(f"The gate is ready: --cache-policy write-gate:gate={given.out}")
 
 
 @command(example="train kv coprocessor notes.txt --out coprocessor")
@@ -107,7 +107,7 @@ def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: b
 
     recipe = CoprocessorRecipe(steps=steps, latents=latents, ahead=ahead, static=static, seed=seed)
     given.learn(check_folder, partial(train_coprocessor, recipe=recipe))
-    click.echo(f"The coprocessor is ready: --kv coprocessor:trained={given.out}")
+    click.echo(f"The coprocessor is ready: --cache-policy coprocessor:trained={given.out}")
 
 
 @command(example="train kv meta-soft notes.txt --out meta")
@@ -126,4 +126,4 @@ def meta_soft(given: Learning, steps: int, ahead: int, static: bool, seed: int) 
 
     recipe = MetaRecipe(steps=steps, ahead=ahead, static=static, seed=seed)
     given.learn(check_folder, partial(train_meta_tokens, recipe=recipe))
-    click.echo(f"The meta-tokens are ready: --kv meta-soft:trained={given.out}")
+    click.echo(f"The meta-tokens are ready: --cache-policy meta-soft:trained={given.out}")

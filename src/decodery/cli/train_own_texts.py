@@ -84,7 +84,7 @@ def acceptance(
         corpus = own.write(target, out / "text", lines, seed, progress, top=0)
         scores = train_acceptance(target.model, drafting, corpus, out, recipe=recipe, facts=facts, progress=progress)
     click.echo(json.dumps(scores, indent=1))
-    click.echo(f"the head is ready: --budget specdec++:head={out}")
+    click.echo(f"the head is ready: --draft-length specdec++:head={out}")
 
 
 @command(example="train hmm --states 256 --out hmm")

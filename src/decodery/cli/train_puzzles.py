@@ -222,7 +222,7 @@ def grpo(
 
     recipe = GRPORecipe(problems, calibrate=calibrate, n=n, beta=beta, steps=steps, seed=seed)
     asked, loaded = named(puzzle), load(model)
-    scorer = resolve("score", spec_of(reward, asked)).bind(loaded.tokenizer)
+    scorer = resolve("scorer", spec_of(reward, asked)).bind(loaded.tokenizer)
     with resumable(out) as progress:
         found = train_grpo(loaded.model, asked, scorer, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the model is ready: {out}")

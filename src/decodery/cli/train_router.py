@@ -57,7 +57,7 @@ def router(
 
     lines, lm = read_prompts(prompts), load(model)
     search = Arbitrage(
-        resolve("score", scorer), delimiter=delimiter, step_tokens=step_tokens, model=second, router="oracle"
+        resolve("scorer", scorer), delimiter=delimiter, step_tokens=step_tokens, model=second, router="oracle"
     ).bind(lm.tokenizer)
     requests = []
     for number, line in enumerate(lines):

@@ -30,7 +30,7 @@ def copy_of(model: Reader, spec: str) -> Transformer:
             "only decoders that this package runs itself can be transformed: this has an encoder, or is run by others"
         )
     with _making:
-        copies, method = _made.setdefault(model, {}), resolve("transform", spec)
+        copies, method = _made.setdefault(model, {}), resolve("compression", spec)
         now = _files(method)
         if spec not in copies or copies[spec][0] != now:
             copies[spec] = now, transformed(model, [method])[0]

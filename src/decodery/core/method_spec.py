@@ -2,7 +2,7 @@
 
 The same text, `name:key=value,key=value`, works in Python, on the command line, in requests to the server and in the
 benchmark. Where a setting is itself a method, its own settings stand in parentheses:
-`draft-model:growth=eagle-2(nodes=32,depth=6)`.
+`draft-model:tree_policy=eagle-2(nodes=32,depth=6)`.
 """
 
 from __future__ import annotations

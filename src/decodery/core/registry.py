@@ -179,7 +179,7 @@ def resolve(family: str, spec: Any, **further: Any) -> Any:
         if isinstance(spec, type) or actual != family:
             # What newcomers pass as a scorer, and what makes one of it.
             wrapped = (
-                " (dc.scorers.TextScore makes one of a function)" if family == "score" and isfunction(spec) else ""
+                " (dc.scorers.TextScore makes one of a function)" if family == "scorer" and isfunction(spec) else ""
             )
             raise SettingsError(
                 f"{spec!r} is not an instance of a {family} method; pass an instance{wrapped} or a name"

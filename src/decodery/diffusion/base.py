@@ -50,10 +50,10 @@ class DiffusionDecoder(Contract):
 
     def __post_init__(self) -> None:
         if self.experts is not None:
-            found = None if self.experts == "none" else resolve("diffuse.experts", self.experts)
+            found = None if self.experts == "none" else resolve("expert-sharing", self.experts)
             object.__setattr__(self, "experts", found)
         if self.cache is not None:
-            object.__setattr__(self, "cache", None if self.cache == "none" else resolve("diffuse.cache", self.cache))
+            object.__setattr__(self, "cache", None if self.cache == "none" else resolve("diffusion-cache", self.cache))
         if self.block is not None and self.block < 1:
             raise SettingsError(f"a block has at least one place, not {self.block}")
         if not 0 <= self.guidance < float("inf"):

@@ -53,7 +53,7 @@ class LAVE(DiffusionDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        policy = resolve("diffuse", self.policy)
+        policy = resolve("diffusion", self.policy)
         if not isinstance(policy, UnmaskingPolicy):
             raise SettingsError(
                 "lave looks at one state in a pass: take a policy that does, such as static or threshold"

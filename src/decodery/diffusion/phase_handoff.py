@@ -46,7 +46,7 @@ class PhaseHandoff(DiffusionDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        policy = resolve("diffuse", self.policy)
+        policy = resolve("diffusion", self.policy)
         if not isinstance(policy, UnmaskingPolicy):
             raise SettingsError(
                 "phase-handoff changes models between passes over one state: take a policy that looks at one, such as "

@@ -96,8 +96,8 @@ class Calls:
         request = copy(self.request)
         if constrained(request.sampler.processors):
             # What came along with the constraint goes with it.
-            request.drafter, request.rule = None, Coupled()
-        request.conversation = request.reuse = request.search = request.source = None
+            request.drafter, request.acceptance_rule = None, Coupled()
+        request.conversation = request.reuse = request.search = request.logits_source = None
         request.stop, request.logprobs = (), logprobs
         request.sampler = Sampler.from_settings() if sampler is None else free(sampler)
         if constraint is not None:
@@ -130,7 +130,7 @@ class Calls:
         return len(said.tokens()) + room <= self.engine.model.config.max_positions
 
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
-        if request.embeddings is not None:
+        if request.prompt_embeds is not None:
             raise SettingsError(
                 "this search asks for texts behind other prompts, which would lack the embeddings of this one: use "
                 "another search, or a prompt of tokens alone"

@@ -47,7 +47,7 @@ def generate_values(
     drafter: ContinuousModel | None = None,
     gamma: int = 4,
     alone: float = 0.05,
-    rule: DensityRatio | str = "density-ratio",
+    acceptance_rule: DensityRatio | str = "density-ratio",
     seed: int = 0,
 ) -> Continuous:
     """`length` values of R^size drawn from `target`, drafted `gamma` at a time by `drafter`.
@@ -55,7 +55,7 @@ def generate_values(
     alone: the share of the values that the target writes by itself before drafts begin. The seed decides the values,
     as it does for tokens: without a drafter the same ones for any rule.
     """
-    chosen: DensityRatio = resolve("verify.continuous", rule)
+    chosen: DensityRatio = resolve("continuous-acceptance", acceptance_rule)
     if length < 1 or size < 1 or gamma < 1 or not 0 <= alone <= 1:
         raise SettingsError("continuous decoding needs length, size and gamma >= 1, and alone between 0 and 1")
     values = np.zeros((length, size))

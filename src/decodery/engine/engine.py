@@ -93,8 +93,8 @@ class Engine:
         seq = self._text(request)
         if like is not None and (
             like.tokens[: like.prompt_length] != seq.tokens
-            or (like.source, like.kv) != (seq.source, seq.kv)
-            or (seq.source is None and like.model != seq.model)
+            or (like.logits_source, like.cache_policy) != (seq.logits_source, seq.cache_policy)
+            or (seq.logits_source is None and like.model != seq.model)
             or _held(like) != _held(seq)
         ):
             raise SettingsError(
@@ -158,11 +158,11 @@ class Engine:
         seq = opened(request, self.model, self.memory, self._detokenizer)
         if self._running is not None:
             seq.trace.ledger = self._running.ledger
-        if seq.budget is not None:
-            seq.budget_state = seq.budget.start(seq)
+        if seq.draft_length is not None:
+            seq.draft_length_state = seq.draft_length.start(seq)
         if seq.drafter is not None:
             seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.requirements.costs or (seq.budget is not None and seq.budget.requirements.costs):
+            if seq.drafter.requirements.costs or (seq.draft_length is not None and seq.draft_length.requirements.costs):
                 self._pass_seconds(len(seq.tokens))
         return seq
 
@@ -376,14 +376,14 @@ class Engine:
         """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
-            min(nodes, seq.max_nodes),
+            min(nodes, seq.max_draft_tokens),
             seq.remaining - 1,
             len(texts),
             self._pass_seconds,
             measured=self._pass_seconds == self._measured,
             context=len(seq.tokens),
         )
-        policy = seq.budget
+        policy = seq.draft_length
         if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:
             return limit
         if policy.requirements.pauses:
@@ -402,4 +402,4 @@ class Engine:
 
 def _held(seq: Sequence) -> str:
     """What tells the embeddings of a prompt from others, "" where there are none."""
-    return "" if seq.embeddings is None else seq.embeddings.digest
+    return "" if seq.prompt_embeds is None else seq.prompt_embeds.digest

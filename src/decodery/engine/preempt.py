@@ -33,7 +33,7 @@ def drop(run: SchedulerEntry) -> bool:
         freed = None if run.forgotten else run.task.memory.give_back()
         run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
         return freed is not None
-    if any(seq.embeddings is not None for seq in run.branches.values()):
+    if any(seq.prompt_embeds is not None for seq in run.branches.values()):
         return False
     held = {id(each.cache): each for seq in run.branches.values() for each in _held(seq)}.values()
     if any(_cannot_be_read_again(each) for each in held):

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from decodery.models.protocol import LanguageModel
 
 _KINDS: dict[str, tuple[str, type]] = {
-    "drafter": ("draft", Drafter),
-    "rule": ("verify", AcceptanceRule),
-    "budget": ("budget", DraftLengthPolicy),
-    "source": ("source", LogitsSource),
-    "kv": ("kv", CachePolicy),
+    "drafter": ("drafter", Drafter),
+    "acceptance_rule": ("acceptance-rule", AcceptanceRule),
+    "draft_length": ("draft-length", DraftLengthPolicy),
+    "logits_source": ("logits-source", LogitsSource),
+    "cache_policy": ("cache-policy", CachePolicy),
 }
 
 
@@ -48,58 +48,61 @@ _KINDS: dict[str, tuple[str, type]] = {
 class Request:
     """Settings of one text. prompt: token ids, at least one.
 
-    sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
-    alone decides. max_nodes: drafted tokens per step at most, whatever both want. stop: strings that end the text and
-    are cut from it; stop_tokens: those of them that are special tokens, by id. eos_ids: tokens that end it. logprobs:
-    how many most likely tokens to report beside each emitted one (0: the emitted one alone); prompt_logprobs: the same
-    of the prompt's tokens, but the first. reuse: a finished text whose cache serves as far as its tokens agree with the
-    prompt; not used where there is a source. source: what makes the logits out of one or more models and contexts, None
-    for the model alone. kv: what of the text's keys and values is kept and read, None for all of them. monitors: what
-    watches it. search: whose branches these are, None for a text of its own. salt: texts share what was read of their
-    prompts with those of the same salt only. trees: keep the draft of every step in the trace. conversation: what the
-    prompt was made of, for searches that ask for texts behind other prompts. memory: what drafters learn from and add
-    to, None for the engine's own. embeddings: what the prompt holds beside tokens; the model reads it in place of the
-    tokens at these places. settled: called by searches that know it, with all of the text that is returned first that
-    cannot change any more.
+    sampler: greedy by default. drafter: None for no speculation. draft_length: how much to draft, None where the
+    drafter alone decides. max_draft_tokens: drafted tokens per step at most, whatever both want. stop: strings that end
+    the text and are cut from it; stop_tokens: those of them that are special tokens, by id. eos_ids: tokens that end
+    it. logprobs: how many most likely tokens to report beside each emitted one (0: the emitted one alone);
+    prompt_logprobs: the same of the prompt's tokens, but the first. reuse: a finished text whose cache serves as far as
+    its tokens agree with the prompt; not used where there is a source. logits_source: what makes the logits out of one
+    or more models and contexts, None for the model alone. cache_policy: what of the text's keys and values is kept and
+    read, None for all of them. monitors: what watches it. search: whose branches these are, None for a text of its own.
+    salt: texts share what was read of their prompts with those of the same salt only. return_draft_trees: keep the
+    draft of every step in the trace. conversation: what the prompt was made of, for searches that ask for texts behind
+    other prompts. memory: what drafters learn from and add to, None for the engine's own. prompt_embeds: what the
+    prompt holds beside tokens; the model reads it in place of the tokens at these places. settled: called by searches
+    that know it, with all of the text that is returned first that cannot change any more.
 
-    drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
+    drafter, acceptance_rule, draft_length, logits_source, cache_policy and each of the monitors may be names, as in
+    "prompt-lookup:length=5".
 
     What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
-    are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
+    are drafted too; one that has no mask is asked about single tokens, by the acceptance rule awrs in place of coupled.
     """
 
     prompt: Ordered[int]
     max_new_tokens: int = 128
     sampler: Sampler = field(default_factory=Sampler.from_settings)
     drafter: Drafter | None = None
-    rule: AcceptanceRule = field(default_factory=Coupled)
+    acceptance_rule: AcceptanceRule = field(default_factory=Coupled)
     seed: int = 0
     stop: Ordered[str] = ()
     eos_ids: Ordered[int] = ()
     logprobs: int | None = None
     reuse: Sequence | KeptText | None = None
-    budget: DraftLengthPolicy | None = None
-    source: LogitsSource | None = None
-    kv: CachePolicy | None = None
+    draft_length: DraftLengthPolicy | None = None
+    logits_source: LogitsSource | None = None
+    cache_policy: CachePolicy | None = None
     monitors: Ordered[Monitor] = ()
-    max_nodes: int = MOST_NODES
+    max_draft_tokens: int = MOST_NODES
     search: object = None
     prompt_logprobs: int | None = None
     salt: str = ""
-    trees: bool = False
+    return_draft_trees: bool = False
     conversation: Conversation | None = None
-    embeddings: Embeddings | None = None
+    prompt_embeds: Embeddings | None = None
     memory: Memory | None = None
     settled: Callable[[str], None] | None = None
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_nodes", "seed", "logprobs", "prompt_logprobs"):
+        for name in ("max_new_tokens", "max_draft_tokens", "seed", "logprobs", "prompt_logprobs"):
             setattr(self, name, plain(getattr(self, name)))
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
-        if not isinstance(self.max_nodes, int) or not 1 <= self.max_nodes <= LARGEST:
-            raise SettingsError(f"max_nodes must be a whole number between 1 and {LARGEST}, not {self.max_nodes!r}")
+        if not isinstance(self.max_draft_tokens, int) or not 1 <= self.max_draft_tokens <= LARGEST:
+            raise SettingsError(
+                f"max_draft_tokens must be a whole number between 1 and {LARGEST}, not {self.max_draft_tokens!r}"
+            )
         if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
             raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
@@ -120,8 +123,8 @@ class Request:
             part = getattr(self, role)
             if isinstance(part, str):
                 setattr(self, role, resolve(family, part))
-            elif not isinstance(part, kind) and not (part is None and role != "rule"):
-                article = "a verification rule of tokens" if role == "rule" else f"a {kind.__name__}"
+            elif not isinstance(part, kind) and not (part is None and role != "acceptance_rule"):
+                article = "an acceptance rule of tokens" if role == "acceptance_rule" else f"a {kind.__name__}"
                 raise SettingsError(f"{role} must be {article} or the name of one, not {part!r}")
         given = [self.monitors] if isinstance(self.monitors, str | Monitor) else self.monitors
         self.monitors = tuple(resolve("monitor", each) for each in given)
@@ -132,7 +135,7 @@ class Request:
         Raises SettingsError or UnsupportedModel where the model does not give what some part needs.
         """
         found = self if self.drafter is None else copy(self)
-        found.drafter = None if self.drafter is None else self.drafter.suited(model, self.source)
+        found.drafter = None if self.drafter is None else self.drafter.suited(model, self.logits_source)
         refuse(found, model)
         return found
 
@@ -148,25 +151,26 @@ class Request:
         found = constrained(processors)
         if found is None:
             return
-        if not found[1].provides.mask and self.rule == Coupled():
+        if not found[1].provides.mask and self.acceptance_rule == Coupled():
             # The same tokens, without a question about every one of the vocabulary.
-            self.rule = AWRS()
-        if self.drafter is not None and self.rule.provides.mask and not isinstance(self.drafter, Forced):
+            self.acceptance_rule = AWRS()
+        if self.drafter is not None and self.acceptance_rule.provides.mask and not isinstance(self.drafter, Forced):
             self.drafter = Forced(self.drafter)
 
     def _tell_of_cuts(self) -> None:
-        """Say so where `max_nodes` leaves less than the settings of drafter and budget ask for."""
+        """Say so where `max_draft_tokens` leaves less than the settings of drafter and budget ask for."""
         if self.drafter is None:
             return
         # What a constraint forces comes as it comes; it is the drafter inside that was set to ask for so much.
         drafter = self.drafter.parts[0] if isinstance(self.drafter, Forced) else self.drafter
-        asking = (drafter,) if self.budget is None else (drafter, self.budget)
+        asking = (drafter,) if self.draft_length is None else (drafter, self.draft_length)
         wanted = min((size for part in asking if (size := part.largest()) is not None), default=0)
-        if wanted > self.max_nodes:
+        if wanted > self.max_draft_tokens:
             method = method_of(drafter)
             name = type(drafter).__name__ if method is None else method.name
             warnings.warn(
-                f"{name} drafts up to {wanted} tokens per step as it is set, and max_nodes leaves {self.max_nodes}: "
-                f"allow max_nodes={min(wanted, LARGEST)} for all of them, or ask it for fewer",
+                f"{name} drafts up to {wanted} tokens per step as it is set, and max_draft_tokens leaves "
+                f"{self.max_draft_tokens}: allow max_draft_tokens={min(wanted, LARGEST)} for all of them, or "
+                "ask it for fewer",
                 stacklevel=2,
             )

@@ -26,33 +26,33 @@ def opened(
     """
     prompt = [int(token) for token in request.prompt]
     _check_order(target)
-    model: Reader = target if request.kv is None else request.kv.over(target, len(prompt))
+    model: Reader = target if request.cache_policy is None else request.cache_policy.over(target, len(prompt))
     _check_prompt(prompt, model)
     request = request.suited(target)
-    if request.source is not None:
-        model = request.source.over(target, prompt)
+    if request.logits_source is not None:
+        model = request.logits_source.over(target, prompt)
         _check_prompt(prompt, model)
-    request.rule.fits(model)
+    request.acceptance_rule.fits(model)
     salt = request.salt
-    if request.embeddings is not None:
-        if request.source is not None:
+    if request.prompt_embeds is not None:
+        if request.logits_source is not None:
             raise SettingsError(
                 "a source reads the prompt's tokens in contexts of its own, and this prompt holds embeddings: leave "
                 "the source out"
             )
-        request.embeddings.check(prompt, model)
+        request.prompt_embeds.check(prompt, model)
         # The same tokens beside other embeddings are another prompt.
-        salt += request.embeddings.digest
+        salt += request.prompt_embeds.digest
     seq = Sequence(
         tokens=prompt,
         prompt_length=len(prompt),
         cache=_resumed(request, prompt, model),
         sampler=request.sampler,
-        rule=request.rule,
+        acceptance_rule=request.acceptance_rule,
         drafter=request.drafter,
         vocab_size=model.vocab_size,
         model=model,
-        max_nodes=request.max_nodes,
+        max_draft_tokens=request.max_draft_tokens,
         detokenizer=detokenizer,
         seed=request.seed,
         # A text that comes to the end of the context ends by "length", and its `context_full` says so.
@@ -60,14 +60,14 @@ def opened(
         eos_ids=frozenset(request.eos_ids),
         logprobs=request.logprobs,
         memory=memory if request.memory is None else request.memory,
-        budget=request.budget,
-        source=request.source,
-        kv=request.kv,
+        draft_length=request.draft_length,
+        logits_source=request.logits_source,
+        cache_policy=request.cache_policy,
         prompt_logprobs=request.prompt_logprobs,
         salt=salt,
-        trees=request.trees,
+        return_draft_trees=request.return_draft_trees,
         conversation=request.conversation,
-        embeddings=request.embeddings,
+        prompt_embeds=request.prompt_embeds,
         user_spans=getattr(request.prompt, "user_spans", None),
         padding=None if writes(target) else padding_of(target),
     )
@@ -115,7 +115,7 @@ def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
     Raises SettingsError for what another model has read.
     """
     earlier, fresh = request.reuse, model.new_cache()
-    if earlier is None or earlier.source is not None or request.source is not None:
+    if earlier is None or earlier.logits_source is not None or request.logits_source is not None:
         return fresh
     if (earlier.model if isinstance(earlier, Sequence) else earlier.model()) != model:
         raise SettingsError(
@@ -124,7 +124,7 @@ def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
         )
     if not fresh.begins(len(prompt)) or request.prompt_logprobs is not None:
         return fresh
-    if request.embeddings is not None or (isinstance(earlier, Sequence) and earlier.embeddings is not None):
+    if request.prompt_embeds is not None or (isinstance(earlier, Sequence) and earlier.prompt_embeds is not None):
         return fresh
     if any(monitor.requirements.prompt_taps or monitor.requirements.changes for monitor in request.monitors):
         return fresh

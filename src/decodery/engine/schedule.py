@@ -192,7 +192,7 @@ class Schedule:
 
     def find_prefix(self, seq: Sequence) -> None:
         """Let a text that has read nothing begin with what others have read of its prompt."""
-        if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
+        if self.prefixes is None or seq.logits_source is not None or seq.prompt_logprobs is not None:
             return
         if not self.prefixes.serves(seq.model):
             return
@@ -208,7 +208,7 @@ class Schedule:
 
     def _keep_prefix(self, seq: Sequence) -> None:
         """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
-        if self.prefixes is None or seq.source is not None or seq.position == 0 or seq.error is not None:
+        if self.prefixes is None or seq.logits_source is not None or seq.position == 0 or seq.error is not None:
             return
         if not self.prefixes.serves(seq.model):
             return
@@ -307,5 +307,5 @@ def _needed(seq: Sequence) -> int:
 
 def _missing(seq: Sequence) -> int:
     """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
-    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_nodes)
+    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_draft_tokens)
     return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))

@@ -144,7 +144,7 @@ def fair(owners: Ordered[str], wants: Ordered[int], rows: int) -> list[int]:
 
 def most_nodes(run: SchedulerEntry) -> int:
     """Nodes that a text may draft in a step."""
-    return run.task.max_nodes if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
+    return run.task.max_draft_tokens if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
 
 
 def _rows(run: SchedulerEntry) -> int:

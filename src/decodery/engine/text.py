@@ -42,7 +42,7 @@ def unread(seq: Sequence) -> int:
 
 def expect(seq: Sequence) -> None:
     """Tell the caches that a text reads through what it has to read, and what it may come to need."""
-    drafted = 0 if seq.drafter is None else seq.max_nodes
+    drafted = 0 if seq.drafter is None else seq.max_draft_tokens
     for cache in behind(seq):
         cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
 
@@ -55,7 +55,7 @@ def reads(seq: Sequence) -> bool:
     if unread(seq) > 1 or seq.position:
         return unread(seq) > 1
     requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
-    shown = requirements.prompt or requirements.prompt_taps or seq.watch is not None or seq.kv is not None
+    shown = requirements.prompt or requirements.prompt_taps or seq.watch is not None or seq.cache_policy is not None
     return shown or not requirements.source
 
 
@@ -96,8 +96,8 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
     step = Step(rows=len(chunk), prefill=True)
     if decides:
         yield from _decide(seq, segment, DraftTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
-        if seq.kv is not None and seq.position and not seq.finished:
-            yield from as_coroutine(seq.kv.settle(seq))
+        if seq.cache_policy is not None and seq.position and not seq.finished:
+            yield from as_coroutine(seq.cache_policy.settle(seq))
         return
     taps = [
         *(requirements.taps if shows else ()),
@@ -119,7 +119,7 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
 def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
     """Propose, score, choose, commit."""
     tree, begin = DraftTree.root(seq.pending), perf_counter()
-    rests = seq.drafter is not None and seq.budget is None and seq.drafter.rests(seq, budget)
+    rests = seq.drafter is not None and seq.draft_length is None and seq.drafter.rests(seq, budget)
     if seq.drafter is not None and seq.remaining > 1 and not rests:
         tree = yield from as_coroutine(seq.drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
@@ -147,7 +147,7 @@ def _decide(
     shown: the prompt tokens of the segment, where the drafter is to see their rows. route: which layers score it.
     rests: whether the drafter lets this step pass.
     """
-    drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
+    drafter, rule, first = seq.drafter, seq.acceptance_rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
     watch = () if seq.watch is None else seq.watch.requirements.taps
     drafting_taps = drafter.requirements.taps if drafter is not None and observes else ()
@@ -170,8 +170,8 @@ def _decide(
                 seq.shown = start + len(shown) - 1
             return
     logits = scored.logits[-len(tree) :]
-    if step.prefill and seq.kv is not None:
-        opening = seq.kv.open(seq, len(segment))
+    if step.prefill and seq.cache_policy is not None:
+        opening = seq.cache_policy.open(seq, len(segment))
         opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else seq.writable(opened)
     laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
@@ -185,7 +185,7 @@ def _decide(
     seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
     last.emitted, last.accepted = len(emitted), min(len(accepted.path), len(emitted))
     last.choices = _choices(laws.tree, accepted.path)
-    if seq.trees:
+    if seq.return_draft_trees:
         path = accepted.path[: last.accepted]
         last.tree = RecordedTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
     if rests and not seq.finished:
@@ -217,8 +217,8 @@ def _observe(
     seen = VerificationFeedback(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
     drafter.observe(seq, seen if drafter.requirements.states else seen.of_tokens())
     seq.shown = len(seq.tokens) - 1
-    if seq.budget is not None:
-        seq.budget.observe(seq, seen, drafting)
+    if seq.draft_length is not None:
+        seq.draft_length.observe(seq, seen, drafting)
 
 
 def _tell(seq: Sequence, logits: torch.Tensor, start: int) -> None:
@@ -246,7 +246,7 @@ def _route(tree: DraftTree, seq: Sequence) -> LayerPlan:
     if tree.entered is None:
         return WHOLE
     first, layers = tree.entered.layer, seq.model.config.num_layers
-    parts = [part.requirements for part in (seq.rule, seq.drafter, seq.watch) if part is not None]
+    parts = [part.requirements for part in (seq.acceptance_rule, seq.drafter, seq.watch) if part is not None]
     read = [hook_point(tap, layers) for requirements in parts for tap in requirements.taps]
     changed = [hook_point(change.site, layers) for change in seq.interventions]
     early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
@@ -285,9 +285,9 @@ def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
             f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
             f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
         )
-    verified = seq.rule.requirements.drafts
+    verified = seq.acceptance_rule.requirements.drafts
     if len(tree) > 1 and verified is not None and tree.origin not in verified:
-        raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.rule).__name__} cannot verify")
+        raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.acceptance_rule).__name__} cannot verify")
 
 
 def _choices(tree: DraftTree, path: list[int]) -> list[tuple[int, int]]:

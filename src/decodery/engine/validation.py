@@ -68,7 +68,7 @@ def _parts(request: Request) -> Iterator[tuple[str, Any]]:
     """Role of everything that takes part, and the part."""
     for processor in request.sampler.processors:
         yield "constraint" if isinstance(processor, Constrained) else "processor", processor
-    for role in ("rule", "drafter", "budget", "source", "search", "kv"):
+    for role in ("acceptance_rule", "drafter", "draft_length", "logits_source", "search", "cache_policy"):
         if (part := getattr(request, role)) is not None:
             yield role, part
     for monitor in request.monitors:
@@ -81,40 +81,45 @@ def _of_model(model: LanguageModel) -> str:
 
 def _acts_on_rows(role: str, part: Any) -> bool:
     """Whether a part sees the rows of a text as they are scored, whatever else it needs."""
-    return role in ("constraint", "drafter", "budget", "source", "monitor") or (
-        role == "rule" and not isinstance(part, Coupled)
+    return role in ("constraint", "drafter", "draft_length", "logits_source", "monitor") or (
+        role == "acceptance_rule" and not isinstance(part, Coupled)
     )
 
 
 def _who(role: str, part: Any) -> str:
-    words = {"constraint": "the constraint", "kv": f"the cache policy {name_of(part)}"}
-    return words.get(role, f"the {role} {name_of(part)}")
+    return "the constraint" if role == "constraint" else f"the {_said(role)} {name_of(part)}"
+
+
+def _said(role: str) -> str:
+    return "draft length policy" if role == "draft_length" else role.replace("_", " ")
 
 
 def _refuse_model(request: Request, model: LanguageModel | None, role: str, part: Any, name: str, value: Any) -> None:
     """What is needed of the model, and of the source in its place."""
-    words, source = in_words(name, value), request.source
+    words, source = in_words(name, value), request.logits_source
     # Sources pass rows on as they stand to each other.
     if (
         source is not None
-        and role != "source"
+        and role != "logits_source"
         and name not in _IN_SPITE_OF_SOURCES
         and not getattr(source.provides, name)
     ):
-        whose, out = f"the source {name_of(source)}", "leave the source out, or "
+        whose, out = f"the logits source {name_of(source)}", "leave the logits source out, or "
         if source.provides.source:
             # What its encoder reads cannot be left out.
             whose, out = "a model with an encoder", ""
-        raise SettingsError(f"{_who(role, part)} needs {words}, which {whose} does not give: {out}use another {role}")
+        raise SettingsError(
+            f"{_who(role, part)} needs {words}, which {whose} does not give: {out}use another {_said(role)}"
+        )
     if (
-        role != "kv"
+        role != "cache_policy"
         and name in ("keys", "routes")
-        and (kv := request.kv) is not None
+        and (kv := request.cache_policy) is not None
         and not getattr(kv.provides, name)
     ):
         raise SettingsError(
             f"{_who(role, part)} needs {words}, which the cache policy {name_of(kv)} does not give: leave the "
-            f"policy out, or use another {role}"
+            f"policy out, or use another {_said(role)}"
         )
     if model is None or name == "keys":
         return
@@ -127,26 +132,26 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
                 raise SettingsError(f"{_who(role, part)} needs {words}: {error}") from error
             if place.name != "residual" and place.name not in model.capabilities.sites:
                 words = f"the hidden states at {tap}"
-                raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
+                raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), _said(role)))
     elif name == "gradients" and model.capabilities.parts and not model.capabilities.gradients:
         raise UnsupportedModel(
             f"{_who(role, part)} needs gradients, which passes over quantized and packed weights do not have: load the "
             "model with dtype=float32"
         )
     elif not getattr(model.capabilities, name):
-        raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
+        raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), _said(role)))
 
 
 def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:
     """Who of a request does not give what is needed, and what to do; None where all is well."""
-    drafter, rule, processors = request.drafter, request.rule, request.sampler.processors
+    drafter, rule, processors = request.drafter, request.acceptance_rule, request.sampler.processors
     if name in ("drafts", "pauses", "draft_states") and drafter is not None:
         given = getattr(drafter.provides, name)
         if not given or (name == "drafts" and set(given) - set(value)):
             kinds = f", whose drafts are {' or '.join(given)}," if name == "drafts" else ""
             return f"the drafter {name_of(drafter)}{kinds}", _DRAFTERS[name]
     elif name in ("checked", "mask") and constrained(processors) and not getattr(rule.provides, name):
-        return f"the rule {name_of(rule)}", _RULES[name]
+        return f"the acceptance rule {name_of(rule)}", _RULES[name]
     elif name in ("greedy", "chance") and request.sampler.greedy != (name == "greedy"):
         return "the sampler", _SAMPLERS[name]
     elif name == "law" and (without := [processor for processor in processors if not processor.provides.law]):
@@ -180,13 +185,13 @@ def _drafting(request: Request) -> tuple[str, str] | None:
     """What of a request is there for drafts alone."""
     if request.drafter is not None:
         return f"the drafter {name_of(request.drafter)}", "leave the drafter out, or give None"
-    if request.budget is not None:
-        return f"the budget {name_of(request.budget)}", "leave the budget out"
+    if request.draft_length is not None:
+        return f"the draft length policy {name_of(request.draft_length)}", "leave the draft length policy out"
     found = constrained(request.sampler.processors)
     # A constraint without a mask brings this rule along.
-    stands_in = found is not None and not found[1].provides.mask and not request.rule.provides.mask
-    if not isinstance(request.rule, Coupled) and not stands_in:
-        return f"the rule {name_of(request.rule)}", "leave the rule out"
+    stands_in = found is not None and not found[1].provides.mask and not request.acceptance_rule.provides.mask
+    if not isinstance(request.acceptance_rule, Coupled) and not stands_in:
+        return f"the acceptance rule {name_of(request.acceptance_rule)}", "leave the acceptance rule out"
     return None
 
 

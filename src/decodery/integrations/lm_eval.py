@@ -42,8 +42,8 @@ class Harness(TemplateLM):
         *,
         dtype: str = "auto",
         drafter: str | None = "auto",
-        rule: str = "coupled",
-        kv: str | None = None,
+        acceptance_rule: str = "coupled",
+        cache_policy: str | None = None,
         batch_size: int | str = 16,
         max_batch_size: int | None = None,
         max_gen_toks: int = 256,
@@ -56,8 +56,8 @@ class Harness(TemplateLM):
         self.lm = load(model, dtype=dtype, **({"device": device} if named else {}))
         self._settings: dict[str, Any] = {
             "drafter": None if drafter == "none" else drafter,
-            "rule": rule,
-            "kv": kv,
+            "acceptance_rule": acceptance_rule,
+            "cache_policy": cache_policy,
             "seed": seed,
         }
         self._most = max_gen_toks

@@ -107,7 +107,7 @@ def decode(
     generation_config: GenerationConfig | None = None,
     streamer: Any = None,
     drafter: Any = "auto",
-    rule: Any = "coupled",
+    acceptance_rule: Any = "coupled",
     seed: int | None = None,
     **given: Any,
 ) -> Any:
@@ -150,7 +150,7 @@ def decode(
                 max_new_tokens=max(longest - input_ids.shape[1], 1),
                 sampler=samplers[number],
                 drafter=drafter,
-                rule=rule,
+                acceptance_rule=acceptance_rule,
                 seed=nth_seed(seed, number),
                 eos_ids=ends,
             )

@@ -64,7 +64,7 @@ class LLM(PromptRequests):
         *,
         n: int = 1,
         raw: bool = False,
-        keep_cache: bool = False,
+        return_cache: bool = False,
         **settings: Any,
     ) -> Output | list[Output] | Iterator[Output]:
         """Decode a prompt to the end; a list of outputs for several prompts or for n > 1 (prompt by prompt).
@@ -74,7 +74,7 @@ class LLM(PromptRequests):
         settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
         of n has seed `seed + i`, modulo 2^64. An iterator of prompts gives an iterator of outputs, in their order:
         prompts are taken as texts end, so that any number of them passes through in the memory of `MOST_TEXTS` texts.
-        keep_cache: let outputs keep what the model read, so that a later text that begins alike goes on from there
+        return_cache: let outputs keep what the model read, so that a later text that begins alike goes on from there
         (`reuse=output`); it takes the memory of the whole text until the output is let go.
         """
         only = single(prompt)
@@ -83,15 +83,15 @@ class LLM(PromptRequests):
         prompts: Iterable[Any] = each_prompt(prompt) if several else [only]
         texts = (self._submit(engine, one, n, raw, settings) for one in prompts)
         if isinstance(prompt, Iterator):
-            return self._outputs(engine, texts, keep_cache)
+            return self._outputs(engine, texts, return_cache)
         # What cannot be read is refused before anything is.
         waiting = deque(texts)
-        outputs = list(self._outputs(engine, (waiting.popleft() for _ in range(len(waiting))), keep_cache))
+        outputs = list(self._outputs(engine, (waiting.popleft() for _ in range(len(waiting))), return_cache))
         return outputs if several or n > 1 else outputs[0]
 
     @checked()
     def stream(
-        self, prompt: Prompt, *, raw: bool = False, keep_cache: bool = False, **settings: Any
+        self, prompt: Prompt, *, raw: bool = False, return_cache: bool = False, **settings: Any
     ) -> Iterator[Piece]:
         """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`, `generate`."""
         engine = self.engine()
@@ -105,7 +105,7 @@ class LLM(PromptRequests):
                     yield Piece(piece)
         finally:
             seq.cancel()
-        yield Piece("", self.output(seq, keep_cache=keep_cache))
+        yield Piece("", self.output(seq, return_cache=return_cache))
 
     @checked()
     @naming
@@ -147,7 +147,7 @@ class LLM(PromptRequests):
     ) -> Output | list[Output]:
         """Fill a canvas of `max_new_tokens` after a prompt, of a masked diffusion model.
 
-        method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
+        method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffusion")`
         lists them. A list of outputs for several prompts (as in `generate`) or for n > 1; all of them share passes, and
         each is what it would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request`
         takes it; the method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
@@ -174,10 +174,10 @@ class LLM(PromptRequests):
         """Write while a source arrives, chunk by chunk: what is committed after each, and what is guessed.
 
         chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
-        `decodery.methods("listen")` lists them. trace: counts passes and rows. The model must read its source in
+        `decodery.methods("simultaneous")` lists them. trace: counts passes and rows. The model must read its source in
         blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
         """
-        found, engine = resolve("listen", method), self.engine()
+        found, engine = resolve("simultaneous", method), self.engine()
         stream = Stream.of(self.model, self.tokenizer.eos_ids)
         stream.trace = trace or stream.trace
         coming = iter(chunks)
@@ -205,7 +205,7 @@ class LLM(PromptRequests):
         constraint: Any = None,
     ) -> Fill:
         """A canvas of `length` tokens after a prompt, for `begin`; settings: see `diffuse`."""
-        found: DiffusionDecoder = resolve("diffuse", method)
+        found: DiffusionDecoder = resolve("diffusion", method)
         hold = None if constraint is None else Hold(self._compiled(constraint), self.vocabulary)
         if hold is not None and hold.constraint.after is not None and hold.constraint.after.unenforced:
             raise SettingsError("canvases are not checked when they are full: leave out unenforced=check")
@@ -291,12 +291,12 @@ class LLM(PromptRequests):
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory, limits=limits)
 
     @naming
-    def output(self, seq: Sequence, *, keep_cache: bool = False, tries: int = 1) -> Output:
-        """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
+    def output(self, seq: Sequence, *, return_cache: bool = False, tries: int = 1) -> Output:
+        """What a finished sequence became; raises the error that ended it, if one did. return_cache: see `generate`."""
         if seq.error is not None:
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
-        bent = seq.interventions or seq.embeddings is not None
+        bent = seq.interventions or seq.prompt_embeds is not None
         output = Output(
             text=seq.text.text,
             tokens=seq.generated,
@@ -309,7 +309,9 @@ class LLM(PromptRequests):
             score=seq.score,
             complete=seq.complete,
             # A cache whose rows were steered, or were no tokens, is no plain reading of its tokens.
-            kept=KeptText(seq.tokens, seq.cache, seq.source, ref(bare(seq.model))) if keep_cache and not bent else None,
+            kept=KeptText(seq.tokens, seq.cache, seq.logits_source, ref(bare(seq.model)))
+            if return_cache and not bent
+            else None,
             monitors=() if seq.watch is None else tuple(seq.watch.told),
             context_full=seq.context_full,
         )
@@ -320,7 +322,7 @@ class LLM(PromptRequests):
         stream.push(prompt)
         return stream.push(tokens) + stream.finish()
 
-    def _outputs(self, engine: Engine, texts: Iterator[list[_Text]], keep_cache: bool) -> Iterator[Output]:
+    def _outputs(self, engine: Engine, texts: Iterator[list[_Text]], return_cache: bool) -> Iterator[Output]:
         """What texts that are submitted prompt by prompt become, in order; each becomes its output as it ends."""
         found, taken, more = deque[_Text | Output](), 0, True
         try:
@@ -333,7 +335,7 @@ class LLM(PromptRequests):
                 engine.step()
                 for place, each in enumerate(found):
                     if not isinstance(each, Output) and each.seq.finished and each.seq.error is None:
-                        found[place] = self._ended(engine, each, keep_cache)
+                        found[place] = self._ended(engine, each, return_cache)
                 while found and not _runs(first := found[0]):
                     del found[0]
                     yield first if isinstance(first, Output) else self.output(first.seq)
@@ -342,9 +344,9 @@ class LLM(PromptRequests):
                 # Else what many texts have held stays with the process.
                 trim()
 
-    def _ended(self, engine: Engine, text: _Text, keep_cache: bool) -> _Text | Output:
+    def _ended(self, engine: Engine, text: _Text, return_cache: bool) -> _Text | Output:
         """What a text that has ended becomes: its output, or another try where the check of its constraint fails."""
-        output = self.output(text.seq, keep_cache=keep_cache, tries=text.tries)
+        output = self.output(text.seq, return_cache=return_cache, tries=text.tries)
         if text.failed is not None:
             output.trace.ledger.add(text.failed)
             output.trace.ledger.counts["discarded"] = text.tries - 1

@@ -55,7 +55,7 @@ _ELSEWHERE = {
     "diffuse": "call lm.diffuse(prompt, method) instead of generate",
     **dict.fromkeys(("dtype", "kv_dtype"), "give it to load"),
     **dict.fromkeys(
-        ("constrain", "regex", "json_schema", "grammar", "choice"),
+        ("constraint", "regex", "json_schema", "grammar", "choice"),
         "give a constraint, such as constraint=Regex(pattern), JSONSchema(schema), Grammar(text) or Choice(options)",
     ),
 }
@@ -147,9 +147,9 @@ class PromptRequests:
         temperature: float | None = None,
         sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None = None,
         drafter: Drafter | str | None = "auto",
-        rule: AcceptanceRule | str = "coupled",
-        budget: DraftLengthPolicy | str | None = None,
-        max_nodes: int = MOST_NODES,
+        acceptance_rule: AcceptanceRule | str = "coupled",
+        draft_length: DraftLengthPolicy | str | None = None,
+        max_draft_tokens: int = MOST_NODES,
         seed: int = 0,
         stop: str | Ordered[str] = (),
         stop_token_ids: Ordered[int] = (),
@@ -157,14 +157,14 @@ class PromptRequests:
         min_new_tokens: int = 0,
         logprobs: int | None = None,
         reuse: Output | Sequence | None = None,
-        source: LogitsSource | str | None = None,
-        kv: CachePolicy | str | None = None,
+        logits_source: LogitsSource | str | None = None,
+        cache_policy: CachePolicy | str | None = None,
         monitor: Monitor | str | Ordered[Monitor | str] | None = None,
         raw: bool = False,
-        trees: bool = False,
+        return_draft_trees: bool = False,
         fresh_memory: bool = False,
         constraint: Any = None,
-        embeddings: Any = (),
+        prompt_embeds: Any = (),
         placeholder: str = "<image>",
         **shortcuts: Any,
     ) -> Request:
@@ -173,36 +173,37 @@ class PromptRequests:
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
         presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
         the usual sampler; `sampler` takes a processor or several in its place. dry_breakers: texts here, as in
-        llama.cpp. drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there
-        is no speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per
-        step at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model
-        alone. kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
-        stop: texts that end it and are cut from it; a special token, such as "<|im_end|>", by its spelling.
-        stop_token_ids: tokens that end it beside the model's own end tokens, and are cut from the text as those are.
-        monitor: what watches the text, one or several, as in "los:head=DIR,action=stop", or None; `Output.monitors`
-        says what they found. A model with an encoder reads the tokens with that, and writes a text of its own; it has
-        no other source. raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every
-        step in the trace, see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later
-        one learns of this. constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a
-        name with settings, or a `Constraint` of one's own; a text that finishes with "stop" is then always complete,
-        one cut by its length need not be. A drafter also drafts what the constraint forces. Constraints without a mask
-        go with the rule awrs in place of coupled. embeddings: what the model reads in the place of each `placeholder`,
-        a token of its own, in the prompt: tensors [n, hidden], such as what a vision tower makes of images; or all of
-        it placed already, as `Embeddings`.
+        llama.cpp. drafter, acceptance_rule, draft_length: an instance or a name as in "prompt-lookup:length=5"; without
+        a drafter there is no speculation, without a draft length policy the drafter alone decides how much it drafts.
+        max_draft_tokens: drafted tokens per step at most, whatever both want. logits_source: what makes the logits, as
+        in "guidance:scale=1.5"; None is the model alone. cache_policy: what of the text's keys and values is kept and
+        read, as in "h2o:budget=0.3"; None is all of them. stop: texts that end it and are cut from it; a special token,
+        such as "<|im_end|>", by its spelling. stop_token_ids: tokens that end it beside the model's own end tokens, and
+        are cut from the text as those are. monitor: what watches the text, one or several, as in
+        "los:head=DIR,action=stop", or None; `Output.monitors` says what they found. A model with an encoder reads the
+        tokens with that, and writes a text of its own; it has no other source. raw: whether the source's texts are
+        plain, as prompts may be. return_draft_trees: keep the draft of every step in the trace, see `llm.tree_picture`.
+        fresh_memory: drafters know nothing of earlier texts, and no later one learns of this. constraint: what may be
+        written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or a `Constraint` of one's
+        own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter also
+        drafts what the constraint forces. Constraints without a mask go with the acceptance rule awrs in place of
+        coupled. prompt_embeds: what the model reads in the place of each `placeholder`, a token of its own, in the
+        prompt: tensors [n, hidden], such as what a vision tower makes of images; or all of it placed already, as
+        `Embeddings`.
         """
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         ends = stop_ids(stop_token_ids, self.model.vocab_size)
         eos = (*(() if ignore_eos else self.tokenizer.eos_ids), *ends)
-        placed = embeddings if isinstance(embeddings, Embeddings) else None
-        if placed is None and len(embeddings):
+        placed = prompt_embeds if isinstance(prompt_embeds, Embeddings) else None
+        if placed is None and len(prompt_embeds):
             standing = self.tokenizer.token_id(placeholder)
             if standing is None:
                 raise PromptError(f"{placeholder!r} is no token of this model: name one that stands for embeddings")
-            tokens, placed = Embeddings.placed(tokens, standing, embeddings)
-        if isinstance(self.model, EncoderDecoder) and not isinstance(source, Reads):
-            if source is not None:
-                raise SettingsError("the prompt is this model's source of logits: leave source out")
-            tokens, source = [self.model.config.start_id], Reads(tuple(tokens))
+            tokens, placed = Embeddings.placed(tokens, standing, prompt_embeds)
+        if isinstance(self.model, EncoderDecoder) and not isinstance(logits_source, Reads):
+            if logits_source is not None:
+                raise SettingsError("the prompt is this model's source of logits: leave logits_source out")
+            tokens, logits_source = [self.model.config.start_id], Reads(tuple(tokens))
         if shortcuts.get("dry"):
             breakers = shortcuts.get("dry_breakers")
             shortcuts["dry_breakers"] = self.vocabulary.holding(DRY_BREAKERS if breakers is None else breakers)
@@ -217,20 +218,20 @@ class PromptRequests:
             max_new_tokens=max_new_tokens,
             sampler=built,
             drafter=resolve_drafter(drafter),
-            rule=resolve("verify", rule),
-            budget=None if budget is None else resolve("budget", budget),
-            max_nodes=max_nodes,
+            acceptance_rule=resolve("acceptance-rule", acceptance_rule),
+            draft_length=None if draft_length is None else resolve("draft-length", draft_length),
+            max_draft_tokens=max_draft_tokens,
             seed=seed,
             stop=stop,
             stop_tokens=stop_tokens(stop, self.tokenizer),
             eos_ids=tuple(eos),
             logprobs=logprobs,
             reuse=left_by(reuse),
-            source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
-            kv=resolve_kv(kv),
-            trees=trees,
+            logits_source=resolve_source(logits_source, lambda text: self.encode(text, raw=raw)),
+            cache_policy=resolve_kv(cache_policy),
+            return_draft_trees=return_draft_trees,
             monitors=resolve_monitors(monitor),
-            embeddings=placed,
+            prompt_embeds=placed,
             memory=Memory() if fresh_memory else None,
         )
 
@@ -268,4 +269,4 @@ class PromptRequests:
             return constraint
         if isinstance(constraint, Mapping):
             constraint = JSONSchema(constraint)
-        return resolve("constrain", constraint).compile(self.vocabulary)
+        return resolve("constraint", constraint).compile(self.vocabulary)

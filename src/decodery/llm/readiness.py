@@ -18,8 +18,9 @@ from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
 
 _ROLES = {
-    **{"draft": "drafter", "verify": "rule", "budget": "budget", "source": "source", "kv": "kv"},
-    **{"monitor": "monitors", "sample": "sampler"},
+    **{"drafter": "drafter", "acceptance-rule": "acceptance_rule", "draft-length": "draft_length"},
+    **{"logits-source": "logits_source", "cache-policy": "cache_policy"},
+    **{"monitor": "monitors", "logits-processor": "sampler"},
 }
 """The field of a request that takes a method of a family."""
 _ROWS = 1024
@@ -66,7 +67,7 @@ def _missing(method: Method, engine: Engine) -> str:
 def _open(method: Any, family: str, engine: Engine, temperature: float) -> None:
     """Begin a text with a method, of which nothing is read."""
     given: dict[str, Any] = {"sampler": Sampler.from_settings(temperature=temperature)}
-    if family == "sample":
+    if family == "logits-processor":
         given["sampler"] = Sampler([method])
     else:
         given[_ROLES[family]] = (method,) if family == "monitor" else method

@@ -24,22 +24,22 @@ def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
     """A drafter by name; None and "none" mean no speculation."""
     if drafter is None or drafter == "none":
         return None
-    return resolve("draft", drafter)
+    return resolve("drafter", drafter)
 
 
-def resolve_source(source: LogitsSource | str | None, encode: Callable[[str], list[int]]) -> LogitsSource | None:
+def resolve_source(logits_source: LogitsSource | str | None, encode: Callable[[str], list[int]]) -> LogitsSource | None:
     """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
-    if source is None or source == "none":
+    if logits_source is None or logits_source == "none":
         return None
-    resolved: LogitsSource = resolve("source", source)
+    resolved: LogitsSource = resolve("logits-source", logits_source)
     return resolved.encoded(encode)
 
 
-def resolve_kv(kv: CachePolicy | str | None) -> CachePolicy | None:
+def resolve_kv(cache_policy: CachePolicy | str | None) -> CachePolicy | None:
     """A cache policy by name; None and "none" mean that all is kept and read."""
-    if kv is None or kv == "none":
+    if cache_policy is None or cache_policy == "none":
         return None
-    found: CachePolicy = resolve("kv", kv)
+    found: CachePolicy = resolve("cache-policy", cache_policy)
     return found
 
 
@@ -124,5 +124,5 @@ def left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:
     if not isinstance(earlier, Output):
         return earlier
     if earlier.kept is None:
-        raise SettingsError("that output kept nothing to go on from: ask for it with keep_cache=True")
+        raise SettingsError("that output kept nothing to go on from: ask for it with return_cache=True")
     return earlier.kept

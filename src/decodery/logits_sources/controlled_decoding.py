@@ -47,7 +47,7 @@ class ControlledDecoding(LogitsSource):
         require_number("the strength of controlled-decoding", self.strength)
         if self.k < 1:
             raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
-        object.__setattr__(self, "value", resolve("score", self.value))
+        object.__setattr__(self, "value", resolve("scorer", self.value))
 
     @property
     def requirements(self) -> Requirements:

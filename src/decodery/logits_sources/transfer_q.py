@@ -67,9 +67,9 @@ class TransferQ(LogitsSource):
         require_number("the beta of transfer-q", self.beta, above=0.0)
         if min(self.k, self.length, self.rollouts) < 1:
             raise SettingsError("transfer-q needs k, length and rollouts of at least 1")
-        object.__setattr__(self, "reward", resolve("score", self.reward))
+        object.__setattr__(self, "reward", resolve("scorer", self.reward))
         if self.against is not None:
-            object.__setattr__(self, "against", resolve("score", self.against))
+            object.__setattr__(self, "against", resolve("scorer", self.against))
 
     def encoded(self, encode: Callable[[str], list[int]]) -> TransferQ:
         return replace(self, prompt=tuple(encode(self.prompt))) if isinstance(self.prompt, str) else self

@@ -82,7 +82,7 @@ class Sampler:
 
     def __init__(self, processors: LogitsProcessor | str | Iterable[LogitsProcessor | str] = ()) -> None:
         given = (processors,) if isinstance(processors, str | LogitsProcessor) else processors
-        resolved = tuple(resolve("sample", processor) for processor in given)
+        resolved = tuple(resolve("logits-processor", processor) for processor in given)
         for processor in resolved:
             if not isinstance(processor, LogitsProcessor):
                 raise SettingsError(

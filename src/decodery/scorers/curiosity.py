@@ -58,7 +58,7 @@ class Curiosity(Scorer):
             require_number(f"the {name} of curiosity", getattr(self, name))
         require_number("the width of curiosity", self.width, above=0)
         if self.coherence is not None:
-            object.__setattr__(self, "coherence", resolve("score", self.coherence))
+            object.__setattr__(self, "coherence", resolve("scorer", self.coherence))
 
     @property
     def inner(self) -> Scorer | None:

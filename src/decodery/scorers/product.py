@@ -37,7 +37,7 @@ class Product(Scorer):
             raise SettingsError("a product needs factors, and as many powers or none")
         for power in self.powers:
             require_number("a power of product", power, above=0.0)
-        object.__setattr__(self, "factors", tuple(resolve("score", each) for each in self.factors))
+        object.__setattr__(self, "factors", tuple(resolve("scorer", each) for each in self.factors))
         if not all(factor.answers for factor in self.scorers):
             raise SettingsError("a product scores answers, and so must each of its factors")
 

@@ -21,7 +21,7 @@ class Wrapper(Scorer):
     scorer: Scorer | str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scorer", resolve("score", self.scorer))
+        object.__setattr__(self, "scorer", resolve("scorer", self.scorer))
 
     @property
     def inner(self) -> Scorer:

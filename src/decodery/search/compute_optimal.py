@@ -58,7 +58,9 @@ class ComputeOptimal(Search):
         self.allocation.place(self.n)
         if any(strategy.startswith("compute-optimal") for strategy in self.allocation.strategies):
             raise SettingsError("compute-optimal chooses among other searches than itself: fit another table")
-        self._hold(resolve("score", self.allocation.scorer), [resolve("search", s) for s in self.allocation.strategies])
+        self._hold(
+            resolve("scorer", self.allocation.scorer), [resolve("search", s) for s in self.allocation.strategies]
+        )
 
     def _hold(self, probe: Scorer, strategies: list[Search]) -> None:
         object.__setattr__(self, "_probe", probe)

@@ -54,7 +54,7 @@ class ControlledBlocks(Search):
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block < 1:
             raise SettingsError("controlled-blocks needs samples and block of at least 1")
-        object.__setattr__(self, "value", resolve("score", self.value))
+        object.__setattr__(self, "value", resolve("scorer", self.value))
 
     @property
     def scorer(self) -> Scorer:

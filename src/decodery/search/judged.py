@@ -31,7 +31,7 @@ class Judged(Search):
     scorer: Scorer | str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scorer", resolve("score", self.scorer))
+        object.__setattr__(self, "scorer", resolve("scorer", self.scorer))
 
     @property
     def judge(self) -> Scorer:

@@ -78,7 +78,7 @@ class PGTD(Search):
             raise SettingsError(f"the variant of pg-td is p_ucb, p_uct or uct, not {self.variant!r}")
         require_number("the c of pg-td", self.c, least=0)
         require_number("the c_base of pg-td", self.c_base, above=0)
-        object.__setattr__(self, "tests", resolve("score", self.tests))
+        object.__setattr__(self, "tests", resolve("scorer", self.tests))
         if not self.scorer.answers:
             raise SettingsError("pg-td judges whole programs: give a scorer of answers")
 

@@ -83,8 +83,8 @@ class Second:
             pairs = enumerate(zip(known, seq.tokens, strict=False))
             shared = next((at for at, (one, other) in pairs if one != other), min(len(known), len(seq.tokens)))
             cache.truncate(min(shared, len(seq.tokens) - 1))
-        twin.model, twin.cache, twin.role, twin.rule = self.model, cache, _ROLE, Coupled()
-        twin.budget = twin.budget_state = twin.source = twin.like = twin.prompt_logprobs = None
+        twin.model, twin.cache, twin.role, twin.acceptance_rule = self.model, cache, _ROLE, Coupled()
+        twin.draft_length = twin.draft_length_state = twin.logits_source = twin.like = twin.prompt_logprobs = None
         twin.trace = Trace(ledger=seq.trace.ledger)
         self._text = twin
         return twin

@@ -101,7 +101,7 @@ class SMC(Search):
             if getattr(self, name) not in known:
                 raise SettingsError(f"the {name} of smc is {', '.join(known)}, not {getattr(self, name)!r}")
         if self.potential is not None:
-            object.__setattr__(self, "potential", resolve("score", self.potential))
+            object.__setattr__(self, "potential", resolve("scorer", self.potential))
             if not self.scorer.answers:
                 raise SettingsError("the potential of smc counts in the end: give a scorer of answers")
         if not self.strict and self.target != "tempered":

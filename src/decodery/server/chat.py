@@ -68,7 +68,7 @@ def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan
             settings.setdefault("drafter", "none")
         request = lm.request(tokens, **settings)
         request.conversation = lm.conversation(turns, allow_special=allow)
-        request.trees = steps
+        request.return_draft_trees = steps
         requests = [request] if search is not None else several(request, n)
     form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, steps, bool(tools_in_use(body)))
     return Plan(
@@ -114,7 +114,7 @@ def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | 
         found.append(calls)
     if body.decodery is not None and body.decodery.constraint is not None:
         desk.check_description(body.decodery.constraint, "decodery.constraint")
-        found.append(resolve("constrain", body.decodery.constraint))
+        found.append(resolve("constraint", body.decodery.constraint))
     if len(found) > 1:
         raise invalid("an answer has one constraint: response_format, tools and decodery.constraint exclude each other")
     return found[0] if found else None

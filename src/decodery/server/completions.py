@@ -33,7 +33,7 @@ async def plan(desk: RequestPreprocessor, body: CompletionRequest) -> Plan:
     if body.decodery is not None and body.decodery.constraint is not None:
         spec = body.decodery.constraint
         desk.check_description(spec, "decodery.constraint")
-        constraint = await desk.compile(await desk.do(lambda: resolve("constrain", spec)))
+        constraint = await desk.compile(await desk.do(lambda: resolve("constraint", spec)))
     return await desk.do(lambda: _plan(desk, body, constraint))
 
 
@@ -75,7 +75,7 @@ def _plan(desk: RequestPreprocessor, body: CompletionRequest, constraint: Any) -
         request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
         prompt_logprobs = logprobs if echo else None
         said = lm.conversation(tokens)
-        request = replace(request, trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
+        request = replace(request, return_draft_trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
     given = _given(body)
     shown = [_shown(lm.tokenizer, *each) for each in zip(given, prompts, strict=True) for _ in range(n)] if echo else []

@@ -37,9 +37,9 @@ class RequestPreprocessor:
     def context(self) -> int:
         return self.lm.model.config.max_positions
 
-    def reach(self, kv: str | None) -> int:
+    def reach(self, cache_policy: str | None) -> int:
         """Tokens of the longest text under a cache policy: some know no end."""
-        policy = resolve_kv(kv)
+        policy = resolve_kv(cache_policy)
         return POSITIONS.most if policy is not None and policy.endless(self.lm.model.config) else self.context
 
     @cached_property
@@ -58,9 +58,9 @@ class RequestPreprocessor:
             raise invalid("a server does not check finished texts: leave out unenforced=check", "decodery.constraint")
         return found
 
-    def check_length(self, text: str, kv: str | None = None) -> None:
+    def check_length(self, text: str, cache_policy: str | None = None) -> None:
         """Refuse early what cannot fit, counted generously."""
-        if len(text) > self.reach(kv) * self._longest_piece:
+        if len(text) > self.reach(cache_policy) * self._longest_piece:
             raise invalid(
                 f"the prompt has {len(text)} characters, more than fit this model's context of {self.context} tokens",
                 "messages",
@@ -74,12 +74,12 @@ class RequestPreprocessor:
                 f"{param} has {len(text)} characters, and this server takes {self.settings.description_bytes}", param
             )
 
-    def room(self, prompt: int, wanted: int | None, default: int | None, kv: str | None = None) -> int:
+    def room(self, prompt: int, wanted: int | None, default: int | None, cache_policy: str | None = None) -> int:
         """How many tokens a text may have. wanted: as the request says, else `default`, None for all that fit.
 
-        kv: the cache policy. Without a bound no text gets more than the model's context, whatever its policy.
+        cache_policy: the cache policy. Without a bound no text gets more than the model's context, whatever its policy.
         """
-        left = self.reach(kv) - prompt
+        left = self.reach(cache_policy) - prompt
         if left < 1 or (wanted is not None and wanted > left):
             raise invalid(
                 f"this model's context is {self.context} tokens, and the request needs {prompt + max(wanted or 1, 1)}: "

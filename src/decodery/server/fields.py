@@ -33,15 +33,15 @@ class Methods(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     drafter: _SPEC | None = None
-    rule: _SPEC | None = None
-    budget: _SPEC | None = None
-    max_nodes: Annotated[int, Field(strict=True, ge=1, le=1024), _WHOLE] | None = None
+    acceptance_rule: _SPEC | None = None
+    draft_length: _SPEC | None = None
+    max_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=1024), _WHOLE] | None = None
     sampler: _SPEC | Annotated[list[_SPEC], Field(max_length=32)] | None = None
-    source: _SPEC | None = None
+    logits_source: _SPEC | None = None
     constraint: _LONG_SPEC | None = None
     search: _SPEC | None = None
     diffuse: _SPEC | None = None
-    kv: _SPEC | None = None
+    cache_policy: _SPEC | None = None
     monitor: _SPEC | Annotated[list[_SPEC], Field(max_length=8)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None

@@ -36,19 +36,19 @@ def encoded(
     desk: RequestPreprocessor,
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
-    kv: str | None = None,
+    cache_policy: str | None = None,
     *,
     allow_special: bool = False,
 ) -> tuple[PromptTokens, list[dict[str, Any]]]:
     """Tokens of the prompt for these messages, and the turns that the template made it of.
 
-    kv: the policy it is read under. allow_special: see `LLM.encode`.
+    cache_policy: the policy it is read under. allow_special: see `LLM.encode`.
     """
     chat = desk.lm.chat
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
     for message in messages:
-        desk.check_length(message.text, kv)
+        desk.check_length(message.text, cache_policy)
     knows = "tools" in chat.source
     turns = [_turn(message, knows) for message in messages]
     told = [tool.model_dump(exclude_none=True) for tool in tools]

@@ -32,7 +32,7 @@ def strangers(trust: bool) -> AbstractContextManager[None]:
 
 def kv_of(body: Shared) -> str | None:
     """The cache policy that a request names."""
-    return None if body.decodery is None else body.decodery.kv
+    return None if body.decodery is None else body.decodery.cache_policy
 
 
 def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
@@ -51,11 +51,11 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "ignore_eos": own.ignore_eos,
         "sampler": own.sampler,
         "drafter": own.drafter,
-        "rule": own.rule,
-        "budget": own.budget,
-        "max_nodes": own.max_nodes,
-        "source": own.source,
-        "kv": own.kv,
+        "acceptance_rule": own.acceptance_rule,
+        "draft_length": own.draft_length,
+        "max_draft_tokens": own.max_draft_tokens,
+        "logits_source": own.logits_source,
+        "cache_policy": own.cache_policy,
         "monitor": own.monitor,
         "fresh_memory": own.fresh_memory or None,
         # 64 bits of whatever integer it is.

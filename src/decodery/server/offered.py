@@ -11,7 +11,15 @@ from decodery.core.registry import Method, methods
 from decodery.llm.readiness import readiness, slower
 from decodery.models.protocol import LanguageModel
 
-FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv", "monitor")
+FAMILIES = (
+    "drafter",
+    "acceptance-rule",
+    "draft-length",
+    "logits-processor",
+    "logits-source",
+    "cache-policy",
+    "monitor",
+)
 """Those that decide how one text is written."""
 
 

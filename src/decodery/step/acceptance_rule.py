@@ -82,7 +82,7 @@ class NodeDistributions:
         Their rows stand after the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
-        if seq.kv is not None and seq.kv.opens and not seq.position:
+        if seq.cache_policy is not None and seq.cache_policy.opens and not seq.position:
             raise SettingsError(
                 "this acceptance rule reads on from a prompt's last token, which the cache policy follows with rows of "
                 "its own: take another rule or another cache policy"

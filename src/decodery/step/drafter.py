@@ -96,13 +96,13 @@ class Drafter(Contract):
         """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
         return Provides(drafts=("deterministic",))
 
-    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
+    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         """The same drafter with what comes along for texts of `model`, where that is left to it.
 
         source: what takes the model's place, None where nothing does.
         """
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: _suited(value, model, source) for name, value in own.items()}
+        found = {name: _suited(value, model, logits_source) for name, value in own.items()}
         changed = {name: value for name, value in found.items() if value is not own[name]}
         return replace(self, **changed) if changed else self
 
@@ -144,12 +144,12 @@ class Drafter(Contract):
         return 0
 
 
-def _suited(value: Any, model: Reader, source: LogitsSource | None) -> Any:
+def _suited(value: Any, model: Reader, logits_source: LogitsSource | None) -> Any:
     """A setting of a drafter, with other drafters in it suited to a model."""
     if isinstance(value, Drafter):
-        return value.suited(model, source)
+        return value.suited(model, logits_source)
     if isinstance(value, tuple) and any(isinstance(each, Drafter) for each in value):
-        found = tuple(_suited(each, model, source) for each in value)
+        found = tuple(_suited(each, model, logits_source) for each in value)
         return value if all(new is old for new, old in zip(found, value, strict=True)) else found
     return value
 
@@ -158,47 +158,49 @@ def _suited(value: Any, model: Reader, source: LogitsSource | None) -> Any:
 class TreeDrafter(Drafter):
     """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
 
-    growth: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens, each
-    drawn as the target's sampler would draw it and with the target's noise. bounds_trees: whether `length` bounds the
-    depth of trees as well; elsewhere it is refused beside a growth, as it would change nothing.
+    tree_policy: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
+    each drawn as the target's sampler would draw it and with the target's noise. bounds_trees: whether `length` bounds
+    the depth of trees as well; elsewhere it is refused beside a tree_policy, as it would change nothing.
     """
 
     bounds_trees: ClassVar[bool] = False
 
     length: int = field(default=4, kw_only=True)
-    growth: TreePolicy | str | None = field(default=None, kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         name = method.name if (method := method_of(self)) else type(self).__name__
         if self.length < 1:
             raise SettingsError(f"{name} needs length >= 1, not {self.length}")
-        if self.growth is None:
+        if self.tree_policy is None:
             return
-        object.__setattr__(self, "growth", resolve("draft.growth", self.growth))
+        object.__setattr__(self, "tree_policy", resolve("tree-policy", self.tree_policy))
         if not self.bounds_trees and self.length != next(
             each.default for each in fields(self) if each.name == "length"
         ):
             raise SettingsError(
-                f"{name} grows trees here, and length={self.length} is of chains: give growth=none for a chain of "
+                f"{name} grows trees here, and length={self.length} is of chains: give tree_policy=none for a chain of "
                 f"{self.length} tokens, or leave length out"
             )
 
     @property
     def requirements(self) -> Requirements:
-        return self.growth.requirements if isinstance(self.growth, TreePolicy) else Requirements()
+        return self.tree_policy.requirements if isinstance(self.tree_policy, TreePolicy) else Requirements()
 
     @property
     def provides(self) -> Provides:
         return (
-            self.growth.provides if isinstance(self.growth, TreePolicy) else Provides(drafts=("sampled",), pauses=True)
+            self.tree_policy.provides
+            if isinstance(self.tree_policy, TreePolicy)
+            else Provides(drafts=("sampled",), pauses=True)
         )
 
     def largest(self) -> int | None:
-        return self.growth.largest() if isinstance(self.growth, TreePolicy) else self.length
+        return self.tree_policy.largest() if isinstance(self.tree_policy, TreePolicy) else self.length
 
     def held_rows(self, nodes: int) -> int:
         # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
-        return 3 if self.growth is None else 6 * (nodes + 1)
+        return 3 if self.tree_policy is None else 6 * (nodes + 1)
 
     @abstractmethod
     def logits(
@@ -261,10 +263,10 @@ class TreeDrafter(Drafter):
         depth = min(budget.depth, self.reach(seq))
         if min(budget.nodes, depth) < 1:
             return DraftTree.root(seq.pending)
-        if isinstance(self.growth, TreePolicy):
-            return (yield from self.growth.grow(self, seq, replace(budget, depth=depth)))
+        if isinstance(self.tree_policy, TreePolicy):
+            return (yield from self.tree_policy.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
-        if seq.sampler.plain and budget.ask is None and not seq.rule.requirements.laws:
+        if seq.sampler.plain and budget.ask is None and not seq.acceptance_rule.requirements.laws:
             return (yield from self._likeliest_chain(seq, length))
         return (yield from self._chain(seq, budget, length))
 
@@ -301,7 +303,7 @@ class TreeDrafter(Drafter):
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.rule.requirements.laws:
+            if seq.acceptance_rule.requirements.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
@@ -333,7 +335,7 @@ def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
 
 def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
     """The drafter that the method `name` is to grow trees with. Raises SettingsError where it cannot expand."""
-    resolved = resolve("draft", drafter)
+    resolved = resolve("drafter", drafter)
     if not isinstance(resolved, TreeDrafter):
         raise SettingsError(f"{name} grows trees with a drafter that can expand, such as draft-model, not {drafter}")
     return resolved

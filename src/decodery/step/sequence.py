@@ -81,7 +81,7 @@ class KeptText:
 
     tokens: list[int]
     cache: KVCache
-    source: LogitsSource | None
+    logits_source: LogitsSource | None
     model: ref[Reader]
 
 
@@ -89,47 +89,46 @@ class KeptText:
 class Sequence:
     """A request in progress. The cache holds all tokens but the last, the pending one.
 
-    draft_state, budget_state and sampler_state belong to the drafter, the budget policy and the sampler; the engine
-    only hands them back. budget: None where the drafter alone decides how much it drafts.
-    max_nodes: most drafted tokens per step.
-    memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
-    where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
-    logprobs: how many most likely tokens to report beside each emitted one, None to report nothing. score: what a
-    search ranked it by, higher is better; None where nothing was ranked. kv: what of its keys and values is kept and
-    read, None for all. like: a sequence with the same prompt and source, whose prefill this one will share by forking
-    its cache. prompt_logprobs: how many most likely tokens to report beside each of the prompt's; told: those that are
-    known, from its second token on. salt, trees: see `Request`. cached: how many tokens of the prompt others had read
-    before; prompt_kept: whether it has been left for others in turn. paused: takes part in no pass until that is taken
-    back. shown: the first tokens whose rows the drafter has seen: where they are read again, because the cache was
-    given up, it is not shown them twice. branches: all forks of a text that a search has, itself included, while they
-    are about; None for a text that is decoded by itself. held: where a search writes it in parts, whether it has come
-    to the end of one; asked after every token that is committed, and what was accepted after it is left. role: what
-    `model` goes by in the ledger where it is not the engine's own. conversation: what its prompt was made of; calls:
-    opens texts behind other prompts, for whoever judges this one, None where nobody can. written_by: what a model that
-    writes texts by itself keeps of this one. complete: False where it is not all that it would have been, because
-    whoever wrote it went away. watch: its monitors, None for none. embeddings: what its prompt holds beside tokens,
-    None for nothing. user_spans: see `PromptTokens`. padding: ids that are no token and are never written, None where
-    there are none.
+    draft_state, draft_length_state and sampler_state belong to the drafter, the draft length policy and the sampler;
+    the engine only hands them back. draft_length: None where the drafter alone decides how much it drafts.
+    max_draft_tokens: most drafted tokens per step. memory: what drafters may remember beyond this sequence. model: the
+    target, what `logits_source` made of the engine's model where there is one; detokenizer: makes what turns its tokens
+    into text, None where there is no tokenizer. logprobs: how many most likely tokens to report beside each emitted
+    one, None to report nothing. score: what a search ranked it by, higher is better; None where nothing was ranked.
+    cache_policy: what of its keys and values is kept and read, None for all. like: a sequence with the same prompt and
+    source, whose prefill this one will share by forking its cache. prompt_logprobs: how many most likely tokens to
+    report beside each of the prompt's; told: those that are known, from its second token on. salt, return_draft_trees:
+    see `Request`. cached: how many tokens of the prompt others had read before; prompt_kept: whether it has been left
+    for others in turn. paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the
+    drafter has seen: where they are read again, because the cache was given up, it is not shown them twice. branches:
+    all forks of a text that a search has, itself included, while they are about; None for a text that is decoded by
+    itself. held: where a search writes it in parts, whether it has come to the end of one; asked after every token that
+    is committed, and what was accepted after it is left. role: what `model` goes by in the ledger where it is not the
+    engine's own. conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges
+    this one, None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete:
+    False where it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for
+    none. prompt_embeds: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`. padding:
+    ids that are no token and are never written, None where there are none.
     """
 
     tokens: list[int]
     prompt_length: int
     cache: KVCache
     sampler: Sampler
-    rule: AcceptanceRule
+    acceptance_rule: AcceptanceRule
     drafter: Drafter | None
     vocab_size: int
     model: Reader
-    max_nodes: int
+    max_draft_tokens: int
     detokenizer: Callable[[], Detokenizer] | None = None
     seed: int = 0
     max_new_tokens: int = 128
     eos_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     text: TextStream | None = None
-    budget: DraftLengthPolicy | None = None
+    draft_length: DraftLengthPolicy | None = None
     draft_state: Any = None
-    budget_state: Any = None
+    draft_length_state: Any = None
     slots: int | None = None
     chunk: int | None = None
     sampler_state: Any = None
@@ -142,14 +141,14 @@ class Sequence:
     score: float | None = None
     paused: bool = False
     shown: int = 0
-    source: LogitsSource | None = None
-    kv: CachePolicy | None = None
+    logits_source: LogitsSource | None = None
+    cache_policy: CachePolicy | None = None
     like: Sequence | None = None
     branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False, compare=False)
     prompt_logprobs: int | None = None
     told: list[TokenLogprob] = field(default_factory=list)
     salt: str = ""
-    trees: bool = False
+    return_draft_trees: bool = False
     cached: int = 0
     prompt_kept: bool = False
     held: Callable[[Sequence], bool] | None = None
@@ -159,7 +158,7 @@ class Sequence:
     written_by: Any = field(default=None, repr=False, compare=False)
     complete: bool = True
     watch: Watch | None = None
-    embeddings: Embeddings | None = None
+    prompt_embeds: Embeddings | None = None
     user_spans: tuple[tuple[int, int], ...] | None = None
     padding: Padding | None = None
 
@@ -250,7 +249,7 @@ class Sequence:
         twin, shared = self.fork(), self.memory.shared()
         twin.drafter = self.drafter
         twin.draft_state = deepcopy(self.draft_state, dict(shared))
-        twin.budget_state = deepcopy(self.budget_state, dict(shared))
+        twin.draft_length_state = deepcopy(self.draft_length_state, dict(shared))
         twin.trace, twin.seed = Trace(ledger=self.trace.ledger), seed
         return twin
 

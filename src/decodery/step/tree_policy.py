@@ -1,4 +1,4 @@
-"""What a growth policy is: it decides which nodes of a draft tree are expanded, and what becomes of the guesses."""
+"""What a tree policy is: it decides which nodes of a draft tree are expanded, and what becomes of the guesses."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ def check_distribution(
     prompt: Ordered[int],
     *,
     drafter: Drafter | str | None,
-    budget: DraftLengthPolicy | str | None = None,
-    rule: AcceptanceRule | str | None = None,
+    draft_length: DraftLengthPolicy | str | None = None,
+    acceptance_rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: LogitsSource | None = None,
+    logits_source: LogitsSource | None = None,
     length: int = 5,
     draws: int = 20_000,
     first_seed: int = 0,
@@ -62,7 +62,7 @@ def check_distribution(
     its first token, so that the test would say nothing about drafts.
     """
     sampler = sampler or Sampler.from_settings(temperature=1.0)
-    scored_by = model if source is None else source.over(model, prompt)
+    scored_by = model if logits_source is None else logits_source.over(model, prompt)
     law = enumerate_law(scored_by, prompt, sampler, length)
     counts, deep = np.zeros_like(law), 0
     for start in range(0, draws, 500):
@@ -71,10 +71,10 @@ def check_distribution(
             model,
             [prompt],
             drafter=drafter,
-            budget=budget,
-            rule=rule,
+            draft_length=draft_length,
+            acceptance_rule=acceptance_rule,
             sampler=sampler,
-            source=source,
+            logits_source=logits_source,
             seeds=seeds,
             max_new_tokens=length,
         ):

@@ -46,11 +46,11 @@ def check_identical(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None,
-    budget: DraftLengthPolicy | str | None = None,
-    rule: AcceptanceRule | str | None = None,
+    draft_length: DraftLengthPolicy | str | None = None,
+    acceptance_rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: LogitsSource | str | None = None,
-    kv: CachePolicy | str | None = None,
+    logits_source: LogitsSource | str | None = None,
+    cache_policy: CachePolicy | str | None = None,
     monitors: Ordered[Monitor | str] = (),
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 24,
@@ -68,12 +68,12 @@ def check_identical(
     default it is decoded, once for all drafters that are compared with the same texts of the same model, unless texts
     are excused or a source has its say. Returns the speculative runs, whose traces tell how much was accepted.
     """
-    if drafter is None and rule is None:
+    if drafter is None and acceptance_rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
     common = {
         "sampler": sampler,
-        "source": source,
-        "kv": kv,
+        "logits_source": logits_source,
+        "cache_policy": cache_policy,
         "monitors": tuple(monitors),
         "seeds": seeds,
         "max_new_tokens": max_new_tokens,
@@ -81,10 +81,11 @@ def check_identical(
     }
     if plain is None:
         # Where a text may depart, what plain decoding preferred is asked of its own sequence; sources hold models.
-        plain = _plain(model, prompts, common, remember=not excuses and source is None)
+        plain = _plain(model, prompts, common, remember=not excuses and logits_source is None)
     if sampler is not None:
         common["sampler"] = _Guarded(sampler.processors)
-    drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
+    parts: dict[str, Any] = {"drafter": drafter, "draft_length": draft_length, "acceptance_rule": acceptance_rule}
+    drafted = decode(model, prompts, **parts, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
             at = first_difference(expected.generated, got.generated)
@@ -92,7 +93,7 @@ def check_identical(
                 excuses -= 1
                 continue
             raise LawBroken(
-                f"with {drafter} and {rule} the text departs from plain decoding at output position {at}: "
+                f"with {drafter} and {acceptance_rule} the text departs from plain decoding at output position {at}: "
                 f"{got.generated[at : at + 4]} instead of {expected.generated[at : at + 4]} (seed {got.seed})"
             )
     _require_tested(drafted, drafter, tested)
@@ -126,7 +127,7 @@ def _plain(model: LanguageModel, prompts: Ordered[Ordered[int]], common: dict[st
     """What plain decoding makes of every prompt and seed."""
     sampler, seeds = common["sampler"], common["seeds"]
     # Whatever drafts draw, greedy texts of all seeds are one.
-    greedy = common["source"] is None and (sampler is None or sampler.greedy)
+    greedy = common["logits_source"] is None and (sampler is None or sampler.greedy)
     settings = {**common, "seeds": tuple(seeds[:1] if greedy else seeds), "eos_ids": tuple(common["eos_ids"])}
     key = (tuple(tuple(prompt) for prompt in prompts), *settings.values())
     try:
@@ -191,11 +192,11 @@ def check_batch(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None = None,
-    budget: DraftLengthPolicy | str | None = None,
-    rule: AcceptanceRule | str | None = None,
+    draft_length: DraftLengthPolicy | str | None = None,
+    acceptance_rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: LogitsSource | str | None = None,
-    kv: CachePolicy | str | None = None,
+    logits_source: LogitsSource | str | None = None,
+    cache_policy: CachePolicy | str | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,
     tested: Tested | None = None,
@@ -206,7 +207,14 @@ def check_batch(
     """
     if len(prompts) * len(seeds) < 2:
         raise LawBroken(f"a batch of one is no batch: {_UNTESTED}")
-    parts = {"drafter": drafter, "budget": budget, "rule": rule, "sampler": sampler, "source": source, "kv": kv}
+    parts = {
+        "drafter": drafter,
+        "draft_length": draft_length,
+        "acceptance_rule": acceptance_rule,
+        "sampler": sampler,
+        "logits_source": logits_source,
+        "cache_policy": cache_policy,
+    }
     common = {**parts, "seeds": seeds}
     alone = decode(model, prompts, together=False, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
     for chunk in (512, 3):

@@ -20,7 +20,7 @@ _MOST = 9
 
 
 def check_cache_policy(
-    model: LanguageModel, prompts: Ordered[Ordered[int]], kv: CachePolicy | str, *, tolerance: float = 1e-9
+    model: LanguageModel, prompts: Ordered[Ordered[int]], cache_policy: CachePolicy | str, *, tolerance: float = 1e-9
 ) -> None:
     """Plain decoding under a policy, by every way there is: with drafts that are right and drafts that are wrong, with
     prompts in chunks, in a batch, and by a fork in the middle.
@@ -28,25 +28,25 @@ def check_cache_policy(
     Tokens must be the same, and what the caches hold in the end: slots, positions, keys, values, and what they make of
     rows that come next, a tree among them. Raises LawBroken with the first thing that differs.
     """
-    settings = {"kv": kv, "max_new_tokens": _MOST}
+    settings = {"cache_policy": cache_policy, "max_new_tokens": _MOST}
     plain = decode(model, prompts, together=False, **settings)  # type: ignore[arg-type]
     for expected, prompt in zip(plain, prompts, strict=True):
         oracle = Oracle(tuple(expected.tokens))
         for drafter in (oracle, Garbage()):
             found = decode(model, [prompt], drafter=drafter, prefill_chunk=7, **settings)  # type: ignore[arg-type]
             _compare(model, expected, found[0], f"with {type(drafter).__name__} and a prompt in chunks", tolerance)
-        _compare(model, expected, _forked(model, prompt, kv), "after a fork", tolerance)
+        _compare(model, expected, _forked(model, prompt, cache_policy), "after a fork", tolerance)
     batch = decode(model, prompts, **settings)  # type: ignore[arg-type]
     for expected, member in zip(plain, batch, strict=True):
         _compare(model, expected, member, "in a batch", tolerance)
 
 
-def _forked(model: LanguageModel, prompt: Ordered[int], kv: CachePolicy | str) -> Sequence:
+def _forked(model: LanguageModel, prompt: Ordered[int], cache_policy: CachePolicy | str) -> Sequence:
     """A text that was forked when it had some tokens, while the one it was forked from went on."""
     from decodery.engine.request import Request
 
     engine = law_engine(model, 512)
-    first = submit(engine, Request(prompt, max_new_tokens=_MOST, kv=kv))  # type: ignore[arg-type]
+    first = submit(engine, Request(prompt, max_new_tokens=_MOST, cache_policy=cache_policy))  # type: ignore[arg-type]
     while first.position < _MOST // 2:
         engine.step()
     twin = engine.fork(first)

@@ -94,8 +94,8 @@ def _even_passes(context: int) -> np.ndarray:
 def submit(engine: Engine, request: Request, like: Sequence | None = None) -> Sequence:
     """The request's text in an engine; where the coupled rule verifies it, both ways."""
     seq = engine.submit(request, like=like)
-    if seq.rule == Coupled():
-        seq.rule = BothWays()
+    if seq.acceptance_rule == Coupled():
+        seq.acceptance_rule = BothWays()
     return seq
 
 
@@ -104,11 +104,11 @@ def decode(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None = None,
-    budget: DraftLengthPolicy | str | None = None,
-    rule: AcceptanceRule | str | None = None,
+    draft_length: DraftLengthPolicy | str | None = None,
+    acceptance_rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: LogitsSource | str | None = None,
-    kv: CachePolicy | str | None = None,
+    logits_source: LogitsSource | str | None = None,
+    cache_policy: CachePolicy | str | None = None,
     monitors: Ordered[Monitor | str] = (),
     seeds: Ordered[int] = (0,),
     max_new_tokens: int = 24,
@@ -122,10 +122,10 @@ def decode(
     # Names are for the request to resolve.
     parts: dict[str, Any] = {
         "drafter": drafter,
-        "budget": budget,
-        "rule": rule or Coupled(),
-        "source": source,
-        "kv": kv,
+        "draft_length": draft_length,
+        "acceptance_rule": acceptance_rule or Coupled(),
+        "logits_source": logits_source,
+        "cache_policy": cache_policy,
         "monitors": monitors,
     }
     for prompt, seed in itertools.product(prompts, seeds):

@@ -30,10 +30,10 @@ def check_state(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | str | None,
-    budget: DraftLengthPolicy | str | None = None,
-    rule: AcceptanceRule | str | None = None,
+    draft_length: DraftLengthPolicy | str | None = None,
+    acceptance_rule: AcceptanceRule | str | None = None,
     sampler: Sampler | None = None,
-    source: LogitsSource | str | None = None,
+    logits_source: LogitsSource | str | None = None,
     max_new_tokens: int = 24,
     tolerance: float = 1e-9,
 ) -> float:
@@ -43,10 +43,16 @@ def check_state(
     its own. Returns the largest absolute difference seen.
     """
     engine = law_engine(model, 7)
-    sampler, rule = sampler or Sampler.from_settings(), rule or Coupled()
+    sampler, acceptance_rule = sampler or Sampler.from_settings(), acceptance_rule or Coupled()
     running: list[Sequence] = []
     for prompt in prompts:
-        settings = {"sampler": sampler, "source": source, "drafter": drafter, "budget": budget, "rule": rule}
+        settings = {
+            "sampler": sampler,
+            "logits_source": logits_source,
+            "drafter": drafter,
+            "draft_length": draft_length,
+            "acceptance_rule": acceptance_rule,
+        }
         settings["max_new_tokens"] = max_new_tokens
         first = submit(engine, Request(prompt, seed=0, **settings))  # type: ignore[arg-type]
         running += [first, submit(engine, Request(prompt, seed=1, **settings), like=first)]  # type: ignore[arg-type]
@@ -69,7 +75,7 @@ def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     if seq.generated and n != len(seq.tokens) - 1:
         raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the pending one belong there")
     if not isinstance(seq.cache, MemberCaches):
-        return _distance(model if seq.source is None else seq.model, seq.cache, seq.tokens[:n])
+        return _distance(model if seq.logits_source is None else seq.model, seq.cache, seq.tokens[:n])
     if seq.cache.tokens != seq.tokens[:n]:
         raise LawBroken(f"after {n} tokens the contexts hold {seq.cache.tokens} instead of {seq.tokens[:n]}")
     return max(_distance(model, cache, tokens) for model, cache, tokens in seq.cache.readings())

@@ -143,7 +143,7 @@ def _card(
 It tells how likely a token of a draft model is accepted, from the draft model's state after reading it, and ends drafts
 before they are thrown away (SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, 2024):
 
-    decodery generate "..." --drafter draft-model:length=20 --budget specdec++:head=THIS_FOLDER
+    decodery generate "..." --drafter draft-model:length=20 --draft-length specdec++:head=THIS_FOLDER
 
 It fits the draft model and the target it was trained for:
 {made}

@@ -197,7 +197,7 @@ def usage(adapter: Adapter) -> str:
     """The option that writes with an adapter."""
     if "masked=True" in adapter.facts["made"]:
         return "--search 'edge:adapter=THIS_FOLDER,scorer=...'"
-    return "--source adapter:file=THIS_FOLDER"
+    return "--logits-source adapter:file=THIS_FOLDER"
 
 
 def _said(remaking: S2FTRemaking) -> str:

@@ -201,7 +201,9 @@ def written(
     for first in range(0, len(prompts), _TOGETHER):
         engine = Engine(target.model)
         part = [
-            engine.submit(Request(prompt, max_new_tokens=tokens, source=source, eos_ids=target.tokenizer.eos_ids))
+            engine.submit(
+                Request(prompt, max_new_tokens=tokens, logits_source=source, eos_ids=target.tokenizer.eos_ids)
+            )
             for prompt in prompts[first : first + _TOGETHER]
         ]
         engine.run(part)
@@ -240,7 +242,7 @@ def _card(found: Exits, layers: int) -> str:
     says = f"{found.threshold:g}" if found.threshold < NEVER else "none: the whole model writes every token"
     return f"""# Early exits of {facts["model"]}
 
-    decodery generate "..." -m {facts["model"]} --source calm:calibration=THIS_FOLDER
+    decodery generate "..." -m {facts["model"]} --logits-source calm:calibration=THIS_FOLDER
 
 Texts change: with probability {1 - facts["epsilon"]:g} over the prompts of the test, their mean loss, 1 minus ROUGE-L
 with the texts of the whole model, is at most {facts["delta"]:g} on prompts like those.

@@ -136,7 +136,7 @@ def written(
             requests = [
                 Request(
                     [model.config.start_id],
-                    source=Reads(tuple(each)),
+                    logits_source=Reads(tuple(each)),
                     max_new_tokens=most,
                     eos_ids=tuple(ends),
                 )

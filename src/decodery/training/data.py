@@ -90,7 +90,7 @@ def write_texts(
             drafter=_Recorder(top),
             seed=nth_seed(seed, number),
             eos_ids=target.tokenizer.eos_ids,
-            embeddings=embeddings[number] if embeddings else None,
+            prompt_embeds=embeddings[number] if embeddings else None,
         )
         for number, prompt in enumerate(prompts)
     ]

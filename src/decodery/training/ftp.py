@@ -355,7 +355,7 @@ def _card(routers: TokenRouters) -> str:
     )
     return f"""# Token routers for {facts["model"]}
 
-    decodery generate "..." -m {facts["model"]} --source ftp:routers=THIS_FOLDER
+    decodery generate "..." -m {facts["model"]} --logits-source ftp:routers=THIS_FOLDER
 
 Texts change: tokens of the prompt leave {routers.sparsity:.0%} of all layers out. The model itself was not changed.
 

@@ -341,7 +341,7 @@ def _card(facts: dict[str, Any], model: str) -> str:
     rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
     return f"""# Micro steps for {model}
 
-    decodery generate "..." -m {model} --source hamburger:micro=THIS_FOLDER
+    decodery generate "..." -m {model} --logits-source hamburger:micro=THIS_FOLDER
 
 Texts change: tokens behind the first of a group are a small decoder's, and nothing checks them.
 

@@ -268,7 +268,7 @@ def _card(facts: Mapping[str, Any]) -> str:
     precision = "it was said nowhere" if stops["where said"] is None else f"it was right in {stops['where said']:.1%}"
     return f"""# Exit heads of {facts["model"]}
 
-    decodery generate "..." -m {facts["model"]} --source sec:heads=THIS_FOLDER
+    decodery generate "..." -m {facts["model"]} --logits-source sec:heads=THIS_FOLDER
 
 Texts change, and may end early: quality is traded for layers. Nothing about the model itself was trained.
 

@@ -139,7 +139,7 @@ def right(model: EncoderDecoder, kind: Transduction, held: Sequence[str]) -> flo
     """The share of sources of which greedy decoding writes exactly what it should."""
     engine = Engine(model)
     requests = [
-        Request([END_ID], source=Reads(tuple(encoded(each))), max_new_tokens=kind.longest + 2, eos_ids=(END_ID,))
+        Request([END_ID], logits_source=Reads(tuple(encoded(each))), max_new_tokens=kind.longest + 2, eos_ids=(END_ID,))
         for each in held
     ]
     texts = [engine.submit(request) for request in requests]

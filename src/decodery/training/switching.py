@@ -48,7 +48,7 @@ def calibrate(
 def large_share(model: LanguageModel, source: EntropyAdaptive, prompts: Ordered[Ordered[int]], length: int) -> float:
     """The share of tokens that the large model writes in greedy texts of `length` tokens."""
     engine = Engine(model)
-    texts = [engine.submit(Request(prompt, length, source=source)) for prompt in prompts]
+    texts = [engine.submit(Request(prompt, length, logits_source=source)) for prompt in prompts]
     engine.run(texts)
     by_large = sum(text.trace.ledger.counts.get("large tokens", 0) for text in texts)
     return by_large / sum(len(text.generated) for text in texts)

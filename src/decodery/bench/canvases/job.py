@@ -69,7 +69,7 @@ def _items(lm: LLM, settings: CanvasSettings) -> list[Item]:
 def _rows(lm: LLM, settings: CanvasSettings, method: str, items: Sequence[Item], length: int) -> list[dict[str, Any]]:
     """A row for each task."""
     found: dict[str, list[tuple[bool, Canvas]]] = {task: [] for task in settings.tasks}
-    filling = resolve("diffuse", method)
+    filling = resolve("diffusion", method)
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
         fills = [

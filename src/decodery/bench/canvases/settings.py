@@ -42,7 +42,7 @@ class CanvasSettings:
         if self.prompts < 1:
             raise SettingsError(f"prompts must be at least 1, not {self.prompts}")
         for method in self.methods:
-            resolve("diffuse", method)
+            resolve("diffusion", method)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> CanvasSettings:

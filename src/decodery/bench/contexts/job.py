@@ -84,7 +84,7 @@ def _figures(bench: Bench, method: str, share: float, errors: Errors, recall: Re
         spec = None
     else:
         spec = spec_of(method, share)
-        kv = resolve("kv", spec)
+        kv = resolve("cache-policy", spec)
     drafts = None if spec is None or kv.probes else f"{spec.replace(':', '(', 1)})"
     found = measure(bench, kv, drafts=drafts, errors=None if kv.probes else errors)
     try:

@@ -160,7 +160,7 @@ class Bench(Reading):
         emitted = passes = 0
         for text in self.texts[:_DRAFTED_TEXTS]:
             request = self.lm.request(
-                text[:PROMPT], max_new_tokens=_WRITTEN, drafter=f"compressed-cache:kv={spec}", ignore_eos=True
+                text[:PROMPT], max_new_tokens=_WRITTEN, drafter=f"compressed-cache:cache_policy={spec}", ignore_eos=True
             )
             engine = self.lm.engine()
             seq = engine.submit(request)

@@ -53,7 +53,7 @@ class ContextSettings:
             )
         for method in self.methods:
             if method not in BOUNDS:
-                resolve("kv", spec_of(method, self.shares[0]))
+                resolve("cache-policy", spec_of(method, self.shares[0]))
 
     @property
     def units(self) -> list[tuple[str, float]]:

@@ -61,7 +61,7 @@ def sampled(lm: LLM, settings: SearchSettings, prompt: str, number: int) -> dict
     """The pool of puzzle `number`: what is kept of it in a file."""
     asked = settings.asked
     specs = {name: reward(name, asked) for name in settings.rewards}
-    scorers = {name: resolve("score", spec).bind(lm.tokenizer) for name, spec in specs.items()}
+    scorers = {name: resolve("scorer", spec).bind(lm.tokenizer) for name, spec in specs.items()}
     search = Sampling(settings.pool, scorers)
     request = lm.request(lm.encode(prompt, raw=True), **_writing(settings, number))
     outputs = [lm.output(seq) for seq in search.run(lm.engine(), request)]

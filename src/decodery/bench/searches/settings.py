@@ -82,7 +82,7 @@ class SearchSettings:
     def check(self) -> None:
         """Raise UnknownMethod or SettingsError for a method or a reward that is none."""
         for name in self.rewards:
-            resolve("score", reward(name, self.asked))
+            resolve("scorer", reward(name, self.asked))
         for name in self.methods:
             if name in POOLED:
                 continue

@@ -91,7 +91,7 @@ def fixed(original: Subject, other: Subject, measure: Measure) -> str:
         return ""
     if measure.of == "logits":
         return "read off the same model"
-    rule = method_of(resolve("verify", other.settings.get("rule", "coupled")))
+    rule = method_of(resolve("acceptance-rule", other.settings.get("acceptance_rule", "coupled")))
     if rule is None or not (rule.lossless or (measure.of == "greedy texts" and "greedy-identical" in rule.guarantee)):
         return ""
     return f"{rule.name} leaves {measure.of} as they are"

@@ -123,7 +123,7 @@ def decompress(
     while len(tokens) < header.tokens:
         context = tokens[-header.overlap :] if tokens else [_root(lm)]
         rule.left = count = min(header.window - len(context), header.tokens - len(tokens))
-        request = Request(context, max_new_tokens=count, rule=rule, drafter=drafter)
+        request = Request(context, max_new_tokens=count, acceptance_rule=rule, drafter=drafter)
         seq = engine.submit(request)
         engine.run([seq])
         if seq.error is not None:

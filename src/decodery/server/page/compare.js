@@ -13,8 +13,8 @@ class Side {
   constructor(name, methods, drafter) {
     this.name = name;
     this.fields = new Fields([
-      methodField("drafter", "Drafter", byFamily(methods, "draft"), DRAFTERS, drafter),
-      methodField("rule", "Rule", byFamily(methods, "verify"), { "": "default: coupled" }),
+      methodField("drafter", "Drafter", byFamily(methods, "drafter"), DRAFTERS, drafter),
+      methodField("acceptance_rule", "Acceptance rule", byFamily(methods, "acceptance-rule"), { "": "default: coupled" }),
       numberField("temperature", "Temperature", { min: 0, max: 2, step: 0.1, value: 0.7, placeholder: "0" }),
       numberField("seed", "Seed", { step: 1, min: -Number.MAX_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER, value: 7, placeholder: "0" }),
     ]);

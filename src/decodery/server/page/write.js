@@ -25,7 +25,7 @@ export class Write {
     this.sent = new Set(); // prompts, of which drafters may remember the answers
     this.shown = null;
     this.fields = new Fields([
-      methodField("drafter", "Drafter", byFamily(methods, "draft"), DRAFTERS, "auto"),
+      methodField("drafter", "Drafter", byFamily(methods, "drafter"), DRAFTERS, "auto"),
       ...sampling(), formatField(),
       textField("system", "System message", { placeholder: "as the model has it" }),
       ...further(methods),

@@ -159,7 +159,7 @@ class Hardware(DraftLengthPolicy):
         return _State(seq.memory.recall("process", seq, key, lambda: _Shared(ChildRates())))
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        state: _State = seq.budget_state
+        state: _State = seq.draft_length_state
         shared = state.shared
         if shared.rates.steps >= shared.due or shared.sequences != limit.sequences:
             self._size(shared, limit, [len(other.tokens) for other in batch])
@@ -178,7 +178,7 @@ class Hardware(DraftLengthPolicy):
         shared.due, shared.sequences = shared.rates.steps + _EVERY, limit.sequences
 
     def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
-        state: _State = seq.budget_state
+        state: _State = seq.draft_length_state
         drafted, (nodes, depth) = len(seen.tree) - 1, state.granted
         if not drafted:
             return

@@ -60,7 +60,7 @@ def held(seq: Sequence, nodes: int) -> int:
     if seq.drafter is not None and nodes:
         total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots
         rows += _ROW * seq.drafter.held_rows(nodes)
-        if seq.rule.requirements.laws and seq.drafter.provides.drafts != ("deterministic",):
+        if seq.acceptance_rule.requirements.laws and seq.drafter.provides.drafts != ("deterministic",):
             rows += torch.float64.itemsize * nodes
     # Off the CPU the laws of all nodes are worked out at once.
     chosen_at_once = 1 if seq.model.device.type == "cpu" else nodes + 1
@@ -72,7 +72,7 @@ def _largest(seq: Sequence) -> int:
     if seq.drafter is None:
         return 0
     largest = seq.drafter.largest()
-    return seq.max_nodes if largest is None else min(largest, seq.max_nodes)
+    return seq.max_draft_tokens if largest is None else min(largest, seq.max_draft_tokens)
 
 
 def _slots(seq: Sequence, nodes: int) -> int:
@@ -118,4 +118,4 @@ class MemoryBound(DraftLengthPolicy):
         return found
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        return replace(limit, nodes=min(seq.budget_state.nodes, limit.nodes))
+        return replace(limit, nodes=min(seq.draft_length_state.nodes, limit.nodes))

@@ -159,7 +159,7 @@ class SpecDecPP(DraftLengthPolicy):
         return [1.0]
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        seq.budget_state[0] = 1.0
+        seq.draft_length_state[0] = 1.0
         return replace(limit, depth=min(self.longest, limit.depth))
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
@@ -171,5 +171,5 @@ class SpecDecPP(DraftLengthPolicy):
                     f"the acceptance head reads states of {self.trained.hidden_size} numbers and the draft model has "
                     f"{len(outlook.hidden)}: train one for this draft model with decodery train acceptance -m MODEL"
                 )
-            seq.budget_state[0] *= self.trained.acceptance(outlook.hidden)
-        return outlook.drawn < self.shortest or 1 - seq.budget_state[0] <= self.threshold
+            seq.draft_length_state[0] *= self.trained.acceptance(outlook.hidden)
+        return outlook.drawn < self.shortest or 1 - seq.draft_length_state[0] <= self.threshold

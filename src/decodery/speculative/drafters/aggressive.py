@@ -64,7 +64,7 @@ class Aggressive(Drafter):
     def start(self, seq: Sequence) -> _State:
         if self.source and not 0 <= min(self.source) <= max(self.source) < seq.vocab_size:
             raise SettingsError(f"the source has token ids outside the model's vocabulary of {seq.vocab_size}")
-        source = self.source or (() if seq.source is None else seq.source.read)
+        source = self.source or (() if seq.logits_source is None else seq.logits_source.read)
         state = _State(list(source or seq.tokens), pointer=0 if source else None)
         for n in range(1, self.max_ngram + 1):
             for end in range(n, len(state.source) + 1):

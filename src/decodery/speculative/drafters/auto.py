@@ -99,11 +99,11 @@ class Auto(Drafter):
             return Requirements(costs=True)
         return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
 
-    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
+    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head != SHIPPED:
             return self
         # What a source shows in the model's place need not be what the head has learned to read.
-        reads = source is None and is_open(model) and model.device.type == "cpu"
+        reads = logits_source is None and is_open(model) and model.device.type == "cpu"
         path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary) if reads else None
         return replace(self, head=None if path is None else TrainedHead.load(path))
 

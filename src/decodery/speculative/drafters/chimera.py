@@ -182,7 +182,7 @@ class Chimera(HeadDrafter):
 
     What the layer makes of a guessed token stands for the target's state of it when the next one is guessed. Each place
     has a projection of its own before the target's vocabulary projection. head: a file or folder made by `decodery
-    train head` or a `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None. Scope: the
+    train head` or a `TrainedHead`; tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the
     request; memory: keys and values of one layer.
     """
 

@@ -134,8 +134,8 @@ class Clover(HeadDrafter):
 
     One more layer over the text begins the state; then a guess costs two small products and no attention. All places
     share the target's vocabulary projection. For the few nodes a text gets in large batches the published tree is
-    `growth=clover`. head: a file or folder made by `decodery train head` or a `TrainedHead`; growth: how the tree is
-    grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    `tree_policy=clover`. head: a file or folder made by `decodery train head` or a `TrainedHead`; tree_policy: how the
+    tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = CloverHead

@@ -39,7 +39,7 @@ class _Combined(Composite):
     def __post_init__(self) -> None:
         if len(self.drafters) < 2:
             raise SettingsError("a combination needs at least two drafters")
-        object.__setattr__(self, "drafters", tuple(resolve("draft", each) for each in self.drafters))
+        object.__setattr__(self, "drafters", tuple(resolve("drafter", each) for each in self.drafters))
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

@@ -25,19 +25,19 @@ from .following import Following
 class CompressedCache(Following):
     """Drafts with the target under a cache policy; verified with all keys and values, the text is the full model's.
 
-    kv: the policy, as an instance or a text, such as "snapkv:budget=0.1". length: tokens of a chain. growth: how trees
-    are grown in place of it. The prompt is read a second time, under the policy. It pays where reading keys and values
-    is what a pass costs: long texts, many at once. Scope: the request; memory: one more cache, as large as the policy
-    leaves it.
+    cache_policy: the policy, as an instance or a text, such as "snapkv:budget=0.1". length: tokens of a chain.
+    tree_policy: how trees are grown in place of it. The prompt is read a second time, under the policy. It pays where
+    reading keys and values is what a pass costs: long texts, many at once. Scope: the request; memory: one more cache,
+    as large as the policy leaves it.
     """
 
-    kv: CachePolicy | str = "streaming-llm"
+    cache_policy: CachePolicy | str = "streaming-llm"
 
     requirements = Requirements(keys=True, policies=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "kv", resolve("kv", self.kv))
+        object.__setattr__(self, "cache_policy", resolve("cache-policy", self.cache_policy))
         if self._kv.probes:
             raise SettingsError("compressed-cache cannot draft under a policy that reads pseudo tokens: use snapkv")
 
@@ -50,5 +50,5 @@ class CompressedCache(Following):
 
     @property
     def _kv(self) -> CachePolicy:
-        assert isinstance(self.kv, CachePolicy)
-        return self.kv
+        assert isinstance(self.cache_policy, CachePolicy)
+        return self.cache_policy

@@ -56,7 +56,7 @@ class CPPD(TreeDrafter):
     def requirements(self) -> Requirements:
         return Requirements.merged((super().requirements, Requirements(source=True)))
 
-    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
+    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.slots is None:
             raise SettingsError(
                 "no slots come along: make some with `decodery train cppd SOURCES -m MODEL --out DIR` and name "
@@ -79,8 +79,8 @@ class CPPD(TreeDrafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         if seq.draft_state is None:
-            assert seq.source is not None
-            memory = yield from encoded(_target(seq), seq.source.read, seq.cache)
+            assert seq.logits_source is not None
+            memory = yield from encoded(_target(seq), seq.logits_source.read, seq.cache)
             with torch.no_grad():
                 logits = self._slots.say(memory.states[None].float().cpu()).logits[0]
             seq.draft_state = Drafted(logits.to(seq.model.device), self._slots.end(logits))

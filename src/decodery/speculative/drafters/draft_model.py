@@ -41,7 +41,7 @@ class DraftModel(Following):
     model, what is made of the target when the first text begins, such as "int4(bits=3)" (one that reads no text); the
     copy is kept as long as the target. recycled: whether it reads of the text what the target has kept, where both keep
     keys and values of the same shape, as a transformed copy does: then it reads its own drafts alone, and has no cache.
-    length: tokens of a chain. growth: how trees are grown in place of it, such as
+    length: tokens of a chain. tree_policy: how trees are grown in place of it, such as
     "eagle-2(nodes=32)". Draft tokens use the target's processors and the target's noise, so that under the coupled rule
     two models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
     request; memory: one more cache, or what a draft takes.
@@ -73,13 +73,13 @@ class DraftModel(Following):
 
     def start(self, seq: Sequence) -> Follower | OwnReading:
         model = self._model(seq.model)
-        if isinstance(self.growth, TreePolicy) and not model.capabilities.trees:
-            raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave growth out")
-        if seq.budget is not None:
-            seq.budget.fits(model)
+        if isinstance(self.tree_policy, TreePolicy) and not model.capabilities.trees:
+            raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave tree_policy out")
+        if seq.draft_length is not None:
+            seq.draft_length.fits(model)
         if self.recycled:
             return OwnReading(_alike(model, seq.model))
-        tapped = seq.budget is not None and seq.budget.requirements.draft_states
+        tapped = seq.draft_length is not None and seq.draft_length.requirements.draft_states
         return Follower.begin(model, seq.model, tapped=tapped, slots=seq.slots)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:

@@ -134,7 +134,7 @@ class DEL(OwnLayers):
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.draft_state
         state.exit, length = self.chosen(state.acceptance(), seq.model.config.num_layers)
-        if self.dynamic and length and self.growth is None:
+        if self.dynamic and length and self.tree_policy is None:
             budget, length = replace(budget, ask=partial(self._goes_on, state, budget)), self.length
         try:
             tree = yield from super().propose(seq, replace(budget, depth=min(budget.depth, length)))

@@ -47,9 +47,9 @@ class EAGLE(HeadDrafter):
     """Drafts by one decoder layer that guesses the target's next state from the one before and the token between them.
 
     The target's own vocabulary projection turns guessed states into words, and the layer goes on from them. With the
-    growth "eagle-2" it is EAGLE-2. head: a file or folder made by `decodery train head`, a folder or Hub id as the
-    authors or vLLM's `speculators` publish them or a `TrainedHead`; growth: how the tree is grown, a chain of `length`
-    where it is None. Scope: the request; memory: keys and values of one layer.
+    tree policy "eagle-2" it is EAGLE-2. head: a file or folder made by `decodery train head`, a folder or Hub id as the
+    authors or vLLM's `speculators` publish them or a `TrainedHead`; tree_policy: how the tree is grown, a chain of
+    `length` where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLEHead

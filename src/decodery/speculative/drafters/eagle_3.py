@@ -101,8 +101,8 @@ class EAGLE3(HeadDrafter):
     Below the text the layer goes on from its own output, which training has put it through. It speaks the words that
     the target writes most often. head: a file or folder made by `decodery train head`, a folder or
     Hub id as the authors or vLLM's `speculators` publish them, a `TrainedHead`, or None for the one that comes along;
-    growth: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of
-    one layer.
+    tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and
+    values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLE3Head

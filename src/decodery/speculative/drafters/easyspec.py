@@ -30,12 +30,12 @@ class EasySpec(DraftModel):
     The first and the last layer stay apart, and MLPs stay in order: a draft pass is 2 + (M - 2) / layers attentions
     deep where the model has M layers. calibrate: what that leaves in the cache is thrown away after every step, and the
     tokens accepted are read again as they should be, with the bonus token in the one pass that would have read it; the
-    first token of a draft is therefore the draft model's own. model, dtype, transform, length, growth: see draft-model,
-    which layers=1 is, bit for bit; more than stand between the first and the last change nothing, and a warning says
-    so. It pays where layers can really run side by side; on one processor the attentions
-    follow each other all the same, and drafts are only less often right. Scope: the request; memory: one more cache.
-    Source: Yize-Wu/EasySpec (2025), whose code could not be read: where what a layer finds is added to the rows is the
-    paper's text as understood here.
+    first token of a draft is therefore the draft model's own. model, dtype, transform, length, tree_policy: see
+    draft-model, which layers=1 is, bit for bit; more than stand between the first and the last change nothing, and a
+    warning says so. It pays where layers can really run side by side; on one processor the attentions follow each other
+    all the same, and drafts are only less often right. Scope: the request; memory: one more cache. Source:
+    Yize-Wu/EasySpec (2025), whose code could not be read: where what a layer finds is added to the rows is the paper's
+    text as understood here.
     """
 
     layers: int = 4

@@ -262,8 +262,8 @@ class Falcon(HeadDrafter):
 
     Inside such a block guesses do not know each other's tokens; below it the head reads both, and guesses the next two.
     Of a tree only every second level costs a pass. head: a file or folder made by `decodery train head` or a
-    `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys
-    and values of one layer.
+    `TrainedHead`; tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory:
+    keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = FalconHead

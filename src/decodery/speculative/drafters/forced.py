@@ -37,7 +37,7 @@ class Forced(Composite):
     drafter: Drafter | str = "auto"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "drafter", resolve("draft", self.drafter))
+        object.__setattr__(self, "drafter", resolve("drafter", self.drafter))
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -86,7 +86,7 @@ class Forced(Composite):
         logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
         laws = {node + count: law for node, law in tree.distributions.items()}
         # The drafter may combine several: what it drafted this time says how its siblings arose.
-        if seq.rule.requirements.laws and tree.origin != "deterministic":
+        if seq.acceptance_rule.requirements.laws and tree.origin != "deterministic":
             for node, token in enumerate(forced):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
                 laws[node][token] = 1.0

@@ -57,8 +57,8 @@ class FSPAD(HeadDrafter):
 
     A state holds all that may follow it: gated by the embedding of the token that did, it becomes the layer's input.
     What words are read from is a projection of its own, so that resembling the next state costs no certainty. head: a
-    file or folder made by `decodery train head` or a `TrainedHead`; growth: how the tree is grown, a chain of `length`
-    where it is None. Scope: the request; memory: keys and values of one layer.
+    file or folder made by `decodery train head` or a `TrainedHead`; tree_policy: how the tree is grown, a chain of
+    `length` where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = FSPADHead

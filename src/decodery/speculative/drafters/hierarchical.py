@@ -33,7 +33,7 @@ _DRAFT, _INNER = 0, 1
 class Hierarchical(Composite):
     """Drafts a chain with a small model that is itself drafted for, by n-grams where nothing else is named.
 
-    drafter: what drafts for the target, one that can expand: its own growth and length are left aside. inner: what
+    drafter: what drafts for the target, one that can expand: its own tree_policy and length are left aside. inner: what
     drafts for that one, as trees or chains; it learns from the rows of both. length: tokens of a chain at least. The
     drafter's first token takes a pass of its own, then every pass of it checks one inner draft and gives at least one
     token more, until there are `length`; what was accepted beyond them is drafted too.
@@ -45,7 +45,7 @@ class Hierarchical(Composite):
     """
 
     drafter: Drafter | str = "draft-model"
-    inner: Drafter | str = "ngram:growth=eagle-2(nodes=30,width=10,depth=3)"
+    inner: Drafter | str = "ngram:tree_policy=eagle-2(nodes=30,width=10,depth=3)"
     length: int = 6
 
     provides = Provides(drafts=("sampled",))

@@ -77,8 +77,8 @@ class HiddenMarkov(TreeDrafter):
     A probabilistic circuit whose every marginal can be told, and the smallest one that reads a text of any length: what
     it knows of the text is one chance per state, which every token that is committed moves on. Any node of any tree is
     expanded by two products of states by states and states by tokens. model: an `HMM`, or the file or folder of one.
-    length, growth: see `draft-model`. Nothing is learned while drafting. Scope: the request; memory: 4 bytes per state
-    and token of the text, so that what is taken back is not read again.
+    length, tree_policy: see `draft-model`. Nothing is learned while drafting. Scope: the request; memory: 4 bytes per
+    state and token of the text, so that what is taken back is not read again.
     """
 
     model: HMM | str | None = None

@@ -104,7 +104,7 @@ class Jacobi(Drafter):
         if not seq.sampler.greedy:
             law = _likely(law)
         state.guesses = seq.sampler.pick(law, seq.seed, [context.position for context in contexts]).tolist()
-        if seq.rule.requirements.laws:
+        if seq.acceptance_rule.requirements.laws:
             state.laws = list(seq.sampler.preferences(law))
 
     def _fill(self, state: _State, seq: Sequence) -> None:
@@ -116,7 +116,7 @@ class Jacobi(Drafter):
         while len(state.guesses) < self.window - 1:
             token = self._new(state, seq)
             state.guesses.append(token)
-            if seq.rule.requirements.laws:
+            if seq.acceptance_rule.requirements.laws:
                 law = torch.zeros(seq.vocab_size, dtype=torch.float64, device=seq.model.device)
                 law[token] = 1.0
                 state.laws.append(law)

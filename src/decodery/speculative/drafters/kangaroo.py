@@ -181,7 +181,7 @@ class Kangaroo(TrainedDrafter):
         reading: _Reading = seq.draft_state
         reading.begin()
         tree = yield from super().propose(seq, replace(budget, ask=partial(self._goes_on, reading, budget)))
-        if not len(states := reading.states) or self.growth is not None:
+        if not len(states := reading.states) or self.tree_policy is not None:
             return tree
         if len(states) < len(tree):
             # Nothing was drafted after the last token, which the first layers are to read all the same.

@@ -198,8 +198,8 @@ class LongSpec(HeadDrafter):
 
     Its own memory is that of the last 512 tokens; the target's last layer holds all others anyway. It is trained on
     short texts put at random positions, so that it drafts in long ones. head: a file or folder made by `decodery train
-    head` or a `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request;
-    memory: keys and values of one layer, of 512 tokens.
+    head` or a `TrainedHead`; tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the
+    request; memory: keys and values of one layer, of 512 tokens.
     """
 
     kind: ClassVar[type[DraftHead]] = LongSpecHead

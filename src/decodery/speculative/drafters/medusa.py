@@ -96,10 +96,10 @@ class Medusa(HeadDrafter):
     What stands at a node depends on its depth and rank alone, so one call of the heads serves a whole tree. As
     published with one residual block per head, but all share the target's vocabulary projection where they bring none.
     head: a file or folder made by `decodery train head`, a folder or Hub id as its authors or vLLM publish them or a
-    `TrainedHead`; growth: how the tree is grown, by default the places that were right most often on texts held out
-    from training, a chain of `length` where it is None. Scope: the request; memory: the heads' logits.
+    `TrainedHead`; tree_policy: how the tree is grown, by default the places that were right most often on texts held
+    out from training, a chain of `length` where it is None. Scope: the request; memory: the heads' logits.
     """
 
     kind: ClassVar[type[DraftHead]] = MedusaHead
 
-    growth: TreePolicy | str | None = field(default="fixed-tree", kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default="fixed-tree", kw_only=True)

@@ -55,10 +55,10 @@ class MSD(HeadDrafter):
 
     Of words the layer reads the state before each beside its embedding; an image's rows say nothing about words to
     come, and go in as the vision tower made them. The layer learns from plain texts first, then from more and more
-    that hold images. head: a file or folder made by `decodery train head`, or a `TrainedHead`; growth: how the tree is
-    grown. On a prompt of tokens alone it is EAGLE. Scope: the request; memory: keys and values of one layer.
+    that hold images. head: a file or folder made by `decodery train head`, or a `TrainedHead`; tree_policy: how the
+    tree is grown. On a prompt of tokens alone it is EAGLE. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = MSDHead
 
-    growth: TreePolicy | str | None = field(default="eagle-2(nodes=63,width=8,depth=5)", kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default="eagle-2(nodes=63,width=8,depth=5)", kw_only=True)

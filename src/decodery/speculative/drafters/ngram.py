@@ -39,9 +39,9 @@ class NGram(TreeDrafter):
     orders: lengths of the contexts, each of which leaves the share `smoothing`, and whatever lies outside its `width`
     most likely tokens, to the next shorter one; beneath them all stand the frequencies of single tokens and the uniform
     distribution. Learned from every scored row, those of rejected drafts and of the prompt included. Any node of any
-    tree is expanded without a model, so that trees cost next to nothing. length, growth: see `draft-model`. scope: how
-    long it is remembered. Memory: 65,536 contexts of 8 * width bytes and a dictionary entry, those not met for longest
-    leave first, and 8 bytes per token of the vocabulary.
+    tree is expanded without a model, so that trees cost next to nothing. length, tree_policy: see `draft-model`. scope:
+    how long it is remembered. Memory: 65,536 contexts of 8 * width bytes and a dictionary entry, those not met for
+    longest leave first, and 8 bytes per token of the vocabulary.
     """
 
     orders: tuple[int, ...] = (4, 3, 2, 1)

@@ -77,7 +77,7 @@ class OwnLayers(TreeDrafter):
 
     @property
     def requirements(self) -> Requirements:
-        grows = isinstance(self.growth, TreePolicy)
+        grows = isinstance(self.tree_policy, TreePolicy)
         return Requirements.merged((super().requirements, Requirements(routes=True, keys=True, trees=grows)))
 
     @abstractmethod

@@ -138,7 +138,7 @@ class Pearl(Drafter):
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.rule.requirements.laws:
+            if seq.acceptance_rule.requirements.laws:
                 laws[len(base) + len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             ahead.tokens = [*base, *drafted]

@@ -41,7 +41,7 @@ class Prediction(Composite):
     def __post_init__(self) -> None:
         if self.length < 1:
             raise SettingsError(f"prediction needs length >= 1, not {self.length}")
-        object.__setattr__(self, "drafter", resolve("draft", self.drafter))
+        object.__setattr__(self, "drafter", resolve("drafter", self.drafter))
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

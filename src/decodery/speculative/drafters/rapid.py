@@ -137,7 +137,7 @@ class Rapid(Drafter):
             logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
             token = int(sampler.pick(law, seq.seed, [context.position])[0])
-            if seq.rule.requirements.laws:
+            if seq.acceptance_rule.requirements.laws:
                 laws[len(tree) - 1] = sampler.preferences(law)[0]
             tree = DraftTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.

@@ -131,7 +131,7 @@ class STAND(Drafter):
             seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.provides.drafts[0]
         )
         memory.places = filled
-        return _with_law(tree, filled, draws, seq) if seq.rule.requirements.laws else tree
+        return _with_law(tree, filled, draws, seq) if seq.acceptance_rule.requirements.laws else tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         memory: _Memory = seq.draft_state
@@ -147,7 +147,7 @@ def _gumbel(seq: Sequence, depth: int, places: list[int], ids: np.ndarray) -> np
     The request's own, or where the rule compares with the draft's distributions, noise of each node's own: which places
     the budget leaves depends on what was drawn at others, and may not depend on what is about to be.
     """
-    if seq.rule.requirements.laws:
+    if seq.acceptance_rule.requirements.laws:
         rows = [
             noise.gumbel(seq.seed, place, torch.from_numpy(row), noise.DRAFT)
             for place, row in zip(places, ids, strict=True)

@@ -58,9 +58,9 @@ class Swift(OwnLayers):
     matchness. Sets are drawn uniformly, every `bayes`-th comes from a Gaussian process. The search ends above the
     matchness `enough`, after `patience` sets that were no better or `proposals` in all.
 
-    growth: the paper's tree by default. Scope: of what was found, the process, for every model apart; memory: what was
-    tried, and forks of the text's cache while it drafts. Cost: a draft pass per level, of the sublayers that are kept
-    and the head; a pass over `window` rows per set tried. Source: hemingkx/SWIFT (2024).
+    tree_policy: the paper's tree by default. Scope: of what was found, the process, for every model apart; memory: what
+    was tried, and forks of the text's cache while it drafts. Cost: a draft pass per level, of the sublayers that are
+    kept and the head; a pass over `window` rows per set tried. Source: hemingkx/SWIFT (2024).
     """
 
     skip: SkipSet | str | None = None
@@ -72,7 +72,7 @@ class Swift(OwnLayers):
     patience: int = 300
     enough: float = 0.95
     scope: Scope = "process"
-    growth: TreePolicy | str | None = field(default=Caterpillar(), kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default=Caterpillar(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ class Swift(OwnLayers):
     @property
     def provides(self) -> Provides:
         drawn = Provides(drafts=("without-replacement",))
-        return drawn if isinstance(self.growth, Caterpillar) else super().provides
+        return drawn if isinstance(self.tree_policy, Caterpillar) else super().provides
 
     def start(self, seq: Sequence) -> _State:
         if self.skip is not None:

@@ -39,7 +39,7 @@ class Writing:
             # A mask may leave nothing that a drafter with few tokens can say.
             self.ended = True
             return None
-        if seq.rule.requirements.laws:
+        if seq.acceptance_rule.requirements.laws:
             self._laws[len(self.drafted)] = sampler.preferences(law)[0]
         self._context = sampler.extend(self._context, token, logits)
         self.drafted.append(token)

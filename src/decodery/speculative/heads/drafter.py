@@ -73,7 +73,7 @@ class TrainedDrafter(TreeDrafter):
         found = () if self.trained is None else self.trained.facts.get("rates", ())
         return tuple(tuple(ranks) for ranks in found)
 
-    def suited(self, model: Reader, source: LogitsSource | None = None) -> Self:
+    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head is not None:
             return self
         name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
@@ -95,7 +95,7 @@ class HeadDrafter(TrainedDrafter):
 
     kind: ClassVar[type[DraftHead]]
 
-    growth: TreePolicy | str | None = field(default="eagle-2", kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default="eagle-2", kw_only=True)
 
     def start(self, seq: Sequence) -> HeadReading:
         head = self._bound(seq.model)
@@ -145,7 +145,7 @@ def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
 
 def head_kind(name: str) -> type[BoundHead]:
     """The kind of head that the drafter `name` asks. Raises SettingsError where there is none."""
-    kinds = {each.name: each.cls.kind for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
+    kinds = {each.name: each.cls.kind for each in methods("drafter") if issubclass(each.cls, TrainedDrafter)}
     if name not in kinds:
         raise SettingsError(f"{name} has no head to train: train one for {', '.join(kinds)}")
     return kinds[name]

@@ -60,7 +60,7 @@ class Growing:
         laws = yield from self.expander.expand(self.seq, DraftTree(self.tokens, self.parents), nodes.tolist())
         if self.seq.sampler.greedy and self.temperature != 1.0:
             laws = (laws / self.temperature).log_softmax(dim=-1)
-        if self.seq.rule.requirements.laws and self.origin != "deterministic":
+        if self.seq.acceptance_rule.requirements.laws and self.origin != "deterministic":
             self._laws.update(zip(nodes.tolist(), laws, strict=True))
         return laws
 
@@ -83,7 +83,7 @@ class Growing:
         """The most likely children of `nodes` [m]: ids and log-probabilities [m, width]."""
         # Only what must be remembered as drawn from, or sharpened, is worked out whole.
         sharpened = self.seq.sampler.greedy and self.temperature != 1.0
-        if sharpened or (self.seq.rule.requirements.laws and self.origin != "deterministic"):
+        if sharpened or (self.seq.acceptance_rule.requirements.laws and self.origin != "deterministic"):
             return topk((yield from self.expand(nodes)), width)
         tree = DraftTree(self.tokens, self.parents)
         return (yield from self.expander.likeliest(self.seq, tree, nodes.tolist(), width))
@@ -149,6 +149,6 @@ class Growing:
 
     def _noise(self, nodes: np.ndarray) -> tuple[list[int], int]:
         """Positions and stream of the noise that the children of `nodes` are drawn with."""
-        if self.seq.rule.requirements.laws:
+        if self.seq.acceptance_rule.requirements.laws:
             return [self._places[node] for node in nodes.tolist()], noise.DRAFT
         return (self.seq.position + self.depths[nodes]).tolist(), noise.TOKEN

@@ -81,7 +81,7 @@ class ExpectedSpeedup:
 
 def heeds(seq: Sequence) -> bool:
     """Whether the noise of a text's next tokens tells something of them: rules that compare laws do not draw by it."""
-    return not (seq.sampler.greedy or seq.rule.requirements.laws)
+    return not (seq.sampler.greedy or seq.acceptance_rule.requirements.laws)
 
 
 class LikeliestTree:

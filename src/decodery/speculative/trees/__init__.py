@@ -1,4 +1,4 @@
-"""Growth policies: how the guesses of a drafter that can expand become a tree. One file per policy."""
+"""Tree policies: how the guesses of a drafter that can expand become a tree. One file per policy."""
 
 from decodery.core.lazy_exports import face
 
