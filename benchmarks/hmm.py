@@ -34,7 +34,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.drafts import CONTEXTS as CONTEXTS_FILE
 from decodery.models.loaders.drafts import shipped
 from decodery.sampling.sampler import Sampler
-from decodery.speculative.drafters.combine import First
+from decodery.speculative.drafters.combine import Cascade
 from decodery.speculative.drafters.hmm import HiddenMarkov
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.stores.contexts import Contexts
@@ -283,7 +283,7 @@ def main() -> None:
         "bigram": ByNGrams(grams["bigram"], length=DRAFTED),
         **{name: ByRanks(table) for name, table in ranked.items()},
         "prompt-lookup": PromptLookup(length=DRAFTED),
-        "prompt-lookup, else hmm": First((PromptLookup(length=DRAFTED), HiddenMarkov(hmm, length=DRAFTED))),
+        "prompt-lookup, else hmm": Cascade((PromptLookup(length=DRAFTED), HiddenMarkov(hmm, length=DRAFTED))),
         "trigram": ByNGrams(grams["trigram"], length=DRAFTED),
     }
     for name, drafter in drafters.items():

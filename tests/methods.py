@@ -178,7 +178,7 @@ from decodery.speculative.drafters.aggressive import Aggressive
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.chimera import Chimera, ChimeraHead
 from decodery.speculative.drafters.clover import Clover, CloverHead
-from decodery.speculative.drafters.combine import First, Fuse, Switch
+from decodery.speculative.drafters.combine import Cascade, Router, Union
 from decodery.speculative.drafters.compressed_cache import CompressedCache
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.deer import Deer
@@ -392,16 +392,16 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "rest": lambda other: REST(_corpus(other.vocab_size), shortest=1, nodes=12),
     "rasd": lambda other: RASD(DraftModel(other), width=3, depth=2, retrieved=6, nodes=16),
     "graft": lambda other: Graft(DraftModel(other), width=3, depth=3, nodes=16, kept=(3, 6, 10), scope="request"),
-    "fuse": lambda other: Fuse((CopySpec(gamma=1), DraftModel(other, length=3))),
+    "fuse": lambda other: Union((CopySpec(gamma=1), DraftModel(other, length=3))),
     "forced": lambda other: Forced(PromptLookup(length=5)),
-    "first": lambda other: First((CopySpec(), DraftModel(other, length=3))),
+    "first": lambda other: Cascade((CopySpec(), DraftModel(other, length=3))),
     "prediction": lambda other: Prediction(
         tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
     ),
     "swift": lambda other: Swift(
         SkipSet(frozenset({"attention.0"}), 1), tree_policy=Caterpillar(length=4, stop=0.1, nodes=9)
     ),
-    "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
+    "switch": lambda other: Router((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name, and what it asks where there is a choice: a drafter, given a model like the target but not equal to it."""
 

@@ -29,7 +29,7 @@ from decodery.sampling import LogitBias, LogitsProcessor, MinNewTokens, Stage, T
 from decodery.sampling.constraint import Constraint
 from decodery.search.base import Search
 from decodery.speculative.acceptance.lookahead import LookaheadRule
-from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.suffix_tree import SuffixTree
 from decodery.step.acceptance_rule import AcceptanceRule
@@ -170,8 +170,10 @@ def test_a_setting_that_is_a_method_keeps_its_own_settings_in_parentheses() -> N
     )
     quoted = resolve("logits-processor", 'settings:text="a(b,c/d",whole=1')
     assert quoted == Settings(1, text="a(b,c/d")
-    fused = resolve("drafter", "fuse:drafters=copyspec(gamma=1,length=4)/first(drafters=copyspec/suffix-tree(nodes=3))")
-    assert fused == Fuse((CopySpec(gamma=1, length=4), First((CopySpec(), SuffixTree(nodes=3)))))
+    fused = resolve(
+        "drafter", "union:drafters=copyspec(gamma=1,length=4)/cascade(drafters=copyspec/suffix-tree(nodes=3))"
+    )
+    assert fused == Union((CopySpec(gamma=1, length=4), Cascade((CopySpec(), SuffixTree(nodes=3)))))
 
 
 @given(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.lists(st.integers()))
@@ -391,7 +393,7 @@ def method_is_own(setting: tuple[str, str, str]) -> bool:
     ("family", "spec"),
     [
         *(("drafter", "rest:datastore=/etc/passwd"), ("drafter", "forced:drafter=rest(datastore=/etc/passwd)")),
-        *(("drafter", "first:drafters=prompt-lookup/rest(datastore=a)"), ("drafter", "auto:warm=/x")),
+        *(("drafter", "cascade:drafters=prompt-lookup/rest(datastore=a)"), ("drafter", "auto:warm=/x")),
         *(("drafter", "draft-model:model=some/model"), ("constraint", "monitor"), ("search", "pg-td:tests=x")),
         *(("search", "beam:width=100000"), ("drafter", "auto:orders=2000/3")),
     ],

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import decodery as dc
-from decodery.speculative.drafters import switch
+from decodery.speculative.drafters import router
 from decodery.speculative.drafters.aded import ADED
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -81,7 +81,7 @@ def overview(bench: Bench) -> dict[str, Any]:
         "copyspec": CopySpec(),
         "suffix-automaton": SuffixAutomaton(),
         "suffix-tree": SuffixTree(),
-        "switch(suffix-automaton, token-recycling:nodes=16)": switch(SuffixAutomaton(), TokenRecycling(nodes=16)),
+        "switch(suffix-automaton, token-recycling:nodes=16)": router(SuffixAutomaton(), TokenRecycling(nodes=16)),
     }
     found: dict[str, Any] = {}
     for name, drafter in drafters.items():

@@ -174,7 +174,7 @@ class Bench:
             found = {"nucleus": [sample.tokens for sample in samples]}
             for name, ngrams in tables.items():
                 with steps[name].counting():
-                    found[name] = [draft.tokens for draft in self.lm.drafts(text, 3, ngrams=ngrams)]
+                    found[name] = [draft.tokens for draft in self.lm.suggestions(text, 3, ngrams=ngrams)]
             for name, drafts in found.items():
                 losses = [self._loss(prompt, draft) for draft in drafts]
                 totals[name].append(

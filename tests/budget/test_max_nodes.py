@@ -22,7 +22,7 @@ from decodery.speculative.draft_length.hardware import Hardware
 from decodery.speculative.draft_length.memory import MemoryBound, held
 from decodery.speculative.draft_length.steps import StepCosts
 from decodery.speculative.drafters.auto import Auto
-from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.lookahead import Lookahead
@@ -92,9 +92,9 @@ def test_what_is_cut_is_said_once_and_to_the_point() -> None:
     ):
         Request(PROMPT, drafter=TokenRecycling(), max_draft_tokens=64)
     with pytest.warns(UserWarning, match="leaves 10: allow max_draft_tokens=40 for all of them"):
-        Request(PROMPT, drafter=Forced(First((PromptLookup(), TokenRecycling(nodes=40)))), max_draft_tokens=10)
+        Request(PROMPT, drafter=Forced(Cascade((PromptLookup(), TokenRecycling(nodes=40)))), max_draft_tokens=10)
     with pytest.warns(UserWarning, match="drafts up to 90"):
-        Request(PROMPT, drafter=Fuse((PromptLookup(), TokenRecycling())))
+        Request(PROMPT, drafter=Union((PromptLookup(), TokenRecycling())))
     with pytest.warns(UserWarning, match="drafts up to 80"):
         Request(PROMPT, drafter=TokenRecycling(), draft_length=Hardware(most=100), max_draft_tokens=79)
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.draft_length.confidence import Confidence, entropy_of, top_probability
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
-from decodery.speculative.drafters.combine import First
+from decodery.speculative.drafters.combine import Cascade
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -117,10 +117,10 @@ def test_a_policy_that_peeks_at_the_coming_draw_is_caught() -> None:
 
 
 def test_a_drafter_that_does_not_ask_is_refused() -> None:
-    for drafter in (PromptLookup(), First((CopySpec(), PromptLookup()))):
+    for drafter in (PromptLookup(), Cascade((CopySpec(), PromptLookup()))):
         with pytest.raises(SettingsError, match="the draft length policy confidence needs a question before each draw"):
             decode(TARGET, [PROMPT], drafter=drafter, draft_length=Confidence())
-    decode(TARGET, [PROMPT], drafter=First((CopySpec(), DraftModel(OTHER))), draft_length=Confidence())
+    decode(TARGET, [PROMPT], drafter=Cascade((CopySpec(), DraftModel(OTHER))), draft_length=Confidence())
 
 
 @pytest.mark.parametrize(

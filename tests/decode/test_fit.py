@@ -25,7 +25,7 @@ from decodery.sampling.constraint import Constrained, Constraint
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.awrs import AWRS
 from decodery.speculative.draft_length.fixed import Fixed
-from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.ngram import NGram
@@ -203,15 +203,15 @@ def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
 
 def test_composites_need_what_their_parts_need_and_give_what_they_give() -> None:
     lookup, model, sampled = PromptLookup(), DraftModel(OTHER), STAND()
-    fused = Fuse((lookup, sampled))
+    fused = Union((lookup, sampled))
     assert fused.requirements == Requirements(prompt=True) and fused.provides.drafts == ("deterministic",)
-    both = First((lookup, First((sampled, model))))
+    both = Cascade((lookup, Cascade((sampled, model))))
     assert both.requirements == Requirements(prompt=True)
     assert both.provides.drafts == ("deterministic", "without-replacement", "sampled") and both.provides.pauses
     assert Forced(sampled).provides.drafts == ("without-replacement", "deterministic")
     assert NGram(tree_policy=Sequoia(draft_cost=0.1)).requirements == Requirements(prompt=True, costs=True)
     # What pauses without states spoils it for who judges by them.
-    assert First((lookup, model)).provides.draft_states and not First((NGram(), model)).provides.draft_states
+    assert Cascade((lookup, model)).provides.draft_states and not Cascade((NGram(), model)).provides.draft_states
     sampler = Sampler([Constrained(Even(bonus=1.0)), *SAMPLERS["nucleus"].processors])
     assert sampler.requirements == Requirements(checked=True, mask=True, ends=True)
     tables = (
@@ -265,7 +265,7 @@ def test_hidden_states_that_a_model_does_not_have_are_refused() -> None:
         SettingsError, match="which the logits source entropy-adaptive does not give: leave the logits source out"
     ):
         Request(
-            [1], drafter=Fuse((PromptLookup(), Reading(Requirements(taps=(1,))))), logits_source=EntropyAdaptive(OTHER)
+            [1], drafter=Union((PromptLookup(), Reading(Requirements(taps=(1,))))), logits_source=EntropyAdaptive(OTHER)
         )
 
 

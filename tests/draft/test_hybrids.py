@@ -16,7 +16,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.sampling import Sampler
-from decodery.speculative.drafters.combine import First, Fuse, Switch
+from decodery.speculative.drafters.combine import Cascade, Router, Union
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.graft import Graft
@@ -84,7 +84,7 @@ NOWHERE = Datastore.build([[60, 61, 62]], separator=0, vocab_size=64)
 
 
 def test_hybrids_live_with_noise_on_either_side() -> None:
-    for drafter in (RASD(Noise()), Graft(Noise()), Fuse((Narrow(TokenRecycling(), 5, 5), REST(NOWHERE)))):
+    for drafter in (RASD(Noise()), Graft(Noise()), Union((Narrow(TokenRecycling(), 5, 5), REST(NOWHERE)))):
         check_identical(TARGET, PROMPTS[:2], drafter=drafter, sampler=HOT, seeds=(0,), max_new_tokens=16)
 
 
@@ -178,7 +178,7 @@ PASSAGE = [1, 20, 2, 21, 22, 3, 23, 4, 24, 1, 25, 26, 5, 20, 27]
 def test_rasd_is_no_worse_than_a_plain_fusion_of_its_parts(trusted: int) -> None:
     model, prompt = Reciting(32), [*PASSAGE, *PASSAGE[:4]]
     rasd = RASD(Mute(), width=4, depth=3, retrieved=6, nodes=16, trusted=trusted)
-    plain = Fuse((PromptLookup(length=6), Mute(tree_policy=EAGLE2(nodes=10, width=4, depth=3))))
+    plain = Union((PromptLookup(length=6), Mute(tree_policy=EAGLE2(nodes=10, width=4, depth=3))))
     rates, rows = [], []
     for drafter in (rasd, plain):
         (seq,) = decode(model, [prompt], drafter=drafter, max_new_tokens=60)
@@ -191,7 +191,7 @@ def test_rasd_is_no_worse_than_a_plain_fusion_of_its_parts(trusted: int) -> None
 
 def test_combinations_speak_in_turn() -> None:
     text = [1, 2, 3, 9, 1, 2, 3]
-    names = {"fuse": Fuse, "first": First, "switch": Switch}
+    names = {"fuse": Union, "first": Cascade, "switch": Router}
     for name, kind in names.items():
         assert isinstance(resolve("drafter", f"{name}:drafters=suffix-automaton/token-recycling"), kind)
     copy, other = CopySpec(gamma=3, length=2), PromptLookup(max_ngram=1, length=1, pick="first")
@@ -201,22 +201,22 @@ def test_combinations_speak_in_turn() -> None:
         seq.draft_state = drafter.start(seq)
         return run_sync(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
 
-    assert drafted(decodery.speculative.drafters.first(copy, other), text) == [9, 1]
-    assert drafted(decodery.speculative.drafters.first(copy, other), [1, 2, 1]) == [2]
-    assert drafted(decodery.speculative.drafters.switch(copy, other, match=3), text) == [9, 1]
-    assert drafted(decodery.speculative.drafters.switch(copy, other, match=4), text) == [9]
-    assert drafted(decodery.speculative.drafters.switch(copy, other, choose=lambda seq: 1), text) == [9]
-    both = decodery.speculative.drafters.fuse(CopySpec(gamma=1, length=2, pick="last"), CopySpec(gamma=1, length=2))
+    assert drafted(decodery.speculative.drafters.cascade(copy, other), text) == [9, 1]
+    assert drafted(decodery.speculative.drafters.cascade(copy, other), [1, 2, 1]) == [2]
+    assert drafted(decodery.speculative.drafters.router(copy, other, match=3), text) == [9, 1]
+    assert drafted(decodery.speculative.drafters.router(copy, other, match=4), text) == [9]
+    assert drafted(decodery.speculative.drafters.router(copy, other, choose=lambda seq: 1), text) == [9]
+    both = decodery.speculative.drafters.union(CopySpec(gamma=1, length=2, pick="last"), CopySpec(gamma=1, length=2))
     assert drafted(both, [3, 4, 5, 3, 6, 7, 3]) == [6, 7, 4, 5]
     assert both.provides.drafts == ("deterministic",)
-    assert decodery.speculative.drafters.first(copy, STAND()).provides.drafts == (
+    assert decodery.speculative.drafters.cascade(copy, STAND()).provides.drafts == (
         "deterministic",
         "without-replacement",
     )
     with pytest.raises(SettingsError, match="cannot tell how long a match of PromptLookup is"):
-        decodery.speculative.drafters.switch(other, copy)
+        decodery.speculative.drafters.router(other, copy)
     with pytest.raises(SettingsError, match="at least two"):
-        decodery.speculative.drafters.fuse(copy)
+        decodery.speculative.drafters.union(copy)
 
 
 @pytest.mark.parametrize(

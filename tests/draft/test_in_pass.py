@@ -21,7 +21,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.layer_plan import WHOLE
 from decodery.models.trained.placeholders import Placeholders
 from decodery.models.trained.transfer import Transfer
-from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
 from decodery.speculative.drafters.ppd import PPD
@@ -245,7 +245,7 @@ def _misled(text: list[int], tokens) -> torch.Tensor:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_they_go_with_other_drafters_constraints_and_sources(name: str) -> None:
     drafter, other = DRAFTERS[name](), TokenRecycling(nodes=8, scope="request")
-    for each in (Fuse((drafter, other)), Fuse((other, drafter)), First((drafter, other)), Forced(drafter)):
+    for each in (Union((drafter, other)), Union((other, drafter)), Cascade((drafter, other)), Forced(drafter)):
         check_identical(TARGET, [PROMPT, [3]], drafter=each, max_new_tokens=20, seeds=(0,))
         check_state(TARGET, [PROMPT], drafter=each, max_new_tokens=12)
     sven = SOURCES["sven"](TARGET)

@@ -16,7 +16,7 @@ from decodery.sampling.constraint import Constrained, Constraint
 from decodery.speculative.acceptance.rapid import Rapid
 from decodery.speculative.acceptance.recursive_rejection import RecursiveRejection
 from decodery.speculative.acceptance.rejection import Rejection
-from decodery.speculative.drafters.combine import First, Switch
+from decodery.speculative.drafters.combine import Cascade, Router
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.jacobi import Jacobi
@@ -61,7 +61,7 @@ def parity(seq: Sequence) -> int:
     return seq.position % 2
 
 
-TURNS = Switch(
+TURNS = Router(
     (DraftModel(DRAFT, tree_policy=RSDC((2, 2))), DraftModel(DRAFT, tree_policy=KChains(2, 2))),
     choose=parity,
 )
@@ -86,7 +86,7 @@ def test_a_tree_behind_forced_tokens_is_verified_as_what_it_is() -> None:
 
 def test_first_of_a_lookup_and_a_model_under_rejection_and_a_constraint() -> None:
     prompt = [0, 1, 2, 0, 1, 2, 0, 1]
-    drafter = First((PromptLookup(), DraftModel(DRAFT)))
+    drafter = Cascade((PromptLookup(), DraftModel(DRAFT)))
     runs = decode(TARGET, [prompt], drafter=drafter, acceptance_rule=Rejection(), sampler=MASKED, seeds=range(10))
     assert all(3 not in run.generated for run in runs)
     law: dict[str, Any] = {"drafter": drafter, "sampler": MASKED, "length": 4, "draws": 220}
@@ -97,12 +97,12 @@ def test_first_of_a_lookup_and_a_model_under_rejection_and_a_constraint() -> Non
 
 def test_the_rule_rapid_wants_drafts_with_their_laws_from_every_part() -> None:
     for drafter in (
-        First((PromptLookup(), DraftModel(DRAFT))),
-        Switch((PromptLookup(), DraftModel(DRAFT)), choose=parity),
+        Cascade((PromptLookup(), DraftModel(DRAFT))),
+        Router((PromptLookup(), DraftModel(DRAFT)), choose=parity),
     ):
         with pytest.raises(SettingsError, match="the acceptance rule rapid needs sampled drafts, which the drafter"):
             Request([1, 2], drafter=drafter, acceptance_rule=Rapid())
-    Request([1, 2], drafter=First((Jacobi(), DraftModel(DRAFT))), acceptance_rule=Rapid())
+    Request([1, 2], drafter=Cascade((Jacobi(), DraftModel(DRAFT))), acceptance_rule=Rapid())
 
 
 def test_greedy_drafts_tell_the_rule_rapid_how_sure_they_were() -> None:

@@ -23,7 +23,7 @@ from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.drafters.aded import ADED
-from decodery.speculative.drafters.combine import Switch
+from decodery.speculative.drafters.combine import Router
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.rest import REST
@@ -398,10 +398,10 @@ def test_a_datastores_match_counts_for_less_than_the_texts_own(tmp_path: Path) -
     for bias, found in ((0, [7, 7]), (1, [9, 8]), (5, [9, 8])):
         copying = SuffixAutomaton(datastore=store, bias=bias)
         assert drafted(copying) == found
-        assert drafted(Switch((copying, other), match=3)) == found
+        assert drafted(Router((copying, other), match=3)) == found
     # What would not be enough to speak in a switch does not speak there for what is.
-    assert drafted(Switch((SuffixAutomaton(datastore=store, bias=0), other), match=4)) == [7, 7]
-    assert drafted(Switch((SuffixAutomaton(datastore=store, bias=1), other), match=4)) == [9, 8]
+    assert drafted(Router((SuffixAutomaton(datastore=store, bias=0), other), match=4)) == [7, 7]
+    assert drafted(Router((SuffixAutomaton(datastore=store, bias=1), other), match=4)) == [9, 8]
     # Where the text itself has nothing to say, the datastore has.
     seq.tokens[:] = [30, 31, 8, 1, 2, 3]
     assert drafted(SuffixAutomaton(datastore=store)) == [7, 7]

@@ -193,7 +193,7 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
     assert isinstance(lm.model, EncoderDecoder) and lm.model.config.block == 2
     assert right(lm.model, kind, ["abc"]) in (0.0, 1.0)
     trace = dc.core.trace.Trace()
-    texts = list(lm.listen(["abc", "d2", "efg"], "local-agreement", trace=trace))
+    texts = list(lm.simultaneous(["abc", "d2", "efg"], "local-agreement", trace=trace))
     assert [each.read for each in texts] == [2, 4, 8] and trace.ledger.passes["encoder"] == 3
     assert texts[-1].text == lm.tokenizer.decode(texts[-1].committed)
     for kind in TRANSDUCTIONS.values():

@@ -379,7 +379,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "same name"),
     ({"decodery": {"drafter": "no-such"}}, None, "no drafter method"),
     ({"decodery": {"drafter": "rest:datastore=/etc/passwd"}}, "decodery", "not for requests from a network"),
-    ({"decodery": {"drafter": "first:drafters=auto/rest(datastore=/x)"}}, "decodery", "not for requests"),
+    ({"decodery": {"drafter": "cascade:drafters=auto/rest(datastore=/x)"}}, "decodery", "not for requests"),
     ({"decodery": {"constraint": "monitor"}}, "decodery", "not for requests"),
     ({"decodery": {"search": "beam:width=100000"}}, "decodery", "more than a request may ask for"),
     ({"decodery": {"drafter": "forced:drafter=" * 3000}}, None, ""),

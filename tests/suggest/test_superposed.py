@@ -105,11 +105,15 @@ def test_drafts_on_the_real_model_cost_one_run(smollm2_int8: LLM, monkeypatch: p
     forward = lm.model.forward
     monkeypatch.setattr(lm.model, "forward", lambda *given, **more: passes.append(1) or forward(*given, **more))
     known = lm.ngrams(["The capital of France is Paris. The capital of France is a city."])
-    found = lm.drafts("The capital of France", 3, max_new_tokens=6, ngrams=known)
+    found = lm.suggestions("The capital of France", 3, max_new_tokens=6, ngrams=known)
     assert len(passes) == 6
     assert len({draft.text for draft in found}) == len(found) == 3
     assert any(draft.text.startswith(" is Paris") for draft in found)
-    for call in (lambda: lm.drafts("A", 0), lambda: lm.drafts("A", max_new_tokens=0), lambda: lm.drafts("")):
+    for call in (
+        lambda: lm.suggestions("A", 0),
+        lambda: lm.suggestions("A", max_new_tokens=0),
+        lambda: lm.suggestions(""),
+    ):
         with pytest.raises(DecoderyError):
             call()
 
@@ -142,7 +146,7 @@ def test_the_shipped_table_knows_most_of_what_is_suggested(smollm2_int8: LLM, mo
     monkeypatch.setattr(superposed, "ngram_scores", noted)
     for text in ("Natalia sold clips to 48 of her", "The water cycle begins when", "Dear Sir, I am writing to"):
         found.append([])
-        drafts = smollm2_int8.drafts(text, 3, max_new_tokens=8)
+        drafts = smollm2_int8.suggestions(text, 3, max_new_tokens=8)
         assert len({draft.text for draft in drafts}) == 3
     assert sum(map(sum, found)) > 0.8 * sum(map(len, found))
     assert ngrams_for(smollm2_int8.model.config.vocabulary).shards and not ngrams_for("another").shards

@@ -24,7 +24,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.placeholders import Placeholders
 from decodery.speculative.acceptance.lexical_unit import LexicalUnit as LexicalUnitRule
-from decodery.speculative.drafters.combine import First, Fuse
+from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.lexical_unit import LexicalUnit
 from decodery.speculative.drafters.token_recycling import TokenRecycling
@@ -117,7 +117,7 @@ def test_units_of_another_model_or_none_are_refused_with_what_to_do(tmp_path: Pa
 def test_placeholders_go_with_other_drafters_and_constraints() -> None:
     units = LexicalUnit(beta=0.0, units=Placeholders(torch.ones(3, 32)))
     alone = TokenRecycling(nodes=8, scope="request")
-    for drafter in (Fuse((units, alone)), Fuse((alone, units)), First((units, alone)), Forced(units)):
+    for drafter in (Union((units, alone)), Union((alone, units)), Cascade((units, alone)), Forced(units)):
         check_identical(TARGET, [PROMPT, [3]], drafter=drafter, max_new_tokens=20)
         check_state(TARGET, [PROMPT], drafter=drafter, max_new_tokens=12)
 

@@ -34,7 +34,7 @@ _OPTIONS = {
 }
 """The option of `generate` or `chat` that takes a method of a family."""
 _CALLS = {
-    "suggestion": "lm.drafts(prompt, k=3) in Python",
+    "suggestion": "lm.suggestions(prompt, k=3) in Python",
     "diffusion-cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
     "expert-sharing": "a setting of --diffuse, as in --diffuse threshold:experts=des-vote",
     "compression": "--with of decodery compress-model, as in --with int8 --out DIR",

@@ -43,7 +43,7 @@ def judge(
         layer, of = target.model.config.num_layers, target.model.fingerprint
         head, _ = fit(found, layer, out, steps=steps, lr=lr, facts=facts, model=of, progress=progress)
     click.echo(json.dumps(head.facts, indent=1))
-    click.echo(f"The judge is ready: --rule judge:head={out / JUDGE}")
+    click.echo(f"The judge is ready: --acceptance-rule judge:head={out / JUDGE}")
 
 
 @command(example="train adadec-thresholds solutions.jsonl")
@@ -66,4 +66,4 @@ def adadec_thresholds(solutions: Path, model: str) -> None:
         loaded = load(model)
         found = fit(*observe(loaded.model, loaded.tokenizer, pairs, progress))
     click.echo(json.dumps(asdict(found), indent=1))
-    click.echo(f"The threshold is ready: --rule adadec:tau={found.tau:.3f}")
+    click.echo(f"The threshold is ready: --acceptance-rule adadec:tau={found.tau:.3f}")

@@ -39,7 +39,7 @@ def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, 
     with resumable(out) as progress:
         found, _ = train_sven(loaded, given, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The prefixes are ready: --source sven:control={CONTROLS[0]},prefix={out}")
+    click.echo(f"The prefixes are ready: --logits-source sven:control={CONTROLS[0]},prefix={out}")
 
 
 @command(example="train partial pairs.jsonl --out partial")
@@ -73,4 +73,4 @@ def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> N
     with resumable(out) as progress:
         weights = fit_partial(lm.model, texts, out, facts=facts, progress=progress, **settings)
     click.echo(json.dumps(weights.facts["validation"], indent=1))
-    click.echo(f"The second attention is ready: --source partial-attention:weights={out / PARTIAL}")
+    click.echo(f"The second attention is ready: --logits-source partial-attention:weights={out / PARTIAL}")

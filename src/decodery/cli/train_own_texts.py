@@ -248,7 +248,7 @@ def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, re
 @own_texts()
 @seed_option("the texts")
 def ngrams(out: Path, model: str, own: OwnTexts, seed: int) -> None:
-    """Count the n-grams of MODEL's own texts, for lm.drafts(ngrams=load_ngrams(DIR/ngrams.safetensors)).
+    """Count the n-grams of MODEL's own texts, for lm.suggestions(ngrams=load_ngrams(DIR/ngrams.safetensors)).
 
     A folder of `decodery train draft` with the same settings has the texts already. lm.ngrams(texts) counts your own
     texts. Interrupt it with Ctrl-C: the same command continues.

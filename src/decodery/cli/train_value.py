@@ -70,4 +70,4 @@ def value(
     elif restart:
         click.echo(f'The value head is ready: --search "adaptive-sampling:scorer=value-head(head={out})"')
     else:
-        click.echo(f'The value head is ready: --source "controlled-decoding:value=value-head(head={out})"')
+        click.echo(f'The value head is ready: --logits-source "controlled-decoding:value=value-head(head={out})"')

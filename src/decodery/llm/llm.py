@@ -168,7 +168,7 @@ class LLM(PromptRequests):
         outputs = [each.output() for each in fillings]
         return outputs if several or n > 1 else outputs[0]
 
-    def listen(
+    def simultaneous(
         self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
     ) -> Iterator[StreamOutput]:
         """Write while a source arrives, chunk by chunk: what is committed after each, and what is guessed.
@@ -251,7 +251,7 @@ class LLM(PromptRequests):
         request = self.request(prompt_tokens, **{"drafter": None} | settings)
         return resolve_carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
-    def drafts(
+    def suggestions(
         self,
         prompt: Prompt,
         k: int = 3,

@@ -38,7 +38,7 @@ _CHUNK = 512
 )
 @dataclass(frozen=True)
 class Superposition:
-    """Writes several short drafts for the passes of one, as an editor's suggestions: `lm.drafts(prompt, k)`.
+    """Writes several short drafts for the passes of one, as an editor's suggestions: `lm.suggestions(prompt, k)`.
 
     The model reads, at every position, the average of the drafts' last tokens; all drafts share its prediction, and
     what distinguishes them is how often their own last tokens went on with each candidate in other texts, and in the

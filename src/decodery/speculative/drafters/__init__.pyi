@@ -3,6 +3,7 @@ from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
 from .cppd import CPPD as CPPD
+from .combine import Cascade as Cascade
 from .chimera import Chimera as Chimera
 from .clover import Clover as Clover
 from .compressed_cache import CompressedCache as CompressedCache
@@ -16,9 +17,7 @@ from .eagle_3 import EAGLE3 as EAGLE3
 from .easyspec import EasySpec as EasySpec
 from .fspad import FSPAD as FSPAD
 from .falcon import Falcon as Falcon
-from .combine import First as First
 from .forced import Forced as Forced
-from .combine import Fuse as Fuse
 from .graft import Graft as Graft
 from .hmm import HiddenMarkov as HiddenMarkov
 from .hidden_transfer import HiddenTransfer as HiddenTransfer
@@ -40,13 +39,14 @@ from .prompt_lookup import PromptLookup as PromptLookup
 from .rasd import RASD as RASD
 from .rest import REST as REST
 from .rapid import Rapid as Rapid
+from .combine import Router as Router
 from .stand import STAND as STAND
 from .suffix_automaton import SuffixAutomaton as SuffixAutomaton
 from .suffix_tree import SuffixTree as SuffixTree
 from .swift import Swift as Swift
-from .combine import Switch as Switch
 from .token_recycling import TokenRecycling as TokenRecycling
-from .combine import first as first
-from .combine import fuse as fuse
-from .combine import switch as switch
+from .combine import Union as Union
+from .combine import cascade as cascade
+from .combine import router as router
 from .dynamic_exit import tokens_per_layer as tokens_per_layer
+from .combine import union as union

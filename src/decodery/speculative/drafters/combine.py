@@ -17,7 +17,7 @@ from decodery.step.drafter import Composite, Drafter
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
-__all__ = ["first", "fuse", "switch"]
+__all__ = ["cascade", "router", "union"]
 
 Choice = Callable[[Sequence], int]
 """Says which drafter speaks in this step."""
@@ -50,9 +50,9 @@ class _Combined(Composite):
         return Provides.merged(part.provides for part in self.parts)
 
 
-@register("fuse", lossless=True)
+@register("union", lossless=True)
 @dataclass(frozen=True)
-class Fuse(_Combined):
+class Union(_Combined):
     """Drafts what all of several drafters draft, as one tree; what the budget cuts is the later drafters'.
 
     drafters: two or more, the most trusted first. Each learns from every pass, whoever's drafts it scored. Siblings
@@ -79,9 +79,9 @@ class Fuse(_Combined):
         return tree.prune(np.arange(len(tree)) <= budget.nodes)
 
 
-@register("first", lossless=True)
+@register("cascade", lossless=True)
 @dataclass(frozen=True)
-class First(_Combined):
+class Cascade(_Combined):
     """Drafts what the first of several drafters drafts that has anything to say.
 
     drafters: two or more, in the order they are asked. Scope and memory: those of the parts.
@@ -97,9 +97,9 @@ class First(_Combined):
         return tree
 
 
-@register("switch", paper="SAM Decoding: Speculative Decoding via Suffix Automaton (2024)", lossless=True)
+@register("router", paper="SAM Decoding: Speculative Decoding via Suffix Automaton (2024)", lossless=True)
 @dataclass(frozen=True)
-class Switch(_Combined):
+class Router(_Combined):
     """Lets one of several drafters speak, chosen by the length of what it has seen before or by a function.
 
     drafters: asked in order; the first whose match is at least `match` tokens long speaks, else the last one. All but
@@ -133,16 +133,16 @@ class Switch(_Combined):
         return len(self.parts) - 1
 
 
-def fuse(*drafters: Drafter | str) -> Fuse:
+def union(*drafters: Drafter | str) -> Union:
     """What all of these draft, as one tree; the most trusted first."""
-    return Fuse(drafters)
+    return Union(drafters)
 
 
-def first(*drafters: Drafter | str) -> First:
+def cascade(*drafters: Drafter | str) -> Cascade:
     """What the first of these drafts that has anything to say."""
-    return First(drafters)
+    return Cascade(drafters)
 
 
-def switch(*drafters: Drafter | str, match: int = 5, choose: Choice | None = None) -> Switch:
+def router(*drafters: Drafter | str, match: int = 5, choose: Choice | None = None) -> Router:
     """The first of these whose match is at least `match` tokens long, or the one whose number `choose` gives."""
-    return Switch(drafters, match, choose)
+    return Router(drafters, match, choose)

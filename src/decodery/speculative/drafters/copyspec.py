@@ -25,7 +25,7 @@ class CopySpec(Drafter):
     """Copies what followed the last few tokens where they stood first, in the prompt or in the answer.
 
     gamma: how many tokens must match. length: tokens copied, fewer where the text ends. pick: which earlier place to
-    copy from. With a draft model for everything else: `first(CopySpec(), DraftModel(model, length=5))`, where 5 is the
+    copy from. With a draft model beside it: `cascade(CopySpec(), DraftModel(model, length=5))`, where 5 is the
     published delta. Scope: the request; memory: one dictionary entry per token.
     """
 

@@ -35,7 +35,7 @@ class SuffixAutomaton(Drafter):
     length, factor: after a match of m tokens min(length, 1 + factor * m) tokens are drafted. datastore: a folder made
     by `decodery train datastore`; where its match is the longer one, a tree of its commonest continuations is drafted,
     `successors` nodes per depth at most. bias: tokens by which a datastore's match counts as shorter, compared with the
-    text's own and, as in `switch(SuffixAutomaton(), TokenRecycling())`, with what other drafters need. Scope: the
+    text's own and, as in `router(SuffixAutomaton(), TokenRecycling())`, with what other drafters need. Scope: the
     request; memory: two states per token of the text.
     """
 
