@@ -76,6 +76,7 @@ def test_strange_files(tmp_path: Path, text: str) -> None:
         result.read(tmp_path)
 
 
+@pytest.mark.integration
 def test_the_command_on_the_real_model(smollm2_int8: LLM, tmp_path: Path) -> None:
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(cli, ["bench", *arguments])
@@ -101,6 +102,7 @@ def test_the_command_on_the_real_model(smollm2_int8: LLM, tmp_path: Path) -> Non
     assert "is complete: repeat it with --from" in str(refused.exception)
 
 
+@pytest.mark.integration
 def test_methods_of_other_modules_are_recorded_and_never_imported_because_a_file_says_so(
     smollm2_int8: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_latents_give_the_first_token_and_none_leave_the_model_as_it_is() -> Non
     assert isinstance(state, Augmented) and state.bytes == 3 * with_it.cache.slot_bytes
 
 
+@pytest.mark.integration
 def test_it_learns_what_follows_and_nothing_else_does(tmp_path: Path) -> None:
     loaded = tiny_loaded()
     before = {name: each.clone() for name, each in vars(loaded.model.weights).items() if torch.is_tensor(each)}  # type: ignore[attr-defined]

@@ -76,6 +76,7 @@ class Deceptive(TableModel):
 FORKED = {"sampler": Sampler((Constrained(Fork()), *PLAIN.processors)), "eos_ids": (END,)}
 
 
+@pytest.mark.integration
 def test_what_is_hard_to_complete_loses_its_weight() -> None:
     request = Request([4], **FORKED, max_new_tokens=8)
     found = SMC(2000).posterior(Engine(Deceptive(5)), request)

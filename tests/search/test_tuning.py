@@ -54,6 +54,7 @@ def _worth(search: Archon) -> float:
     return found - ("unit-tests" in text) / 2 - abs(text.count("fuser") - 2) / 2 + 0.5 * ("fuser(n=2)" in text)
 
 
+@pytest.mark.integration
 def test_the_best_pipeline_is_found_within_few_tries() -> None:
     calls = 12
     best = best_archons(_worth, most_calls=calls, evaluations=10**6, how="random")
