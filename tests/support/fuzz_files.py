@@ -1,6 +1,6 @@
 """Files that lie: mutated model files, trained artefacts, datastores and templates, and what reading them comes to.
 
-    python tests/fuzz_files.py --cases 20000 --seed 1
+    python tests/support/fuzz_files.py --cases 20000 --seed 1
 
 prints, for every kind of file, how many cases were read, were refused in one sentence, ended in a stack trace, ended
 the process or took too long. The cases run in a process of their own, which is begun anew after a case that ends it. A

@@ -19,7 +19,7 @@ SENTENCE = 'Ada Okafor, born in Lima, runs "Acme \\ Sons" with Marie.'
 
 @pytest.fixture(scope="module")
 def extraction() -> ModuleType:
-    path = Path(__file__).parents[1] / "examples" / "extraction.py"
+    path = Path(__file__).parents[3] / "examples" / "extraction.py"
     spec = importlib.util.spec_from_file_location("extraction", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -26,7 +26,7 @@ from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.testing import check_batch, check_constraint, check_identical, decode, tiny_transformer, to_int8
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2] / "support"
 PACKAGE = HERE / "parcels"
 EOS = 256
 MERGED = [

@@ -25,7 +25,7 @@ from decodery.core.errors import UnsupportedModel
 from decodery.speculative.heads.head import TrainedHead
 from far import Devices
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 Run = tuple[dict[str, Any], str, Path]
 

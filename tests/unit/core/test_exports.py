@@ -15,7 +15,7 @@ from decodery.core.catalogue import FAMILIES, shown
 from decodery.core.registry import methods
 
 EXPORTING = [family for family in FAMILIES if shown(family)]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_index_of_methods_and_the_stubs_are_up_to_date() -> None:

@@ -55,7 +55,7 @@ def test_files_name_each_other_and_no_other_host() -> None:
 
 
 def test_a_wheel_has_all_files() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["decodery"]
     for name in FILES:
         assert any(fnmatch(f"server/page/{name}", pattern) for pattern in patterns), name

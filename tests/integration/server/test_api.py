@@ -458,7 +458,7 @@ def test_the_rest_of_the_routes(lm: LLM, url: str) -> None:
 
 
 def test_the_dashboard_and_its_page_name_figures_that_are_there(url: str) -> None:
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     text = httpx.get(f"{url}/metrics").text
     there = set(re.findall(r"^# TYPE (decodery_\w+)", text, re.MULTILINE))
     asked = set(re.findall(r"decodery_\w+", (docs / "grafana.json").read_text()))

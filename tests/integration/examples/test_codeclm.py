@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-FOUND: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "codeclm.py"))
+FOUND: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "codeclm.py"))
 
 
 def test_what_is_kept_has_a_larger_gap_and_nothing_is_made_harder_too_often() -> None:

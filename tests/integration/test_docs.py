@@ -23,7 +23,7 @@ from decodery.cli.main import cli
 from decodery.llm.tree_picture import Picture
 from decodery.models.loaders.package_index import pull
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 

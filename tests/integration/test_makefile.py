@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("make") is None, reason="the choice is made on Linux alone"
 )
