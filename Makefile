@@ -44,8 +44,8 @@ test test-all soak: export PYTHONDONTWRITEBYTECODE :=
 # CASES mutated files of every kind and SCHEMAS schemas, decided by SEED: what reading the ones comes to, and whether the
 # others allow what the jsonschema package accepts.
 fuzz: $(VENV)/installed-test
-	$(BIN)/python tests/fuzz_files.py --cases $(CASES) --seed $(SEED)
-	DECODERY_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest tests/constrain/test_schema_fuzz.py
+	$(BIN)/python tests/support/fuzz_files.py --cases $(CASES) --seed $(SEED)
+	DECODERY_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest tests/unit/constraints/test_schema_fuzz.py
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

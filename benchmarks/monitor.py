@@ -2,10 +2,10 @@
 
     python benchmarks/monitor.py [--most 400] [--out benchmarks/results]
 
-60 beginnings of functions over the package tests/parcels, raw, continued by the embedded model. An attribute counts
-where its object is known: a parameter, or an attribute of one; whether it exists is asked of a real object. Nothing is
-timed, so that the machine's load does not matter. Every text is written into monitor.json when it is done; the next
-call goes on from there. --most: how many texts this call may add.
+60 beginnings of functions over the package tests/support/parcels, raw, continued by the embedded model. An attribute
+counts where its object is known: a parameter, or an attribute of one; whether it exists is asked of a real object.
+Nothing is timed, so that the machine's load does not matter. Every text is written into monitor.json when it is done;
+the next call goes on from there. --most: how many texts this call may add.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import decodery as dc
 from decodery.constraints import Monitor
 from decodery.models.loaders.store import terminal_progress
 
-PROJECT = Path(__file__).parents[1] / "tests"
+PROJECT = Path(__file__).parents[1] / "tests" / "support"
 sys.path.insert(0, str(PROJECT))
 
 from parcels.models import Address, Depot, Parcel  # noqa: E402

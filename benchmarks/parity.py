@@ -1,6 +1,6 @@
 """How near small random models of every family come to what `transformers` says of the same weights.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/parity.py
+    OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/parity.py
 
 Of every configuration that the tests of families have: the largest difference of logits in float32, of a text read in
 pieces, of the nodes of a tree after it and of a token after a path that was kept; in int8 the median and the least
@@ -108,7 +108,7 @@ def main() -> None:
     for family in ADAPTED:
         others[family] = adapted(family)
         print(family, others[family], flush=True)
-    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/parity.py"
+    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/parity.py"
     path = ROOT / "benchmarks" / "results" / "parity.json"
     path.write_text(
         json.dumps({"command": command, "cases": cases, "adapted": others}, indent=1) + "\n", encoding="utf-8"

@@ -1,6 +1,6 @@
 """What trees cost on a state-space model: passes over chains and trees, rows in native kernels or scanned by PyTorch.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/tree_scan.py [--layers 24] [--rounds 20]
+    OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/tree_scan.py [--layers 24] [--rounds 20]
 
 A Mamba-2 of the shape of the published one with 130M parameters, random weights in int8, a small vocabulary, after 64
 tokens: milliseconds of a pass and of its mixers, what stands between the two projections of every layer. Trees are 3
@@ -99,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["DECODERY_HOME"] = home
         model = model_of(options.layers, Path(home) / "model")
-    command = f"OMP_NUM_THREADS=1 PYTHONPATH=tests {shlex.join(['python', *sys.argv])}"
+    command = f"OMP_NUM_THREADS=1 PYTHONPATH=tests/support {shlex.join(['python', *sys.argv])}"
     found: dict[str, Any] = {"command": command, "layers": options.layers, "unit": "milliseconds"}
     for name, mask in shapes.items():
         found[name] = timed(model, mask, options.rounds)

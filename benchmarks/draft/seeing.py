@@ -1,6 +1,6 @@
 """What `msd` is worth after images: a small vision-language model learns to name patches, and drafters learn from it.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/draft/seeing.py --work DIR [--steps 900] [--texts 160]
+    OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/draft/seeing.py --work DIR [--steps 900] [--texts 160]
         [--epochs 10] [--prompts 24]
 
 The model is a LLaVA of `transformers` with random weights, 9 patches to an image and a language model of 3 layers. It
@@ -158,7 +158,8 @@ def main() -> None:
     taught = shown(theirs, task, range(TAUGHT + options.texts, TAUGHT + 2 * options.texts))
     asked = shown(theirs, task, range(HELD, HELD + options.prompts))
     answers = [task.answer(task.grid(HELD + number)) for number in range(options.prompts)]
-    found: dict[str, Any] = {"command": f"OMP_NUM_THREADS=1 PYTHONPATH=tests {shlex.join(['python', *sys.argv])}"}
+    command = f"OMP_NUM_THREADS=1 PYTHONPATH=tests/support {shlex.join(['python', *sys.argv])}"
+    found: dict[str, Any] = {"command": command}
     plain: list[list[int]] = []
     for name, drafter in {"plain": None, **drafters(loaded, task, taught, options)}.items():
         engine = Engine(loaded.model)

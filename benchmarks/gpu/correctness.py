@@ -87,8 +87,9 @@ class Correctness:
         """The tests that are skipped without a CUDA device, in a process of their own."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "tests.xml"
-            command = [sys.executable, "-m", "pytest", "-m", "cuda", "tests/model/test_graphs.py", "-o", "addopts="]
-            command += ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={report}"]
+            command = [sys.executable, "-m", "pytest", "-m", "cuda", "tests/unit/models/test_graphs.py"]
+            command += ["-o", "addopts=", "-q"]
+            command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={report}"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=110)
             if not report.is_file():
                 lines = (done.stderr + done.stdout).strip().splitlines()
@@ -234,7 +235,7 @@ class Correctness:
         from methods import ADAPTIVE, DRAFTERS
 
         if self.few and name not in _FEW:
-            raise NotRunError("at size tiny a few say enough: tests/test_conformance.py runs all of them")
+            raise NotRunError("at size tiny a few say enough: tests/conformance/test_conformance.py runs all of them")
         model = tiny(self.device)
         made = Auto() if name == _HEADLESS else DRAFTERS[name](tiny(self.device, layers=1))
         runs = [

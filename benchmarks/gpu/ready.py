@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def paths(*more: Path) -> None:
     """Put the source tree and the tests on the path, of this process and of those it starts."""
-    for folder in (ROOT / "tests", ROOT / "src", *more):
+    for folder in (ROOT / "tests" / "support", ROOT / "src", *more):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     # The tests find their own folder; on the path of a process their names could hide others.

@@ -192,7 +192,7 @@ def sweeps() -> str:
 
 def scan() -> str:
     """What passes over chains and trees take on a state-space model, in native kernels and scanned by PyTorch."""
-    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/tree_scan.py"
+    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/tree_scan.py"
     if not recorded("tree-scan"):
         return f"`{command}`, on a machine that does nothing else, writes the table that belongs here."
     found = load("tree-scan")

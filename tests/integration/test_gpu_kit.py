@@ -1,0 +1,233 @@
+"""The kit for a machine with a GPU runs from end to end without one, and keeps what it has when it is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from correctness import Correctness
+from kit import Kit, NotRunError
+from parts import PartsError, cut, join
+from ready import missing
+from run import loader, parts
+from training import Training
+
+from decodery.core.errors import UnsupportedModel
+from decodery.speculative.heads.head import TrainedHead
+from far import Devices
+
+ROOT = Path(__file__).parents[2]
+
+Run = tuple[dict[str, Any], str, Path]
+
+
+def ran(folder: Path, *options: str) -> Run:
+    """The results, what was printed, and `out` of a run of the kit in a process of its own."""
+    out = folder / "out"
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--device", "cpu", "--size", "tiny"]
+    command += ["--minutes", "8", "--out", str(out), "--work", str(folder / "work"), *options]
+    environment = {**os.environ, "DECODERY_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=540)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads((out / "gpu.json").read_text()), done.stdout, out
+
+
+def wheel(folder: Path, name: str, text: str) -> Path:
+    """A wheel of one module."""
+    path, about = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", text)
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("kit")
+    wheel(folder / "wheels", "brought_along", "found = 3\n")
+    return ran(folder, "--wheels", str(folder / "wheels"))
+
+
+def rows(result: dict[str, Any], part: str) -> dict[str, dict[str, Any]]:
+    return {row["check"]: row for row in result["rows"] if row["part"] == part}
+
+
+def test_all_parts_run_and_nothing_is_left_out_silently(whole: Run) -> None:
+    result, printed, out = whole
+    outcomes = {row["outcome"] for row in result["rows"]}
+    assert outcomes == {"passed", "measured", "not run"} and result["complete"]
+    assert all(row["says"] for row in result["rows"])
+    checks = rows(result, "A")
+    assert checks["tests that need CUDA"]["says"] == "all 6 were skipped: capturing graphs needs a CUDA device"
+    left = {name for name, row in checks.items() if row["outcome"] == "not run"} - {"tests that need CUDA"}
+    assert left and all(name.startswith("drafter ") for name in left)
+    # The table comes last, a line for each check and one for the run.
+    table = printed.rstrip().splitlines()[-len(result["rows"]) - 2 :]
+    assert table[0].startswith("-     packages") and table[-1].endswith("measured")
+    assert sorted(path.name for path in out.iterdir()) == ["gpu.json", "gpu.log", "head.safetensors", "texts.zip"]
+    assert result["machine"]["torch"] and result["machine"]["transformers"]
+
+
+def test_speed_has_figures_of_every_kind(whole: Run) -> None:
+    speed = rows(whole[0], "B")
+    assert speed["the device"]["values"]["copy_gb_per_s"] > 0
+    for name in ("SmolLM2-135M", "1.5B", "8B"):
+        passes = speed[f"{name}: pass by rows"]["values"]
+        assert set(passes["ms"]) == {"fixed", "ordinary"} and set(passes["ms"]["fixed"]) == {"1", "2", "4"}
+        assert set(speed[f"{name}: pass by context"]["values"]["floor_ms"]) == {"16", "100"}
+        assert set(speed[f"{name}: 4 texts"]["values"]) == {"plain", "auto"}
+        step = speed[f"{name}: a step of 1 text"]["values"]
+        # Twice as many layers' operators as one layer has at least, and no device that could be waited for.
+        assert step["operators"] > 100 and step["python_calls"] > 100 and step["waits"] == step["kernels"] == 0
+        assert speed[f"{name}: transformers computes the same"]["outcome"] == "passed"
+        for how in ("eager", "static cache"):
+            assert speed[f"{name}: transformers, {how}, 2 texts"]["values"]["tokens_per_s"] > 0
+
+
+def test_wheels_that_were_brought_are_installed_beside(whole: Run) -> None:
+    (packages,) = [row for row in whole[0]["rows"] if row["check"] == "packages"]
+    assert packages["values"] == {"wheels": ["brought_along-1.0-py3-none-any.whl"], "missing": []}
+    assert missing() == []
+
+
+def test_training_goes_on_from_what_an_earlier_run_left(
+    whole: Run, kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, out = whole
+    assert TrainedHead.load(out / "head.safetensors").kind == "eagle-3"
+    monkeypatch.setenv("DECODERY_HOME", str(out.parent / "home"))
+    given = Namespace(model=str(out.parent / "work" / "model"), device="cpu", size="tiny", minutes=0.5, parts="C")
+    given.work, given.earlier = tmp_path / "work", out
+    parts(kit, given)
+    result = kit.result()
+    texts, head = (rows(result, "C")[name] for name in ("texts of the model", "training a head"))
+    assert texts["values"]["of_earlier_runs"] == texts["values"]["texts"] == 40
+    assert head["says"].startswith("from an earlier head, ")
+    left = {row["part"]: row["says"] for row in result["rows"] if row["outcome"] == "not run"}
+    assert left == {"A": "--parts left it out", "B": "--parts left it out"}
+
+
+def test_without_the_device_it_says_so_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--size", "tiny", "--device", "cuda:77"]
+    command += ["--out", str(out), "--work", str(tmp_path / "work"), "--model", str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=300)
+    result = json.loads((out / "gpu.json").read_text())
+    assert [row["check"] for row in result["rows"]] == ["packages", "the model", "the device"]
+    assert result["rows"][-1]["outcome"] in ("not run", "failed")
+
+
+def test_passes_at_fixed_shapes_keep_to_their_device(kit: Kit) -> None:
+    """Checks of part A on a device that is none, which refuses tensors of two devices in one operation."""
+    checks = Correctness(kit, torch.device("meta:0"), lambda dtype, device: None, True, 0.0)
+    with Devices():
+        assert checks.replays()[1]["worst"] < 1e-10
+        assert 0 < checks.dtype("bfloat16")[1]["error"] < 0.05
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Any:
+    made = Kit(tmp_path / "out", 0.5, {"device": "cpu", "size": "tiny"})
+    yield made
+    made._watch.cancel()
+
+
+def test_the_results_are_whole_after_every_check(kit: Kit) -> None:
+    def wrong() -> Any:
+        raise ValueError("first line\nsecond line")
+
+    def refused() -> Any:
+        raise UnsupportedModel("not here: do that")
+
+    def left() -> Any:
+        raise NotRunError("nothing to do it with")
+
+    def endless() -> Any:
+        while True:
+            pass
+
+    asked = [(lambda: ("well", {"x": 1}), 1, "passed"), (wrong, 1, "failed"), (refused, 1, "refused")]
+    asked += [(left, 1, "not run"), (lambda: ("", {}), 99, "not run"), (endless, 1, "stopped")]
+    for number, (body, needs, outcome) in enumerate(asked, 1):
+        kit.check("A", f"check {number}", body, needs=needs, most=0.2)
+        result = json.loads((kit.out / "gpu.json").read_text())
+        assert len(result["rows"]) == number and result["rows"][-1]["outcome"] == outcome and not result["complete"]
+    says = [row["says"] for row in result["rows"]]
+    assert says[0] == "well" and says[1] == "ValueError: first line" and says[2] == "not here: do that"
+    assert "s were left for it, and it needs 99" in says[4]
+    log = (kit.out / "gpu.log").read_text()
+    assert "second line" in log and "Traceback" in log
+
+
+def test_a_check_that_does_not_return_ends_the_process_with_what_there_is(tmp_path: Path) -> None:
+    code = f"""
+import signal, sys, time
+sys.path[:0] = [{str(ROOT / "benchmarks" / "gpu")!r}, {str(ROOT / "src")!r}]
+import kit
+kit.GRACE = 0.5
+made = kit.Kit(__import__("pathlib").Path({str(tmp_path)!r}), 0.08, {{}}, at_end=lambda each: print("the table"))
+made.check("A", "first", lambda: ("done", {{}}), needs=0)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+made.check("A", "second", lambda: time.sleep(60), needs=0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 3 and done.stdout.rstrip().endswith("the table")
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert [row["check"] for row in result["rows"]] == ["first"] and not result["complete"]
+
+
+def test_a_file_goes_in_parts_and_comes_out_whole(tmp_path: Path) -> None:
+    source, folder = tmp_path / "model.gguf", tmp_path / "parts"
+    source.write_bytes(os.urandom(5 * (1 << 19)))
+    made = cut(source, folder, 1)
+    assert [path.name for path in made] == ["part-000", "part-001", "part-002", "manifest.json"]
+    assert [path.stat().st_size for path in made[:3]] == [1 << 20, 1 << 20, 1 << 19]
+    joined = join(folder, tmp_path / "there" / "model.gguf")
+    assert joined.read_bytes() == source.read_bytes() and len(list(joined.parent.iterdir())) == 1
+    second = made[1].read_bytes()
+    made[1].write_bytes(second[:-1] + bytes([second[-1] ^ 1]))
+    # What is whole already needs no parts.
+    assert join(folder, joined) == joined
+    with pytest.raises(PartsError, match="part-001 is damaged, its checksum differs"):
+        join(folder, tmp_path / "other.gguf")
+    made[1].unlink()
+    with pytest.raises(PartsError, match=r"lacks part-001 of model\.gguf"):
+        join(folder, tmp_path / "other.gguf")
+    assert not (tmp_path / "other.gguf").exists()
+    with pytest.raises(PartsError, match=r"has no manifest\.json"):
+        join(tmp_path, tmp_path / "other.gguf")
+
+
+def test_a_training_whose_time_is_over_leaves_its_head_and_goes_on(
+    whole: Run, kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, out = whole
+    monkeypatch.setenv("DECODERY_HOME", str(out.parent / "home"))
+    model = str(out.parent / "work" / "model")
+    training = Training(kit, torch.device("cpu"), loader(Namespace(model=model)), True, tmp_path, None)
+    training.texts()
+    # A checkpoint with every validation, and the end after a few steps.
+    clocks = count(step=100), count(step=6)
+    with monkeypatch.context() as hurried:
+        hurried.setattr("decodery.training.loop.monotonic", lambda: float(next(clocks[0])))
+        hurried.setattr("training.monotonic", lambda: float(next(clocks[1])))
+        said, early = training.head()
+    assert "until the time was over" in said and 0 <= early["steps"] < 5
+    assert TrainedHead.load(kit.out / "head.safetensors").facts["steps"] == early["steps"]
+    # Texts that a checkpoint has learned from stay as they are.
+    assert training.texts()[0] == "40 texts of an earlier run, whose training goes on"
+    assert "to the end of its plan" in training.head()[0]
