@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .llm.llm import LLM, Output, Piece
     from .llm.remote import remote
+    from .llm.sampling_params import SamplingParams as SamplingParams
 
 
-__all__ = ["LLM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
+__all__ = ["LLM", "Engine", "Output", "Piece", "SamplingParams", "generate", "load", "methods", "remote", "stream"]
 
 _HOMES = {
     "LLM": ".llm.llm",
@@ -37,6 +38,7 @@ _HOMES = {
     "Engine": ".engine.engine",
     "methods": ".core.registry",
     "remote": ".llm.remote",
+    "SamplingParams": ".llm.sampling_params",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Unpack, overload
 from weakref import ref
 
 from decodery.core.conversation import Prompt
@@ -39,6 +39,7 @@ from .prompt_request import PromptRequests, naming
 from .prompts import each as each_prompt
 from .prompts import single
 from .resolve_settings import resolve_carrier
+from .sampling_params import RequestSettings, SamplingParams, merged
 
 MOST_TEXTS = 32
 """Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
@@ -50,38 +51,66 @@ class LLM(PromptRequests):
     """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
 
     @overload
-    def generate(self, prompt: Iterator[Prompt], **settings: Any) -> Iterator[Output]: ...
+    def generate(
+        self,
+        prompt: Iterator[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        raw: bool = False,
+        return_cache: bool = False,
+        **settings: Unpack[RequestSettings],
+    ) -> Iterator[Output]: ...
 
     @overload
     def generate(
-        self, prompt: Prompt | Ordered[int] | Ordered[Prompt | Ordered[int]], **settings: Any
+        self,
+        prompt: Prompt | Ordered[int] | Ordered[Prompt | Ordered[int]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        raw: bool = False,
+        return_cache: bool = False,
+        **settings: Unpack[RequestSettings],
     ) -> Output | list[Output]: ...
 
     @checked()
     def generate(
         self,
         prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
+        sampling_params: SamplingParams | None = None,
         *,
         n: int = 1,
         raw: bool = False,
         return_cache: bool = False,
-        **settings: Any,
+        **settings: Unpack[RequestSettings],
     ) -> Output | list[Output] | Iterator[Output]:
-        """Decode a prompt to the end; a list of outputs for several prompts or for n > 1 (prompt by prompt).
+        """Decode a prompt to the end.
 
-        prompt: a text, chat messages or token ids, or any iterable of such prompts.
+        Up to `MOST_TEXTS` texts are decoded together, and each is what it would be alone.
 
-        settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
-        of n has seed `seed + i`, modulo 2^64. An iterator of prompts gives an iterator of outputs, in their order:
-        prompts are taken as texts end, so that any number of them passes through in the memory of `MOST_TEXTS` texts.
-        return_cache: let outputs keep what the model read, so that a later text that begins alike goes on from there
-        (`reuse=output`); it takes the memory of the whole text until the output is let go.
+        Args:
+            prompt: A text, chat messages or token ids, or any iterable of such prompts.
+            sampling_params: Settings for several calls; keyword arguments take precedence.
+            n: Number of samples of each prompt; sample i has seed `seed + i`, modulo 2^64.
+            raw: Continue a text as it is, without the chat template.
+            return_cache: Let outputs keep the KV cache, so that a later text with the same beginning continues from
+                there (`reuse=output`). It takes the memory of the whole text until the output is freed.
+            **settings: See `request`.
+
+        Returns:
+            An output; a list of outputs for several prompts or n > 1, prompt by prompt. An iterator of prompts gives
+            an iterator of outputs in the same order: prompts are taken as texts end, in the memory of `MOST_TEXTS`.
+
+        Raises:
+            SettingsError: For a setting that does not exist or has a wrong value.
         """
+        given = merged(sampling_params, settings)
         only = single(prompt)
         several = only is None
         engine = self.engine()
         prompts: Iterable[Any] = each_prompt(prompt) if several else [only]
-        texts = (self._submit(engine, one, n, raw, settings) for one in prompts)
+        texts = (self._submit(engine, one, n, raw, given) for one in prompts)
         if isinstance(prompt, Iterator):
             return self._outputs(engine, texts, return_cache)
         # What cannot be read is refused before anything is.
@@ -91,11 +120,17 @@ class LLM(PromptRequests):
 
     @checked()
     def stream(
-        self, prompt: Prompt, *, raw: bool = False, return_cache: bool = False, **settings: Any
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        return_cache: bool = False,
+        **settings: Unpack[RequestSettings],
     ) -> Iterator[Piece]:
-        """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`, `generate`."""
+        """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`."""
         engine = self.engine()
-        (text,) = self._submit(engine, prompt, 1, raw, settings)
+        (text,) = self._submit(engine, prompt, 1, raw, merged(sampling_params, settings))
         seq = text.seq
         try:
             while not seq.finished:
@@ -117,7 +152,7 @@ class LLM(PromptRequests):
         scorer: Any = None,
         raw: bool = False,
         progress: Progress = silent,
-        **settings: Any,
+        **settings: Unpack[RequestSettings],
     ) -> list[Output]:
         """The texts that a search finds, best first, with their `score`; their trace counts the whole search.
 
@@ -127,7 +162,8 @@ class LLM(PromptRequests):
         """
         further = {} if scorer is None else {"scorer": scorer}
         method = resolve("search", search, **further).bind(self.tokenizer)
-        request = self.request_for(prompt, raw=raw, **{"drafter": None} | settings)
+        given: dict[str, Any] = {"drafter": None, **settings}
+        request = self.request_for(prompt, raw=raw, **given)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     @checked()
