@@ -390,6 +390,7 @@ def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> 
         assert resolve("draft", "auto") and resolve("search", "beam:width=4")
 
 
+@pytest.mark.integration
 def test_threads_that_ask_at_once_all_know_the_methods() -> None:
     code = (
         "import threading\n"
