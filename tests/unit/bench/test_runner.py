@@ -170,6 +170,7 @@ def stopping_after(count: int) -> Callable[[], bool]:
     return stopped
 
 
+@pytest.mark.integration
 def test_an_interrupted_run_can_be_finished(lm: LLM, tmp_path: Path, measured: result.Result) -> None:
     out, home = tmp_path / "out", tmp_path / "home"
     partial = measure(lm, home, out=out, stopped=stopping_after(3 + 10))

@@ -165,6 +165,7 @@ def test_a_scripted_chain_is_right_as_often_as_its_closed_form_says() -> None:
     assert len(set(pool["lengths"])) == 1 and all(pool["ended"])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "method",
     [

@@ -132,6 +132,7 @@ def test_controls_of_the_testbeds_are_what_they_are_called() -> None:
     }
 
 
+@pytest.mark.integration
 def test_records_of_programs_hold_what_was_written_so_far_and_no_more() -> None:
     import torch
 

@@ -196,6 +196,7 @@ def test_a_hidden_message_waits_for_the_constraint() -> None:
         hidden("[0-9]")
 
 
+@pytest.mark.integration
 def test_compiling_is_bounded_and_the_next_one_is_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "MOST_SECONDS", 0.2)
     with pytest.raises(ConstraintError, match=r"cannot be enforced: compiling .* more than 0.2 s .* multipleOf"):

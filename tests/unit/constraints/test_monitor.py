@@ -275,6 +275,7 @@ def test_a_name_that_is_wrong_already_is_let_go_on() -> None:
     assert not constraint.idle(state_of(constraint, HEAD + "parcel.gra"))
 
 
+@pytest.mark.integration
 def test_what_takes_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Monitor, "names", ASKED)
     assert "town" in compiled().monitor.names(HEAD + "depot.")

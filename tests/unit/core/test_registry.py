@@ -408,6 +408,7 @@ def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> 
         assert resolve("drafter", "auto") and resolve("search", "beam:width=4")
 
 
+@pytest.mark.integration
 def test_threads_that_ask_at_once_all_know_the_methods() -> None:
     code = (
         "import threading\n"

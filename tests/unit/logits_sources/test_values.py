@@ -132,6 +132,7 @@ def test_controlled_decoding_reads_the_states_of_the_candidates() -> None:
     assert text(ControlledDecoding(ValueHead(value), 0.0)) == text(None)
 
 
+@pytest.mark.integration
 def test_a_value_head_learns_what_prefixes_promise(tmp_path: Path) -> None:
     reward, heads = Share(lambda token: token < 32), {}
     settings = {"sampler": Sampler.from_settings(temperature=1.0), "seeds": range(8), "max_new_tokens": 8}

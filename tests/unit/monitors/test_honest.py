@@ -118,6 +118,7 @@ def answers(count: int = 140, *, told: float = 1.5, tokens: int = 3) -> list[Ans
     return found
 
 
+@pytest.mark.integration
 def test_probes_and_los_are_reported_on_answers_that_nothing_has_seen() -> None:
     given = answers(told=2.5)
     learn = partial(train_probe, sites=SITES, rows="new", inner=(8,), steps=60, lr=1e-2)
@@ -133,6 +134,7 @@ def test_probes_and_los_are_reported_on_answers_that_nothing_has_seen() -> None:
     assert report[CONTROL]["interval"][0] <= 0.5 <= report[CONTROL]["interval"][1]
 
 
+@pytest.mark.integration
 def test_few_answers_do_not_end_the_training_of_los_at_once() -> None:
     given, fresh = answers(90, told=2.0), answers(200, told=2.0)[90:]
     head = train_los(given, k=8, width=16, dropout=0.0, rate=0.3)
@@ -322,6 +324,7 @@ def _los(threshold: Threshold) -> LOSHead:
     return replace(train_los(answers(120), k=8, width=16, epochs=1), threshold=threshold)
 
 
+@pytest.mark.integration
 def test_the_commands_print_what_was_held_out(tmp_path: Path) -> None:
     model = str(save(make_model("llama"), tmp_path / "model"))
     learning = ("--steps", "3", "--features", "8", "--rate", "0.5", "--count", "30", "--max-new-tokens", "2")

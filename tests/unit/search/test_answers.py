@@ -50,6 +50,7 @@ def test_other_places_are_for_who_names_them() -> None:
     assert canonical(" $007.10. ") == "7.1" and canonical("-0") == "0" and canonical("1,000") == "1000"
 
 
+@pytest.mark.integration
 def test_patterns_that_never_end_are_ended() -> None:
     begin = perf_counter()
     with pytest.raises(SettingsError, match=r"takes more than 1 s; simplify it"):

@@ -105,6 +105,7 @@ def scripted() -> LLM:
     return LLM(LoadedModel(ScriptedChain(0.3, 2), tokenizer(), None, "scripted", "float64"))
 
 
+@pytest.mark.integration
 def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SearchSettings(
         model="scripted",

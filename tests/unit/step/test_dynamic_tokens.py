@@ -132,6 +132,7 @@ def test_without_merges_the_prompt_is_the_prompt_and_with_them_it_has_embeddings
     check_identical(MODEL, [ids], drafter="prompt-lookup", max_new_tokens=6, tested="nothing")
 
 
+@pytest.mark.integration
 def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_path: Path) -> None:
     """On texts held out, the model goes on after merged tokens more nearly as after all of them."""
     (ids,) = ids_of(TEXTS[:1])

@@ -124,6 +124,7 @@ def test_a_classifier_knows_where_the_last_layer_agrees(target: LoadedModel, tmp
     assert said == int(reading.checks.said(places.states)[2, 1])
 
 
+@pytest.mark.integration
 def test_calm_is_calibrated_with_a_classifier_of_its_own(target: LoadedModel, tmp_path: Path) -> None:
     asked = [[number % 50 + 1, 7] for number in range(40)]
     recipe = CalmRecipe("classifier", every=1, tokens=6, delta=0.45, epsilon=0.3)

@@ -83,6 +83,7 @@ def test_a_training_begins_with_an_earlier_head(target: LoadedModel, corpus: Cor
         train_head(target, head_kind("medusa"), corpus, tmp_path / "other", recipe=still, start=start)
 
 
+@pytest.mark.integration
 def test_a_cut_training_leaves_the_best_head_so_far(
     target: LoadedModel, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

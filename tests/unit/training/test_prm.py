@@ -66,6 +66,7 @@ def test_an_annotator_sees_the_reference_passes_over_steps_and_never_over_the_ou
         train_prm(ScriptedChain(0.1, 2), puzzle("dyck"), Path("nowhere"))
 
 
+@pytest.mark.integration
 def test_a_head_learns_what_states_tell_and_scores_any_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.integration
 def test_states_are_what_passes_found_and_only_of_right_answers(teacher: Path) -> None:
     model, settings = trained(teacher), Tuning(("copy",), 3, trajectories=48)
     for method in (None, Static()):
@@ -71,6 +72,7 @@ def test_the_loss_wants_what_was_written_more_than_what_was_not() -> None:
     assert doubting - weighed == pytest.approx(0.05 * entropy, rel=1e-4) and entropy > 0.5
 
 
+@pytest.mark.integration
 def test_tuning_makes_the_model_surer_where_it_writes_and_leaves_the_first_alone(teacher: Path, tmp_path: Path) -> None:
     kept = (teacher / MODEL).read_bytes()
     settings = Tuning(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3)

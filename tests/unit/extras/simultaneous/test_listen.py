@@ -175,6 +175,7 @@ def test_scores_of_beams_are_those_of_the_newest_source() -> None:
         assert min(abs(total + end - beam.score) for end in ends) < 1e-6
 
 
+@pytest.mark.integration
 def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
     recipe = Seq2SeqRecipe(hidden=16, heads=2, inner=16, encoder_layers=1, decoder_layers=1, block=2, batch=4, steps=3,
                            every=2, held=2)  # fmt: skip

@@ -104,6 +104,7 @@ def test_alternatives_are_labelled_by_what_becomes_of_the_answer() -> None:
     assert len(mined(TARGET, [1, 2, 3], lambda tokens: None, mining)[1]) == 0
 
 
+@pytest.mark.integration
 def test_training_separates_goes_on_and_reports(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     states = normalized(torch.from_numpy(random.standard_normal((1200, 32)))).numpy()

@@ -42,6 +42,7 @@ def run(request: Request, count=counted) -> tuple[Sequence, int]:
     return seq, bytes_.peak
 
 
+@pytest.mark.integration
 def test_tensor_bytes_are_those_alive() -> None:
     weight = torch.zeros(10, 10)
     with TensorBytes() as bytes_:
