@@ -21,7 +21,7 @@ SEED ?= 0
 SCHEMAS ?= 20000
 WORK ?= runs/searches
 
-.PHONY: demo test test-all soak fuzz lint bench gpu searches docs wheel clean
+.PHONY: demo test test-all test-matrix soak fuzz lint bench gpu searches docs wheel clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
@@ -30,8 +30,12 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m "not integration"
 
-# All of it: whole matrices, the real model, servers, browsers, processes, pages, and the scripts of benchmarks.
+# All tests: the real model, servers, browsers, processes, pages, and the scripts of benchmarks as well.
 test-all: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+# The same with every combination of methods, where the others take pairs of kinds: about twice as long.
+test-matrix: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
 
 # The same with longer texts and many more draws, for hours.
@@ -39,7 +43,7 @@ soak: $(VENV)/installed-test
 	DECODERY_MATRIX=deep $(BIN)/python -m pytest
 
 # The commands that tests start compile no module a second time, whatever the shell says about bytecode.
-test test-all soak: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-matrix soak: export PYTHONDONTWRITEBYTECODE :=
 
 # CASES mutated files of every kind and SCHEMAS schemas, decided by SEED: what reading the ones comes to, and whether the
 # others allow what the jsonschema package accepts.

@@ -1,6 +1,6 @@
 """Every causal class of `transformers` that builds from a small configuration: exact through the adapter, or refused.
 
-`make test` runs a few that differ in what they keep and see, other ones every day; `make test-all` all of them.
+`make test` runs a few that differ in what they keep and see, other ones every day; `make test-matrix` all of them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_falcon_with_alibi_is_refused_with_one_sentence() -> None:
     assert_one_sentence(caught.value)
 
 
-# make test-all runs every class.
+# make test-matrix runs every class.
 @pytest.mark.parametrize("family", FAMILIES if FULL else [])
 def test_every_family_is_exact_or_refused(family: str) -> None:
     theirs: Any = small_model(family)

@@ -1,6 +1,6 @@
 """Every drafter, rule and sampler through the laws, on tiny models in float64.
 
-`make test` runs every method with every law and every pair of methods once; `make test-all` the whole matrix;
+`make test` runs every method with every law and every pair of methods once; `make test-matrix` the whole matrix;
 `make soak` the whole matrix on longer texts, with many more draws.
 """
 

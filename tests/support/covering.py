@@ -17,7 +17,7 @@ Other = TypeVar("Other")
 DEEP = os.environ.get("DECODERY_MATRIX") == "deep"
 """Whether texts are longer and draws are more, as in `make soak`."""
 FULL = DEEP or os.environ.get("DECODERY_MATRIX") == "full"
-"""Whether all rows run, as in `make test-all`."""
+"""Whether all rows run, as in `make test-matrix`."""
 SEED = int(os.environ.setdefault("DECODERY_SEED", str(date.today().toordinal())))
 """Decides which rows stand for a matrix: others every day. In the environment, so that all processes take the same."""
 

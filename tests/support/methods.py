@@ -392,16 +392,16 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "rest": lambda other: REST(_corpus(other.vocab_size), shortest=1, nodes=12),
     "rasd": lambda other: RASD(DraftModel(other), width=3, depth=2, retrieved=6, nodes=16),
     "graft": lambda other: Graft(DraftModel(other), width=3, depth=3, nodes=16, kept=(3, 6, 10), scope="request"),
-    "fuse": lambda other: Union((CopySpec(gamma=1), DraftModel(other, length=3))),
+    "union": lambda other: Union((CopySpec(gamma=1), DraftModel(other, length=3))),
     "forced": lambda other: Forced(PromptLookup(length=5)),
-    "first": lambda other: Cascade((CopySpec(), DraftModel(other, length=3))),
+    "cascade": lambda other: Cascade((CopySpec(), DraftModel(other, length=3))),
     "prediction": lambda other: Prediction(
         tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
     ),
     "swift": lambda other: Swift(
         SkipSet(frozenset({"attention.0"}), 1), tree_policy=Caterpillar(length=4, stop=0.1, nodes=9)
     ),
-    "switch": lambda other: Router((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
+    "router": lambda other: Router((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name, and what it asks where there is a choice: a drafter, given a model like the target but not equal to it."""
 
@@ -436,7 +436,7 @@ ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "deer", "rapid", "jacobi", "first", "prediction", "kangaroo"}
+CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "deer", "rapid", "jacobi", "cascade", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 

@@ -44,7 +44,7 @@ BASES = {
     "step.scorer": "scorer",
     "step.cache_policy": "cache-policy",
     "step.monitor": "monitor",
-    "sampling.logits_processor": "sample",
+    "sampling.logits_processor": "logits-processor",
 }
 """By module, below this one: the family of the base class there, where it lies below its package."""
 FAMILY_OF = {package: family for family, package in FAMILIES.items()} | BASES

@@ -120,7 +120,7 @@ def test_what_a_source_makes_of_chains_is_chains(source: Any) -> None:
 @pytest.mark.parametrize("name", ["adadec", "cntp"])
 def test_rules_that_read_several_continuations_are_refused(name: str) -> None:
     sampler = SAMPLERS["plain" if LOSSY_RULES[name].requirements.chance else "greedy"]
-    with pytest.raises(UnsupportedModel, match=f"the rule {name} needs rows that branch"):
+    with pytest.raises(UnsupportedModel, match=f"the acceptance rule {name} needs rows that branch"):
         decode(TARGET, PROMPTS, acceptance_rule=LOSSY_RULES[name], sampler=sampler)
 
 

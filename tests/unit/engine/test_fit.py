@@ -308,7 +308,7 @@ def test_the_catalogue_tells_what_the_tables_hold() -> None:
         "deterministic or sampled drafts",
         "the distributions that drafts come from",
     )
-    assert described["drafter", "fuse"].requirements == ("what its parts need",)
+    assert described["drafter", "union"].requirements == ("what its parts need",)
     assert "temperature 0" in described["search", "beam"].requirements
     assert "temperature 0" not in described["search", "smc"].requirements
     assert {each.name for each in fields(Requirements)} | {each.name for each in fields(Provides)} == set(WORDS)

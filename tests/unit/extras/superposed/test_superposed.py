@@ -154,4 +154,4 @@ def test_the_shipped_table_knows_most_of_what_is_suggested(smollm2_int8: LLM, mo
 
 def test_it_is_listed_beside_the_other_methods() -> None:
     listed = CliRunner().invoke(cli, ["methods", "superposed"]).output
-    assert "Superposed Decoding" in listed and "lm.drafts" in listed
+    assert "Superposed Decoding" in listed and "lm.suggestions" in listed
