@@ -59,7 +59,7 @@ def main() -> None:
     for block in (64, 16):
         for dial in DIALS if block == 64 else (1.0,):
             method = Localist(dial, block)
-            texts, rate = written(f"compressed-cache:length={LENGTH},kv=localist(dial={dial},block={block})")
+            texts, rate = written(f"compressed-cache:length={LENGTH},cache_policy=localist(dial={dial},block={block})")
             if texts != plain:
                 raise SystemExit(f"drafts with a dial of {dial} change the text")
             row = {"tokens per pass": rate, "read": share(method, args.prompt, args.new)}

@@ -71,7 +71,7 @@ TINY: dict[str, dict[str, Any]] = {
     "short_conv.py": {"sizes": {"steps": 6}},
     "sparse_products.py": {},
     "tree_scan.py": {},
-    "warps.py": {"LENGTHS": (10,)},
+    "processors.py": {"LENGTHS": (10,)},
 }
 """Scripts that run at tiny size, and what makes them tiny beyond `tiny_scripts.SIZES`."""
 

@@ -26,7 +26,7 @@ _ANSWERS = "answers"
 
 def monitors() -> str:
     """How well each tells wrong answers, and what acting on it did."""
-    return _bed(_found()[_ANSWERS], _ANSWERS, "results/")
+    return _bed(_found()[_ANSWERS], _ANSWERS)
 
 
 def testbeds() -> str:
@@ -50,14 +50,14 @@ def _beds(found: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(each["testbed"] for each in (*found["rows"], *found["acts"])))
 
 
-def _bed(found: dict[str, Any], bed: str, where: str = "") -> str:
-    """The tables of one testbed, its plot and its notes. where: the folder of plots."""
+def _bed(found: dict[str, Any], bed: str) -> str:
+    """The tables of one testbed, its plot and its notes."""
     rows, acts = ([each for each in found[part] if each["testbed"] == bed] for part in ("rows", "acts"))
     settings = found["settings"]
     asked = f"--methods {settings['methods'][0]} --prompts {settings['prompts']} --rounds {settings['rounds']}"
     parts = [f"`decodery bench --workload monitors {asked} --out DIR`"]
     if rows:
-        parts += [_detections(rows), f"![{bed}: how well monitors tell]({where}monitors-{bed}.svg)"]
+        parts += [_detections(rows), f"![{bed}: how well monitors tell](monitors-{bed}.svg)"]
     parts += [_acts(acts)] if acts else []
     notes = [f"- {note.partition(': ')[2]}" for note in found["notes"] if note.partition(":")[0] == bed]
     return "\n\n".join([*parts, "\n".join(notes)] if notes else parts)

@@ -47,7 +47,7 @@ ABOUT = {
     "speculative.trees": "shape the guesses of a drafter into a tree",
     "speculative.acceptance": "decide which drafted tokens are accepted",
     "speculative.acceptance.continuous": "decide which drafted vectors are accepted",
-    "sampling": "change the distribution that tokens are sampled from",
+    "sampling": "change the distribution of the next token",
     "logits_sources": "combine models, layers or contexts into logits",
     "speculative.draft_length": "decide how many tokens are drafted",
     "constraints": "restrict what may be written",

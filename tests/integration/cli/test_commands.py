@@ -31,7 +31,7 @@ def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = F
 
 
 def test_help_and_methods_do_not_import_torch() -> None:
-    calls = [["--help"], ["methods"], ["methods", "--json"], ["methods", "--family", "draft"]]
+    calls = [["--help"], ["methods"], ["methods", "--json"], ["methods", "--family", "drafter"]]
     calls += [[command, "--help"] for command in COMMANDS]
     program = f"""
 import sys
@@ -318,12 +318,16 @@ def test_methods() -> None:
     assert {"name": "length", "type": "int", "default": 10} in one["settings"]
     page = inside("methods", "prompt-lookup")[1]
     assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3" in page
-    assert re.search(r"^  top-p +ready +2019 +Keeps .*$", inside("methods", "--family", "sample")[1], re.MULTILINE)
+    assert re.search(
+        r"^  top-p +ready +2019 +Keeps .*$", inside("methods", "--family", "logits-processor")[1], re.MULTILINE
+    )
     overview = inside("methods")[1]
     assert max(map(len, overview.splitlines())) <= 80 and "\nmonitor: watch a text" in overview
     assert "eagle-3*" in overview and overview.index("needs   ", 400) < overview.index("eagle-3*")
-    assert "it is a family" in failure("methods", "draft") and "try draft" in failure("methods", "--family", "draf")
-    assert "exclude each other" in failure("methods", "auto", "--family", "draft", status=2)
+    assert "it is a family" in failure("methods", "drafter") and "try drafter" in failure(
+        "methods", "--family", "drafte"
+    )
+    assert "exclude each other" in failure("methods", "auto", "--family", "drafter", status=2)
 
 
 def test_info(model: Path) -> None:

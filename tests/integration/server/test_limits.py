@@ -71,7 +71,7 @@ def known() -> Iterator[None]:
     """Requests can name the drafter that breaks while these tests run."""
     register("breaks-for-tests")(Breaks)
     yield
-    del registry._registered["draft"]["breaks-for-tests"]
+    del registry._registered["drafter"]["breaks-for-tests"]
 
 
 def post(url: str, path: str = "/v1/completions", key: str = "", **body: Any) -> httpx.Response:

@@ -212,7 +212,7 @@ class Remembering(PromptLookup):
 def test_what_is_remembered_is_measured_hot_and_cold(lm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     method = dataclasses.replace(registry.method_of(PromptLookup), name="remembering", cls=Remembering)
     registry.methods("drafter")
-    monkeypatch.setitem(registry._registered["draft"], "remembering", method)
+    monkeypatch.setitem(registry._registered["drafter"], "remembering", method)
     hot, cold = own_subjects(lm, "remembering", 0.0)
     assert [(each.name, each.store) for each in (hot, cold)] == [
         ("remembering", "hot"),

@@ -50,7 +50,7 @@ def test_names_are_listed_without_importing_torch_and_used_by_importing_one_modu
     code = (
         "import sys, decodery as dc\n"
         "drafters = dc.speculative.drafters\n"
-        "assert {'PromptLookup', 'fuse'} <= {*dir(drafters)}\n"
+        "assert {'PromptLookup', 'union'} <= {*dir(drafters)}\n"
         "assert {'sampling', 'load', 'speculative'} <= {*dir(dc)}\n"
         "assert 'EAGLE2' in dir(dc.speculative.trees) and 'Goodput' in dir(dc.speculative.draft_length)\n"
         "assert 'torch' not in sys.modules\n"

@@ -72,7 +72,7 @@ def test_the_command_line_knows_the_methods_of_a_module(
     assert code == 0 and "use: decodery generate --drafter silent:length=4" in page
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "bench", "hide", "reveal", "methods"])
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "methods"])
 def test_every_command_that_takes_methods_imports_before_anything_else(
     command: str, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,7 @@ def test_what_other_blocks_get_is_the_closed_form_and_entropy_falls() -> None:
 def test_it_drafts_for_the_model_itself() -> None:
     prompts = [IDS.tolist(), [5, 6, 7] * 6]
     for dial in (0.5, 1.0):
-        drafter = f"compressed-cache:length=3,kv=localist(dial={dial},block=8,sinks=2)"
+        drafter = f"compressed-cache:length=3,cache_policy=localist(dial={dial},block=8,sinks=2)"
         check_identical(MODEL, prompts, drafter=drafter, max_new_tokens=12)
 
 

@@ -79,7 +79,9 @@ class ContextSettings:
 
 def default_methods() -> tuple[str, ...]:
     """The lines to compare with, and every policy with a budget that needs no part made for a model first."""
-    policies = [method for method in registered("kv") if "budget" in {field.name for field in fields(method.cls)}]
+    policies = [
+        method for method in registered("cache-policy") if "budget" in {field.name for field in fields(method.cls)}
+    ]
     common = set.intersection(*(set(method.requirements) for method in policies))
     return (*BOUNDS, *(method.name for method in policies if not set(method.requirements) - common), *NUMBERS)
 

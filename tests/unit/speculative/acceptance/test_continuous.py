@@ -207,5 +207,5 @@ def test_bad_settings_are_refused() -> None:
         generate_values(target, 3, 1, acceptance_rule="rejection")
     with pytest.raises(SettingsError, match="gamma >= 1"):
         generate_values(target, 3, 1, gamma=0)
-    with pytest.raises(SettingsError, match="must be a verification rule of tokens"):
+    with pytest.raises(SettingsError, match="must be an acceptance rule of tokens"):
         Request([1], acceptance_rule=DensityRatio())  # type: ignore[arg-type]

@@ -191,7 +191,7 @@ def test_rasd_is_no_worse_than_a_plain_fusion_of_its_parts(trusted: int) -> None
 
 def test_combinations_speak_in_turn() -> None:
     text = [1, 2, 3, 9, 1, 2, 3]
-    names = {"fuse": Union, "first": Cascade, "switch": Router}
+    names = {"union": Union, "cascade": Cascade, "router": Router}
     for name, kind in names.items():
         assert isinstance(resolve("drafter", f"{name}:drafters=suffix-automaton/token-recycling"), kind)
     copy, other = CopySpec(gamma=3, length=2), PromptLookup(max_ngram=1, length=1, pick="first")

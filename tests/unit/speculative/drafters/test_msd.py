@@ -157,7 +157,7 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
     twin = Request(tokens, max_new_tokens=10, prompt_embeds=held)
     first = engine.submit(twin)
     engine.run([first, engine.submit(twin, like=first)])
-    with pytest.raises(SettingsError, match="prompt_embeds"):
+    with pytest.raises(SettingsError, match="embeddings"):
         engine.submit(Request(tokens, prompt_embeds=others[1]), like=first)
     # The same from a text in which a placeholder stands for each picture, and from branches of a search.
     prompt = loaded.tokenizer.decode(PROMPT, special=True)

@@ -74,7 +74,7 @@ CHOICE = {"greedy": Sampler.from_settings(), "sampled": SAMPLED}
 def test_a_hierarchy_drafts_what_its_draft_model_would_in_fewer_passes(name: str, choice: str) -> None:
     inner, sampler, small, rule = INNER[name], CHOICE[choice], Counted(SMALL), Rejection()
     drafter = Hierarchical(DraftModel(small), inner, length=4)
-    seq = begun(drafter, sampler=sampler, rule=rule)
+    seq = begun(drafter, sampler=sampler, acceptance_rule=rule)
     passes = lengths = 0
     for _ in range(5):
         small.rows.clear()

@@ -61,7 +61,7 @@ GREEDY, HOT = Sampler.from_settings(), Sampler.from_settings(temperature=0.8)
 
 OWN = [
     *("token-recycling", "aded", "stand", "copyspec", "suffix-automaton", "suffix-tree", "rest", "rasd", "graft"),
-    *("fuse", "first", "switch"),
+    *("union", "cascade", "router"),
 ]
 
 
