@@ -8,18 +8,19 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
-from itertools import count
+from itertools import chain, count, repeat
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import training
 from correctness import Correctness
 from kit import Kit, NotRunError
 from parts import PartsError, cut, join
 from ready import missing
 from run import loader, parts
-from training import Training
 
 from decodery.core.errors import UnsupportedModel
 from decodery.speculative.heads.head import TrainedHead
@@ -218,16 +219,16 @@ def test_a_training_whose_time_is_over_leaves_its_head_and_goes_on(
     _, _, out = whole
     monkeypatch.setenv("DECODERY_HOME", str(out.parent / "home"))
     model = str(out.parent / "work" / "model")
-    training = Training(kit, torch.device("cpu"), loader(Namespace(model=model)), True, tmp_path, None)
-    training.texts()
-    # A checkpoint with every validation, and the end after a few steps.
-    clocks = count(step=100), count(step=6)
+    made = training.Training(kit, torch.device("cpu"), loader(Namespace(model=model)), True, tmp_path, None)
+    made.texts()
+    # A checkpoint with every validation, and the end at the fourth report, however fast this machine is.
+    validations, reports = count(step=100), chain([0.0] * 4, repeat(inf))
     with monkeypatch.context() as hurried:
-        hurried.setattr("decodery.training.loop.monotonic", lambda: float(next(clocks[0])))
-        hurried.setattr("training.monotonic", lambda: float(next(clocks[1])))
-        said, early = training.head()
+        hurried.setattr("decodery.training.loop.monotonic", lambda: float(next(validations)))
+        hurried.setattr(training, "monotonic", lambda: next(reports))
+        said, early = made.head()
     assert "until the time was over" in said and 0 <= early["steps"] < 5
     assert TrainedHead.load(kit.out / "head.safetensors").facts["steps"] == early["steps"]
     # Texts that a checkpoint has learned from stay as they are.
-    assert training.texts()[0] == "40 texts of an earlier run, whose training goes on"
-    assert "to the end of its plan" in training.head()[0]
+    assert made.texts()[0] == "40 texts of an earlier run, whose training goes on"
+    assert "to the end of its plan" in made.head()[0]
