@@ -24,7 +24,8 @@ from decodery.core.native.kernels import Form, LinearStruct, kernel_sets, read_b
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
-from decodery.models.native.packed import BITS, BLOCK, Arena, Packed, packed_size
+from decodery.models.native.packed import BITS, BLOCK, SUPER, SUPER_BYTES, Arena, Packed, packed_size
+from decodery.models.native.super_blocks import BlockKind, SuperBlockLinear
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.torch.weights import Dense
 
@@ -32,10 +33,14 @@ OUT = Path(__file__).parents[1] / "results" / "formats.json"
 INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 100_000_000, 15
 ROWS = (1, 2, 4, 8, 16)
 NAMES = {
-    "Q4_0, Q4_1, Q4_K": Form.BLOCKS4,
-    "IQ4_NL, IQ4_XS": Form.TABLE4,
-    "Q5_0, Q5_1, Q5_K": Form.BLOCKS5,
-    "Q6_K": Form.BLOCKS6,
+    "Q4_0, Q4_1": Form.BLOCKS4,
+    "Q4_K": Form.SUPER4,
+    "IQ4_NL": Form.TABLE4,
+    "IQ4_XS": Form.SUPER_TABLE4,
+    "Q5_0, Q5_1": Form.BLOCKS5,
+    "Q5_K": Form.SUPER5,
+    "6 bits": Form.BLOCKS6,
+    "Q6_K": Form.SUPER6,
     "Q8_0": Form.BLOCKS8,
     "int8": Form.ROWS8,
     "three values": Form.ROWS2,
@@ -44,7 +49,7 @@ NAMES = {
 }
 
 
-def layer(form: Form) -> Int4Linear | BlockLinear | Int8Linear | TernaryLinear | Dense:
+def layer(form: Form) -> BlockKind | Int8Linear | TernaryLinear | Dense:
     if form == Form.ROWS8:
         drawn = torch.randint(-127, 128, (OUTPUTS, INPUTS), dtype=torch.int8)
         return Int8Linear(drawn, torch.full((OUTPUTS,), 1e-3))
@@ -55,6 +60,11 @@ def layer(form: Form) -> Int4Linear | BlockLinear | Int8Linear | TernaryLinear |
         dtype = torch.bfloat16 if form == Form.BFLOAT16 else torch.float16
         return Dense(torch.randn(OUTPUTS, INPUTS).to(dtype))
     weight = torch.randint(0, 256, (OUTPUTS, INPUTS * BITS[form] // 8), dtype=torch.uint8)
+    if form in SUPER_BYTES:
+        has_least = form in (Form.SUPER4, Form.SUPER5)
+        scales = torch.rand(OUTPUTS, INPUTS // SUPER, 1 + has_least).half() / 1000
+        integers = torch.randint(0, 64, (OUTPUTS, INPUTS // BLOCK, 2), dtype=torch.uint8 if has_least else torch.int8)
+        return SuperBlockLinear(form, weight, scales, integers)
     scales = torch.rand(OUTPUTS, INPUTS // BLOCK, 2).half() / 100
     if form == Form.BLOCKS4:
         return Int4Linear(weight, scales[..., 0].contiguous(), scales[..., 1].contiguous())

@@ -12,10 +12,8 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
-from decodery.core.native.kernels import Form
 from decodery.models.loaders.gguf_blocks import READ
-from decodery.models.native.block_linear import BlockLinear
-from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.super_blocks import BlockKind, block_layer
 from decodery.models.tokenizers.tokenizer import byte_alphabet
 from tiny_models import SPECIAL, VOCAB
 
@@ -233,9 +231,6 @@ def random_blocks(kind: Kind, rows: int, blocks: int) -> np.ndarray:
     return raw
 
 
-def as_linear(kind: str, raw: np.ndarray) -> Int4Linear | BlockLinear:
+def as_linear(kind: str, raw: np.ndarray) -> BlockKind:
     form, read = READ[kind]
-    numbers, first, second = map(torch.from_numpy, read(raw))
-    if form == Form.BLOCKS4:
-        return Int4Linear(numbers, first, second)
-    return BlockLinear(numbers, torch.stack((first, second), dim=-1))
+    return block_layer(form, *map(torch.from_numpy, read(raw)))

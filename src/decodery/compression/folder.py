@@ -14,6 +14,8 @@ from decodery.models.loaders.store import replacing, write_text
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import BITS
+from decodery.models.native.super_blocks import SuperBlockLinear
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.torch.transformer import Transformer
 
@@ -53,8 +55,11 @@ def write(out: Path, model: Transformer, report: Report, original: LoadedModel) 
 
 def precision(model: Transformer) -> str:
     """What `load` calls the precision of such weights."""
-    if isinstance(model.weights.layers[0].qkv, (Int4Linear, TernaryLinear)):
+    first = model.weights.layers[0].qkv
+    if isinstance(first, SuperBlockLinear):
+        return "int4" if BITS[first.form] == 4 else "int8"
+    if isinstance(first, (Int4Linear, TernaryLinear)):
         return "int4"
-    if isinstance(model.weights.layers[0].qkv, (Int8Linear, BlockLinear)):
+    if isinstance(first, (Int8Linear, BlockLinear)):
         return "int8"
     return str(model.weights.norm.dtype).removeprefix("torch.")

@@ -14,10 +14,10 @@ from decodery.core.errors import CorruptFile
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
-from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
-from ..native.packed import BITS, BLOCK
+from ..native.packed import BITS, BLOCK, SUPER, SUPER_BYTES
+from ..native.super_blocks import BlockKind
 from .fused_slots import Slot, slots
 from .in_place import IN_PLACE, Piece, Plan
 from .store import Progress, replacing
@@ -50,7 +50,7 @@ class Parts(Protocol):
         """The form of blocks in which a part's numbers stay as they are; None where they do not."""
         ...
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
+    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
         """Rows of a part that has such a form."""
         ...
 
@@ -142,6 +142,10 @@ def _layout(slot: Slot, kept: _Kept) -> _Layout:
         return {slot.name: (_FLOATS[kept], slot.shape)}
     outputs, inputs = slot.shape
     weight, blocks = (torch.uint8, (outputs, inputs * BITS[kept] // 8)), (outputs, inputs // BLOCK)
+    if kept in SUPER_BYTES:
+        count, integers = (2, torch.uint8) if kept in (Form.SUPER4, Form.SUPER5) else (1, torch.int8)
+        scales = torch.float16, (outputs, inputs // SUPER, count)
+        return {slot.name: weight, f"{stem}super_scales": scales, f"{stem}integers": (integers, (*blocks, 2))}
     if kept == Form.BLOCKS4:
         return {slot.name: weight, f"{stem}step": (torch.float16, blocks), f"{stem}least": (torch.float16, blocks)}
     return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 2))}
@@ -150,7 +154,7 @@ def _layout(slot: Slot, kept: _Kept) -> _Layout:
 def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:
     """Rows of one part of a slot in the form of `_layout`."""
     stem = slot.name.removesuffix("weight")
-    layer: Int4Linear | BlockLinear | Int8Linear
+    layer: BlockKind | Int8Linear
     if isinstance(kept, Form):
         own = parts.form(name) == kept
         layer = parts.blocks(name, begin, end) if own else Int4Linear.quantize(parts.part(name, begin, end))

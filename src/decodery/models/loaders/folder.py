@@ -21,8 +21,7 @@ from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
 from ..families.tensor_names import stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
-from ..native.block_linear import BlockLinear
-from ..native.int4 import Int4Linear
+from ..native.super_blocks import BlockKind
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
 from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
 from .four_bit import read_four_bits
@@ -132,7 +131,7 @@ class FolderCheckpoint:
             return None
         return Form.BLOCKS4 if self.precision == "int4" else Form.BLOCKS5
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
+    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
         """Rows of a part that has such a form."""
         assert self._four_bits is not None
         form = self.form(name)

@@ -18,6 +18,7 @@ from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, BLOCK
 from ..native.rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
+from ..native.super_blocks import SuperBlockLinear
 from ..native.ternary import PER_BYTE, TernaryLinear
 from ..torch.weights import Dense, Kept, Layer, Linear, Use, Weights, holders
 from ..trained.artifact import read_tensors
@@ -77,6 +78,10 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
         if weight.dtype == torch.int8:
             return Int8Linear(weight, tensors[f"{name}.scale"], bias)
+        if f"{name}.integers" in tensors:
+            names = ("weight", "super_scales", "integers", "bias")
+            own = {each: tensors[f"{name}.{each}"] for each in names if f"{name}.{each}" in tensors}
+            return SuperBlockLinear.from_tensors(own)
         if f"{name}.scales" in tensors:
             return BlockLinear(weight, tensors[f"{name}.scales"], bias)
         if f"{name}.scale" in tensors:

@@ -1,4 +1,4 @@
-"""The blocks of GGUF files in the forms of `Int4Linear` and `BlockLinear`: the same integers, in another order."""
+"""The blocks of GGUF files as layers have them: the same integers, in another order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from decodery.core.native.kernels import Form
 from ..native.packed import BITS
 
 Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of n rows: numbers [n, in * bits / 8] uint8, as `BlockLinear` has them; both scales [n, in / 32] float16."""
+"""Of n rows: numbers [n, in * bits / 8] uint8, as `BlockLinear` has them; both scales [n, in / 32] float16, or of
+super-blocks scales and integers as `SuperBlockLinear` has them."""
 
 
 class Reader(NamedTuple):
@@ -37,7 +38,7 @@ def q4_1(raw: np.ndarray) -> Blocks:
 
 
 def q4_k(raw: np.ndarray) -> Blocks:
-    """Steps and least values are 6-bit numbers times scales of 256 inputs; their products are rounded to halves."""
+    """Steps and least values are 6-bit integers times scales of 256 inputs."""
     blocks = raw.reshape(len(raw), -1, 144)
     # 32 bytes hold the low halves of one block's numbers and the high halves of the next one's.
     numbers = blocks[..., 16:].reshape(len(raw), -1, 32)
@@ -70,15 +71,14 @@ def q5_k(raw: np.ndarray) -> Blocks:
 
 
 def q6_k(raw: np.ndarray) -> Blocks:
-    """step * (number - 32), with steps that are 8-bit numbers times a scale of 256 inputs, rounded to halves."""
+    """step * (number - 32), with steps that are 8-bit integers times a scale of 256 inputs."""
     blocks = raw.reshape(len(raw), -1, 210)
     # 64 bytes hold the low bits of 128 numbers, 32 bytes the others.
     low = blocks[..., :128].reshape(len(raw), -1, 2, 1, 64)
     low = np.concatenate((low & 15, low >> 4), axis=-2).reshape(len(raw), -1, 2, 4, 32)
     high = blocks[..., 128:192].reshape(len(raw), -1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    products = blocks[..., 192:208].view(np.int8) * _halves(blocks[..., 208:]).astype(np.float32)
-    steps = products.astype(np.float16).reshape(len(raw), -1, 2)
-    return planes(low | high << 4, 6), steps[..., 0], steps[..., 1]
+    integers = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).reshape(len(raw), -1, 2)
+    return planes(low | high << 4, 6), _halves(blocks[..., 208:]), integers
 
 
 def q8_0(raw: np.ndarray) -> Blocks:
@@ -96,26 +96,25 @@ def iq4_nl(raw: np.ndarray) -> Blocks:
 
 
 def iq4_xs(raw: np.ndarray) -> Blocks:
-    """The same with steps that are 6-bit numbers, less 32, times a scale of 256 inputs, rounded to halves."""
+    """The same with steps that are 6-bit integers, less 32, times a scale of 256 inputs."""
     blocks = raw.reshape(len(raw), -1, 136)
     places = np.arange(8, dtype=np.uint16)
     low = np.repeat(blocks[..., 4:8], 2, axis=-1) >> (places % 2 * 4).astype(np.uint8) & 15
     high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> places * 2 & 3
-    whole = (low | high << 4).astype(np.float32) - 32
-    step = (whole * _halves(blocks[..., :2]).astype(np.float32)).astype(np.float16).reshape(len(raw), -1)
-    return _apart(blocks[..., 8:].reshape(len(raw), -1, 16)), step, step
+    integers = ((low | high << 4).astype(np.int8) - np.int8(32)).reshape(len(raw), -1, 1).repeat(2, axis=-1)
+    return _apart(blocks[..., 8:].reshape(len(raw), -1, 16)), _halves(blocks[..., :2]), integers
 
 
 READ = {
     "Q4_0": Reader(Form.BLOCKS4, q4_0),
     "Q4_1": Reader(Form.BLOCKS4, q4_1),
-    "Q4_K": Reader(Form.BLOCKS4, q4_k),
+    "Q4_K": Reader(Form.SUPER4, q4_k),
     "IQ4_NL": Reader(Form.TABLE4, iq4_nl),
-    "IQ4_XS": Reader(Form.TABLE4, iq4_xs),
+    "IQ4_XS": Reader(Form.SUPER_TABLE4, iq4_xs),
     "Q5_0": Reader(Form.BLOCKS5, q5_0),
     "Q5_1": Reader(Form.BLOCKS5, q5_1),
-    "Q5_K": Reader(Form.BLOCKS5, q5_k),
-    "Q6_K": Reader(Form.BLOCKS6, q6_k),
+    "Q5_K": Reader(Form.SUPER5, q5_k),
+    "Q6_K": Reader(Form.SUPER6, q6_k),
     "Q8_0": Reader(Form.BLOCKS8, q8_0),
 }
 """By the name of the GGML type."""
@@ -137,15 +136,12 @@ def _halves(raw: np.ndarray) -> np.ndarray:
 
 
 def _six_bits(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and least values [n, in / 32] of Q4_K and Q5_K: two scales and 12 bytes of 6-bit numbers come first."""
-    scales = _halves(blocks[..., :4]).astype(np.float32)
+    """Scales and integers of Q4_K and Q5_K: two scales and 12 bytes of 6-bit integers come first."""
     first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
     # Blocks 0-3 have six bits in one byte each; those of 4-7 have four there and two at the top of the others'.
     steps = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=-1)
     leasts = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=-1)
-    step, least = scales[..., :1] * steps, -scales[..., 1:] * leasts
-    n = len(blocks)
-    return step.reshape(n, -1).astype(np.float16), least.reshape(n, -1).astype(np.float16)
+    return _halves(blocks[..., :4]), np.stack((steps, leasts), axis=-1).reshape(len(blocks), -1, 2)
 
 
 def _apart(raw: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ import numpy as np
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 
-from ..native.packed import BITS, BLOCK
 from .gguf_blocks import READ, Blocks
 
 # Far above any real file (262,144 tokens, 50 keys, 2,000 tensors), low enough that a hostile header costs nothing.
@@ -125,18 +124,18 @@ class GGUFFile:
 
     def blocks(self, name: str, begin: int, end: int) -> Blocks:
         """Rows of a matrix whose type is one of `gguf_blocks.READ`, its numbers as they are."""
-        info, (form, read) = self.info(name), READ[self.kind_name(name)]
+        info, read = self.info(name), READ[self.kind_name(name)].read
         raw = self._raw(info, begin, end)
-        n, inputs = len(raw), info.shape[-1]
-        numbers = np.empty((n, inputs * BITS[form] // 8), dtype=np.uint8)
-        first, second = np.empty((2, n, inputs // BLOCK), dtype=np.float16)
+        found: dict[int, Blocks] = {}
 
         def unpack(start: int, some: int) -> None:
-            part = slice(start, start + some)
             with np.errstate(all="ignore"):
-                numbers[part], first[part], second[part] = read(raw[part])
+                found[start] = read(raw[start : start + some])
 
-        _side_by_side(unpack, raw, inputs)
+        _side_by_side(unpack, raw, info.shape[-1])
+        numbers, first, second = (
+            np.concatenate(each) for each in zip(*(found[at] for at in sorted(found)), strict=True)
+        )
         return numbers, first, second
 
     def info(self, name: str) -> TensorInfo:

@@ -30,8 +30,7 @@ from ..config import (
     Rope,
 )
 from ..families.masked import LIKE
-from ..native.block_linear import BlockLinear
-from ..native.int4 import Int4Linear
+from ..native.super_blocks import BlockKind, block_layer
 from ..tokenizers.tokenizer import TextFacts
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
@@ -142,13 +141,13 @@ class GGUFCheckpoint:
         reader = READ.get(self.file.kind_name(self._name(name)))
         return reader and reader.form
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
+    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
         """Rows of a part that has such a form."""
         read = self.file.blocks
         weight, first, second = self._rows(name, begin, end, lambda *span: map(torch.from_numpy, read(*span)))
-        if self.form(name) == Form.BLOCKS4:
-            return Int4Linear(weight, first, second)
-        return BlockLinear(weight, torch.stack((first, second), dim=-1))
+        form = self.form(name)
+        assert form is not None
+        return block_layer(form, weight, first, second)
 
     @property
     def size(self) -> int:

@@ -24,7 +24,8 @@ from decodery.core.native.kernels import Form, address, library
 from ..mapped_memory import discard
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
-from ..native.packed import BLOCK, PANEL, panel_bytes
+from ..native.packed import BLOCK, PANEL, SUPER_BYTES, panel_bytes
+from ..native.super_blocks import BlockKind, SuperBlockLinear, block_layer
 from ..torch.weights import Weights
 from .gguf_blocks import NUMBERS, READ, SIZES
 
@@ -174,7 +175,7 @@ class Rows:
         lib.decodery_expand_rows(NUMBERS[self.kind], read, len(addresses), self.inputs, written)
         return found
 
-    def layer(self) -> Int4Linear | BlockLinear:
+    def layer(self) -> BlockKind:
         """The numbers as they are, unpacked."""
         form, read = READ[self.kind]
         stacks: tuple[list[torch.Tensor], ...] = ([], [], [])
@@ -186,9 +187,7 @@ class Rows:
             for stack, part in zip(stacks, parts, strict=True):
                 stack.append(torch.from_numpy(part))
         weight, first, second = map(torch.cat, stacks)
-        if form == Form.BLOCKS4:
-            return Int4Linear(weight, first, second)
-        return BlockLinear(weight, torch.stack((first, second), dim=-1))
+        return block_layer(form, weight, first, second)
 
 
 class InPlace:
@@ -266,9 +265,36 @@ class BlocksInPlace(InPlace, BlockLinear):
         return self.unpacked().scales
 
 
-def in_place(rows: Rows, bias: torch.Tensor | None = None) -> Int4InPlace | BlocksInPlace:
+class SupersInPlace(InPlace, SuperBlockLinear):
+    """A `SuperBlockLinear` over rows in the file."""
+
+    @property
+    def form(self) -> Form:  # type: ignore[override]
+        """What kernels call it."""
+        return READ[self.rows.kind].form
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """As `SuperBlockLinear.weight`, unpacked."""
+        return self.unpacked().weight
+
+    @property
+    def scales(self) -> torch.Tensor:  # type: ignore[override]
+        """As `SuperBlockLinear.scales`, unpacked."""
+        return self.unpacked().scales
+
+    @property
+    def integers(self) -> torch.Tensor:  # type: ignore[override]
+        """As `SuperBlockLinear.integers`, unpacked."""
+        return self.unpacked().integers
+
+
+def in_place(rows: Rows, bias: torch.Tensor | None = None) -> Int4InPlace | BlocksInPlace | SupersInPlace:
     """The linear layer over rows of a file."""
-    return (Int4InPlace if READ[rows.kind].form == Form.BLOCKS4 else BlocksInPlace)(rows, bias)
+    form = READ[rows.kind].form
+    if form in SUPER_BYTES:
+        return SupersInPlace(rows, bias)
+    return (Int4InPlace if form == Form.BLOCKS4 else BlocksInPlace)(rows, bias)
 
 
 class WeightsInPlace(Weights):

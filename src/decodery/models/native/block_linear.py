@@ -1,9 +1,9 @@
 """Linear layers with weights of 4, 5, 6 or 8 bits in blocks of 32 and int8 activations, summed in integers.
 
-They hold what GGUF files keep in blocks without further loss but that steps are rounded to half precision. How many
+They hold what GGUF files keep in blocks of 32 without further loss. How many
 bits a number has says what it stands for: with five, `step * number + least`; with six and eight, `step * (number -
-32)` and `step * (number - 128)`, with a step for each half of a block; with four, `step * TABLE[number]` (IQ4_NL,
-IQ4_XS). Evenly spaced weights of four bits are an `Int4Linear`.
+32)` and `step * (number - 128)`, with a step for each half of a block; with four, `step * TABLE[number]` (IQ4_NL).
+Evenly spaced weights of four bits are an `Int4Linear`.
 """
 
 from __future__ import annotations
@@ -88,18 +88,12 @@ class BlockLinear(Native):
 
     def values(self) -> torch.Tensor:
         """[out, in] float32 what the numbers stand for before any scale, integers from -128 to 127."""
-        outputs, inputs = self.shape
-        bits = self.bits
+        inputs, bits = self.shape[1], self.bits
         if bits == 8:
             return self.weight.float() - 128
-        low = self.weight[:, : inputs // 2]
-        numbers = torch.stack((low & 15, low >> 4), dim=-1).view(outputs, inputs)
+        numbers = stored_numbers(self.weight, inputs, bits)
         if bits == 4:
-            return torch.tensor(TABLE, dtype=torch.float32, device=low.device)[numbers.long()]
-        more = bits - 4
-        places = torch.arange(0, 8, more, dtype=torch.uint8, device=low.device)
-        high = (self.weight[:, inputs // 2 :, None] >> places) & ((1 << more) - 1)
-        numbers |= high.view(outputs, inputs) << 4
+            return torch.tensor(TABLE, dtype=torch.float32, device=numbers.device)[numbers.long()]
         return numbers.float() - (32 if bits == 6 else 0)
 
     def dense(self) -> torch.Tensor:
@@ -139,3 +133,15 @@ class BlockLinear(Native):
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> BlockLinear:
         """The layer that `tensors` came from."""
         return cls(tensors["weight"], tensors["scales"], tensors.get("bias"))
+
+
+def stored_numbers(weight: torch.Tensor, inputs: int, bits: int) -> torch.Tensor:
+    """[out, inputs] uint8 numbers of 4, 5 or 6 bits that `BlockLinear.weight` keeps."""
+    low = weight[:, : inputs // 2]
+    numbers = torch.stack((low & 15, low >> 4), dim=-1).view(len(weight), inputs)
+    if bits == 4:
+        return numbers
+    more = bits - 4
+    places = torch.arange(0, 8, more, dtype=torch.uint8, device=low.device)
+    high = (weight[:, inputs // 2 :, None] >> places) & ((1 << more) - 1)
+    return numbers | high.view(len(weight), inputs) << 4

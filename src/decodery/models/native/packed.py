@@ -18,14 +18,26 @@ if TYPE_CHECKING:
     from .block_linear import BlockLinear
     from .int4 import Int4Linear
     from .int8 import Int8Linear
+    from .super_blocks import SuperBlockLinear
     from .ternary import TernaryLinear
 
-    Packable: TypeAlias = Int8Linear | TernaryLinear | Int4Linear | BlockLinear | Dense
+    Packable: TypeAlias = Int8Linear | TernaryLinear | Int4Linear | BlockLinear | SuperBlockLinear | Dense
 
 GROUP = 64  # inputs that share one activation scale
 BLOCK = 32  # inputs of a block of weights
+SUPER = 256  # inputs of a super-block
 PANEL = 32  # outputs computed side by side
-BITS = {Form.BLOCKS4: 4, Form.TABLE4: 4, Form.BLOCKS5: 5, Form.BLOCKS6: 6, Form.BLOCKS8: 8}
+SUPER_BYTES = {
+    Form.SUPER4: 640 + 8 * 512,
+    Form.SUPER_TABLE4: 320 + 8 * 512,
+    Form.SUPER5: 640 + 8 * 640,
+    Form.SUPER6: 576 + 8 * 768,
+}
+"""Of a panel's super-block: see csrc/state.h."""
+BITS = {
+    **{Form.BLOCKS4: 4, Form.TABLE4: 4, Form.BLOCKS5: 5, Form.BLOCKS6: 6, Form.BLOCKS8: 8},
+    **{Form.SUPER4: 4, Form.SUPER_TABLE4: 4, Form.SUPER5: 5, Form.SUPER6: 6},
+}
 """Of a number in a block."""
 
 
@@ -83,6 +95,12 @@ class Packed:
         elif form == Form.ROWS2:
             begin = address(weight, torch.uint8, outputs, inputs // 4)
             lib.decodery_pack_ternary(begin, inputs, order.ctypes.data, len(order), packed)
+        elif form in SUPER_BYTES:
+            scales, integers = linear.scales.contiguous(), linear.integers.contiguous()  # type: ignore[union-attr]
+            begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
+            scale = address(scales, torch.float16, outputs, inputs // SUPER, scales.shape[2])
+            integer = address(integers.view(torch.uint8), torch.uint8, outputs, inputs // BLOCK, 2)
+            lib.decodery_pack_supers(form, begin, scale, integer, inputs, order.ctypes.data, len(order), packed)
         elif form in BITS:
             scales = linear.scales.contiguous()  # type: ignore[union-attr]
             begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
@@ -159,6 +177,8 @@ def panel_bytes(form: Form, inputs: int) -> int:
     """Of a panel."""
     if form in (Form.BFLOAT16, Form.FLOAT16):
         return PANEL * inputs * 2
+    if form in SUPER_BYTES:
+        return inputs // SUPER * SUPER_BYTES[form]
     groups = -(-inputs // GROUP)
     if form in (Form.ROWS8, Form.ROWS2):
         return groups * PANEL * GROUP // (1 if form == Form.ROWS8 else 4)

@@ -11,6 +11,7 @@ from ..config import ModelConfig
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
+from ..native.super_blocks import SuperBlockLinear
 from .weights import Dense, Layer, Linear
 
 
@@ -101,6 +102,8 @@ def _rows(stacked: Linear, first: int, count: int) -> Linear:
         return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span])
     if isinstance(stacked, BlockLinear):
         return BlockLinear(stacked.weight[span], stacked.scales[span])
+    if isinstance(stacked, SuperBlockLinear):
+        return SuperBlockLinear(stacked.form, stacked.weight[span], stacked.scales[span], stacked.integers[span])
     if isinstance(stacked, Int8Linear):
         return Int8Linear(stacked.weight[span], stacked.scale[span])
     assert isinstance(stacked, Dense)

@@ -16,6 +16,7 @@ from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.rounded_inputs import RoundedInputs
+from ..native.super_blocks import SuperBlockLinear
 from ..native.ternary import TernaryLinear
 
 
@@ -49,7 +50,7 @@ class Dense:
         return Dense(self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
-QUANTIZED = (Int8Linear, Int4Linear, BlockLinear, TernaryLinear)
+QUANTIZED = (Int8Linear, Int4Linear, BlockLinear, SuperBlockLinear, TernaryLinear)
 """Linear layers that compute in integers."""
 
 Linear = Callable[[torch.Tensor], torch.Tensor]

@@ -14,8 +14,14 @@
 //   Their lowest four bits are [8][64] bytes, whose low halves are outputs 0-15, the high ones 16-31, four inputs each. Of
 //   the 16 vectors [8][2][64] that these make, blocks5 has the fifth bits behind, [8][2][64] bits, and blocks6 two bits
 //   each, [4][64] bytes of four vectors' pairs. blocks8: [8][2][64] bytes.
+// Super-blocks of 256 inputs, as K-quants and IQ4_XS have them, [panel][in / 256]: the steps d [32] in half precision, and
+//   for super4 and super5 the steps of least values [32], [32][8] integer least values in two groups of four, [2][32][4];
+//   integer scales [8][32], for super6 [8][2][32]; then the numbers of 8 blocks of 32 inputs, as in blocks4, table4, blocks5
+//   and blocks6. A weight is d * scale * number - least step * least, d * scale * (number - 32) or d * scale * value.
 // bfloat16s: [panel][in][16] pairs, output i and output i + 16. halves: [panel][in][32] of half precision.
-enum Form : int32_t { rows8, rows2, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s };
+enum Form : int32_t {
+    rows8, rows2, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s, super4, super_table4, super5, super6
+};
 
 // Types of blocks in GGUF files, by GGML's numbers.
 enum Blocks : int32_t {

@@ -16,6 +16,19 @@ INLINE Four four(const int8_t* p) {
     return vreinterpretq_s8_s32(vdupq_n_s32(x));
 }
 INLINE Floats floats(Ints x) { return vcvtq_f32_s32(x); }
+INLINE Ints times128(Ints x) { return vshlq_n_s32(x, 7); }
+INLINE Bytes small_bytes(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
+INLINE Floats unsigned_floats(const uint8_t* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes)))));
+}
+INLINE Floats signed_floats(const uint8_t* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes)))));
+}
+INLINE Floats add_exact(Floats sum, Floats x, Floats y) { return vfmaq_f32(sum, x, y); }
 INLINE Floats load_lanes(const float* p) { return vld1q_f32(p); }
 INLINE void store_lanes(float* p, Floats x) { vst1q_f32(p, x); }
 INLINE Floats half_floats(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }

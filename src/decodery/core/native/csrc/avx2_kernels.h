@@ -21,6 +21,11 @@ INLINE Floats load_lanes(const float* p) { return load8(p); }
 INLINE void store_lanes(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 INLINE Floats half_floats(const uint8_t* p) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p))); }
 INLINE Bytes bytes_at(const uint8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE Ints times128(Ints x) { return _mm256_slli_epi32(x, 7); }
+INLINE Bytes small_bytes(const uint8_t* p) { return bytes_at(p); }
+INLINE Floats unsigned_floats(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+INLINE Floats signed_floats(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+INLINE Floats add_exact(Floats sum, Floats x, Floats y) { return _mm256_fmadd_ps(x, y, sum); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm256_and_si256(bytes_at(p), _mm256_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) { return _mm256_and_si256(_mm256_srli_epi16(bytes_at(p), 4), _mm256_set1_epi8(15)); }
 // With the fifth bit of each, of 32 at p.

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #define DECODERY_TILE_ROWS 8
+#define DECODERY_BLOCK_ROWS 4    // more would not keep what is to be scaled in registers
 #define DECODERY_BOTH_ROWS 8
 #define DECODERY_FLOAT_ROWS 8
 #define DECODERY_REGISTERS 32
@@ -68,6 +69,11 @@ INLINE Ints dot(Ints sum, Bytes w, Four x) {
     return sum;
 }
 INLINE f16 floats(Ints x) { return __builtin_convertvector(reinterpret_cast<i16>(x), f16); }
+INLINE Ints times128(Ints x) { return _mm512_slli_epi32(x, 7); }
+INLINE Bytes small_bytes(const uint8_t* p) { return _mm512_load_si512(p); }
+INLINE Floats unsigned_floats(const uint8_t* p) { return reinterpret_cast<f16>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))))); }
+INLINE Floats signed_floats(const uint8_t* p) { return reinterpret_cast<f16>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))))); }
+INLINE Floats add_exact(Floats sum, Floats x, Floats y) { return sum_of_exact(sum, x, y); }
 // Sixteen pairs of bfloat16: the first of each and the second.
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const __m512i pairs = _mm512_load_si512(p);

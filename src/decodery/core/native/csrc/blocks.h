@@ -35,14 +35,30 @@ INLINE void add_fifths(const uint8_t* p, uint8_t* numbers) {
     __builtin_memcpy(&bits, p, 4);
     for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (bits >> i & 1) << 4);
 }
-// Step and least value of the j-th of eight blocks, whose 6-bit numbers lie in 12 bytes behind two scales.
-INLINE void six_bits(const uint8_t* p, int32_t j, Block& block) {
+// Integer scale and least value of the j-th of eight blocks, of 6 bits, which lie in 12 bytes after two scales.
+INLINE void six_bits(const uint8_t* p, int32_t j, int32_t& scale, int32_t& least) {
     const uint8_t* s = p + 4;
     const int32_t i = j % 4;
-    const int32_t step = j < 4 ? s[i] & 63 : (s[i + 8] & 15) | s[i] >> 6 << 4;
-    const int32_t least = j < 4 ? s[i + 4] & 63 : s[i + 8] >> 4 | s[i + 4] >> 6 << 4;
-    block.first = half_at(p) * float(step);
-    block.second = -(half_at(p + 2) * float(least));
+    scale = j < 4 ? s[i] & 63 : (s[i + 8] & 15) | s[i] >> 6 << 4;
+    least = j < 4 ? s[i + 4] & 63 : s[i + 8] >> 4 | s[i + 4] >> 6 << 4;
+}
+// The integer scales of the j-th of the blocks that share scales at p: of a step and a least value, or of both halves.
+template <Blocks kind>
+INLINE void integer_scales(const uint8_t* p, int32_t j, int32_t& first, int32_t& second) {
+    if constexpr (kind == q6_k) {
+        first = int8_t(p[192 + 2 * j]);
+        second = int8_t(p[193 + 2 * j]);
+    } else if constexpr (kind == iq4_xs) {
+        uint16_t high;
+        __builtin_memcpy(&high, p + 2, 2);
+        first = second = ((p[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4) - 32;
+    } else six_bits(p, j, first, second);
+}
+// And what these are multiplied with: one number, but of a least value, which is taken away.
+template <Blocks kind>
+INLINE void shared_scales(const uint8_t* p, float& first, float& second) {
+    first = half_at(p + (kind == q6_k ? 208 : 0));
+    second = kind == q4_k || kind == q5_k ? half_at(p + 2) : first;
 }
 
 // Block b of a row.
@@ -52,6 +68,13 @@ INLINE void read_block(const uint8_t* row, int32_t b, Block& block) {
     const uint8_t* p = row + int64_t(b / unit) * size;
     const int32_t j = b % unit;
     uint8_t* numbers = block.numbers;
+    if constexpr (is_super(form_of(kind))) {
+        int32_t first, second;
+        integer_scales<kind>(p, j, first, second);
+        shared_scales<kind>(p, block.first, block.second);
+        block.first *= float(first);
+        block.second *= has_least(form_of(kind)) ? -float(second) : float(second);
+    }
     switch (kind) {
         case q4_0:
         case iq4_nl:
@@ -87,7 +110,6 @@ INLINE void read_block(const uint8_t* row, int32_t b, Block& block) {
             for (int32_t i = 0; i < block_size; ++i) numbers[i] = low[i] >> (j % 2 * 4) & 15;
             if (kind == q5_k)
                 for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (p[16 + i] >> j & 1) << 4);
-            six_bits(p, j, block);
             break;
         }
         case q6_k: {
@@ -96,29 +118,15 @@ INLINE void read_block(const uint8_t* row, int32_t b, Block& block) {
             const uint8_t *low = p + j / 4 * 64 + part % 2 * 32, *high = p + 128 + j / 4 * 32;
             for (int32_t i = 0; i < block_size; ++i)
                 numbers[i] = uint8_t((low[i] >> (part / 2 * 4) & 15) | (high[i] >> (2 * part) & 3) << 4);
-            const float scale = half_at(p + 208);
-            block.first = scale * float(int8_t(p[192 + 2 * j]));
-            block.second = scale * float(int8_t(p[193 + 2 * j]));
             break;
         }
-        case iq4_xs: {
-            uint16_t high;
-            __builtin_memcpy(&high, p + 2, 2);
-            split(p + 8 + 16 * j, numbers);
-            const int32_t scale = (p[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4;
-            block.first = block.second = half_at(p) * float(scale - 32);
-            break;
-        }
+        case iq4_xs: split(p + 8 + 16 * j, numbers); break;
     }
 }
 
-// One block of a panel of 32 outputs: see abi.h for how its bytes lie.
+// The numbers of one block of a panel of 32 outputs: see abi.h for how its bytes lie.
 template <Form form>
-static void place(const uint8_t (*numbers)[block_size], const float (*scales)[panel_width], uint8_t* to) {
-    for (int32_t side = 0; side < 2; ++side)
-        for (int32_t i = 0; i < panel_width; i += 16)
-            store(reinterpret_cast<Half*>(to) + side * panel_width + i, load(scales[side] + i), 16);
-    to += 4 * panel_width;
+static void place(const uint8_t (*numbers)[block_size], uint8_t* to) {
     constexpr int32_t quads = block_size / 4, middle = panel_width / 2;
     for (int32_t lane = 0; lane < middle; ++lane)
         for (int32_t quad = 0; quad < quads; ++quad) {
@@ -151,6 +159,38 @@ static void place(const uint8_t (*numbers)[block_size], const float (*scales)[pa
         }
 }
 
+// A super-block of a panel, of which row i begins at rows[i], null for padding.
+template <Blocks kind>
+static void place_super(const uint8_t* const* rows, int32_t super, uint8_t* to) {
+    constexpr Form form = form_of(kind);
+    alignas(64) uint8_t numbers[8][panel_width][block_size] = {};
+    alignas(64) float scales[2][panel_width] = {};
+    __builtin_memset(to, 0, super_numbers(form));
+    for (int32_t lane = 0; lane < panel_width; ++lane) {
+        if (rows[lane] == nullptr) continue;
+        const uint8_t* p = rows[lane] + int64_t(super) * bytes_of(kind);
+        shared_scales<kind>(p, scales[0][lane], scales[1][lane]);
+        for (int32_t j = 0; j < 8; ++j) {
+            int32_t first, second;
+            integer_scales<kind>(p, j, first, second);
+            put_scales<form>(to, lane, j, first, second);
+            Block block;
+            read_block<kind>(rows[lane], 8 * super + j, block);
+            __builtin_memcpy(numbers[j][lane], block.numbers, block_size);
+        }
+    }
+    for (int32_t side = 0; side < (has_least(form) ? 2 : 1); ++side)
+        for (int32_t i = 0; i < panel_width; i += 16)
+            store(reinterpret_cast<Half*>(to) + side * panel_width + i, load(scales[side] + i), 16);
+    for (int32_t j = 0; j < 8; ++j) place<base_of(form)>(numbers[j], to + super_numbers(form) + j * number_bytes(form));
+}
+
+template <Blocks kind>
+static void pack_supers(const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
+    for (int32_t first = 0; first < out; first += panel_width)
+        for (int32_t s = 0; s < in / super_size; ++s, packed += super_bytes(form_of(kind))) place_super<kind>(rows + first, s, packed);
+}
+
 template <Blocks kind>
 static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
     constexpr Form form = form_of(kind);
@@ -170,7 +210,10 @@ static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8
                 scales[0][lane] = block.first;
                 scales[1][lane] = block.second;
             }
-            place<form>(numbers, scales, packed);
+            for (int32_t side = 0; side < 2; ++side)
+                for (int32_t i = 0; i < panel_width; i += 16)
+                    store(reinterpret_cast<Half*>(packed) + side * panel_width + i, load(scales[side] + i), 16);
+            place<form>(numbers, packed + 4 * panel_width);
         }
 }
 
@@ -185,7 +228,7 @@ static void expand_kind(const uint8_t* const* rows, int32_t count, int32_t in, f
                 const int32_t number = block.numbers[i];
                 if (has_least(form)) to[i] = block.first * float(number) + block.second;
                 else {
-                    const int32_t value = form == table4 ? table_values[number] : number - (form == blocks6 ? 32 : 128);
+                    const int32_t value = base_of(form) == table4 ? table_values[number] : number - (form == super6 ? 32 : 128);
                     to[i] = (i < block_size / 2 ? block.first : block.second) * float(value);
                 }
             }
@@ -206,7 +249,10 @@ static bool of_kind(int32_t kind, const Todo& todo) {
 }
 
 static bool run_pack(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
-    return of_kind(kind, [&](auto known) { pack_kind<known()>(rows, in, out, packed); });
+    return of_kind(kind, [&](auto known) {
+        if constexpr (is_super(form_of(known()))) pack_supers<known()>(rows, in, out, packed);
+        else pack_kind<known()>(rows, in, out, packed);
+    });
 }
 static bool run_expand(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to) {
     return of_kind(kind, [&](auto known) { expand_kind<known()>(rows, count, in, to); });

@@ -3,6 +3,24 @@
 // Activations carry one scale per row and group of 64 inputs, weights one per output. A group's products are summed in
 // integers, groups are added as floats in ascending order: a row's result does not depend on the rows beside it.
 
+// The scaled sums of a row's super-block as integers of 15 bits.
+static void quantize_halves(int32_t row, int32_t super, const Quantized& a) {
+    const int64_t index = int64_t(row) * a.supers() + super;
+    const f16 v = load(a.halves + int64_t(row) * a.groups() * 2 + super * 8, 8);
+    // As in `quantize`.
+    const int32_t most = maximum<int32_t>(bits(magnitude(v)));
+    float largest;
+    __builtin_memcpy(&largest, &most, 4);
+    const bool finite = most < 0x7f800000, tiny = largest < 1e-30f;
+    const i16 rounded = whole(nearest(v * (finite && !tiny ? least_most / largest : 0.0f)));
+    for (int32_t i = 0; i < 8; ++i) {
+        const int32_t upper = (rounded[i] + 64) >> 7;
+        a.leasts[16 * index + i] = int8_t(upper);
+        a.leasts[16 * index + 8 + i] = int8_t(rounded[i] - 128 * upper);
+    }
+    a.least_step[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / least_most);
+}
+
 // One row of n floats; the bytes behind n are zero.
 static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a) {
     int8_t* q = a.q + int64_t(row) * a.width;
@@ -34,10 +52,14 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
         a.halves[2 * index] = scale * float(first);
         a.halves[2 * index + 1] = scale * float(second);
     }
+    for (int32_t s = 0; s < a.supers(); ++s) quantize_halves(row, s, a);
 }
 
 #ifndef DECODERY_NARROW
 #define DECODERY_NARROW 0
+#endif
+#ifndef DECODERY_BLOCK_ROWS
+#define DECODERY_BLOCK_ROWS DECODERY_TILE_ROWS
 #endif
 // Of how many steps of a block products are added in 16 bits, as many as fit there together; 0: of none.
 template <Form form>
@@ -80,6 +102,7 @@ struct Ahead {
 // How many bytes are asked for at a time, see `Ahead`.
 constexpr int32_t asked_bytes(Form form) {
     if (is_floating(form)) return 2 * panel_width;
+    if (is_super(form)) return super_bytes(form) / 8;
     return form == rows8 ? 4 * panel_width : form == rows2 ? ternary_bytes : block_bytes(form);
 }
 
@@ -118,9 +141,8 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
     }
 }
 
-constexpr bool has_least(Form form) { return form == blocks4 || form == blocks5; }
 // Parts of a block with steps of their own.
-constexpr int32_t halves_of(Form form) { return has_least(form) ? 1 : 2; }
+constexpr int32_t halves_of(Form form) { return has_least(form) || form == super_table4 ? 1 : 2; }
 // What sums of numbers as they are kept begin with, for what they stand for: block `b` of all rows', and its half.
 template <Form form>
 INLINE int32_t too_much(const int32_t* totals, int32_t b, int32_t part) {
@@ -148,11 +170,56 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
     return low;
 }
 
+// found[r][v]: what a part of a block comes to for R rows and V vectors of outputs, the first of which is `first`, in the
+// numbers that the weights are kept as. parts: of a block. begin(r): what a row's sums begin with.
+template <int R, int V, Form form, int parts, class Begin>
+INLINE void row_sums(const uint8_t* w, const int8_t* q, int64_t stride, int32_t first, int32_t part, const Begin& begin, Floats (&found)[R][V]) {
+    constexpr int32_t steps = block_size / 4 / parts, run = narrow_steps<form> > 0 ? narrow_steps<form> : 1;
+    Ints acc[R][V];
+    each<R>([&](auto r) ALWAYS_INLINE {
+        const Ints by = ints(begin(r));
+        each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = by; });
+    });
+    each_step<steps / run>([&](auto j) ALWAYS_INLINE {
+        Ints narrow[R][V];
+        each<run>([&](auto k) ALWAYS_INLINE {
+            const int32_t step = part * steps + j * run + k;
+            Bytes of[V];
+            each<V>([&](auto v) ALWAYS_INLINE { of[v] = numbers<form>(w, step, first + v); });
+            each<R>([&](auto r) ALWAYS_INLINE {
+                const Four x = four(q + r * stride + 4 * step);
+                each<V>([&](auto v) ALWAYS_INLINE {
+                    if constexpr (run == 1) acc[r][v] = dot(acc[r][v], of[v], x);
+                    else if constexpr (k == 0) narrow[r][v] = products16(of[v], x);
+                    else narrow[r][v] = add16(narrow[r][v], products16(of[v], x));
+                });
+            });
+        });
+        if constexpr (run > 1)
+            each<R>([&](auto r) ALWAYS_INLINE {
+                each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = add_pairs(acc[r][v], narrow[r][v]); });
+            });
+    });
+    each<R>([&](auto r) ALWAYS_INLINE {
+        each<V>([&](auto v) ALWAYS_INLINE { found[r][v] = floats(acc[r][v]); });
+    });
+}
+
+#if DECODERY_PAIRS
+#include "pairs.h"
+#else
+template <int R, Form form>
+constexpr int32_t outputs_at_a_time = side_by_side<R, form>;
+template <int R, int V, Form form, int parts, class Begin>
+INLINE void block_sums(const uint8_t* w, const int8_t* q, int64_t stride, int32_t first, int32_t part, const Begin& begin, Floats (&found)[R][V]) {
+    row_sums<R, V, form, parts>(w, q, stride, first, part, begin, found);
+}
+#endif
+
 // The same for blocks.
 template <int R, Form form>
 static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
-    constexpr int32_t V = side_by_side<R, form>, parts = halves_of(form), steps = block_size / 4 / parts;
-    constexpr int32_t run = narrow_steps<form> > 0 ? narrow_steps<form> : 1;
+    constexpr int32_t V = outputs_at_a_time<R, form>;
     const int32_t blocks = a.groups() * 2;
     const int64_t stride = a.width;
     const int8_t* q = a.q + row * stride;
@@ -165,32 +232,10 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
         ahead.next += ahead.step;
         each<vectors / V>([&](auto side) ALWAYS_INLINE {
             constexpr int32_t first = side * V;
-            each<parts>([&](auto part) ALWAYS_INLINE {
-                Ints acc[R][V];
-                each<R>([&](auto r) ALWAYS_INLINE {
-                    const Ints begin = ints(too_much<form>(totals, r * blocks + b, part));
-                    each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = begin; });
-                });
-                each_step<steps / run>([&](auto j) ALWAYS_INLINE {
-                    Ints narrow[R][V];
-                    each<run>([&](auto k) ALWAYS_INLINE {
-                        const int32_t step = part * steps + j * run + k;
-                        Bytes of[V];
-                        each<V>([&](auto v) ALWAYS_INLINE { of[v] = numbers<form>(w + 4 * panel_width, step, first + v); });
-                        each<R>([&](auto r) ALWAYS_INLINE {
-                            const Four x = four(q + r * stride + 4 * step);
-                            each<V>([&](auto v) ALWAYS_INLINE {
-                                if constexpr (run == 1) acc[r][v] = dot(acc[r][v], of[v], x);
-                                else if constexpr (k == 0) narrow[r][v] = products16(of[v], x);
-                                else narrow[r][v] = add16(narrow[r][v], products16(of[v], x));
-                            });
-                        });
-                    });
-                    if constexpr (run > 1)
-                        each<R>([&](auto r) ALWAYS_INLINE {
-                            each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = add_pairs(acc[r][v], narrow[r][v]); });
-                        });
-                });
+            each<halves_of(form)>([&](auto part) ALWAYS_INLINE {
+                Floats found[R][V];
+                block_sums<R, V, form, halves_of(form)>(w + 4 * panel_width, q, stride, first, part,
+                                       [&](int32_t r) ALWAYS_INLINE { return too_much<form>(totals, r * blocks + b, part); }, found);
                 each<V>([&](auto v) ALWAYS_INLINE {
                     constexpr int32_t output = lanes * (first + v);
                     const Floats step = half_floats(w + 2 * (part * panel_width + output));
@@ -198,10 +243,76 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                     each<R>([&](auto r) ALWAYS_INLINE {
                         const float s = scale[r * a.groups() + b / 2];
                         float* sum = sums + r * panel_width + output;
-                        const Floats total = load_lanes(sum) + floats(acc[r][v]) * step * s;
+                        const Floats total = load_lanes(sum) + found[r][v] * step * s;
                         store_lanes(sum, has_least(form) ? total + least * halves[r * blocks + b] : total);
                     });
                 });
+            });
+        });
+    }
+}
+
+// The same for super-blocks. A group's sums times integer scales are exact: 24 bits, of super6 and super_table4 but for
+// the sum of such products.
+template <int R, Form form>
+static void tile_supers(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
+    constexpr Form base = base_of(form);
+    constexpr int32_t V = outputs_at_a_time<R, base>, parts = halves_of(form);
+    const int32_t supers = a.supers();
+    const int64_t stride = a.width;
+    const int8_t* q = a.q + row * stride;
+    const float* scale = a.scale + int64_t(row) * a.groups();
+    const int32_t* totals = a.sums + int64_t(row) * 4 * a.groups();
+    const int8_t* leasts = a.leasts + int64_t(row) * supers * 16;
+    const float* least_step = a.least_step + int64_t(row) * supers;
+    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+    for (int32_t s = 0; s < supers; ++s, w += super_bytes(form)) {
+        const uint8_t *scales = w + super_scales(form), *p = w + super_numbers(form);
+        Floats all[R][vectors] = {};
+        for (int32_t g = 4 * s; g < 4 * s + 4; ++g) {
+            Floats group[R][vectors] = {};
+            for (int32_t block = 0; block < 2; ++block) {
+                for (int32_t i = 0; i < asked_bytes(form); i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
+                ahead.next += ahead.step;
+                each<vectors / V>([&](auto side) ALWAYS_INLINE {
+                    constexpr int32_t first = side * V;
+                    each<parts>([&](auto part) ALWAYS_INLINE {
+                        Floats found[R][V];
+                        block_sums<R, V, base, parts>(p, q, stride, first, part, [&](int32_t r) ALWAYS_INLINE {
+                            const int32_t b = (r * a.groups() + g) * 2 + block, only = too_much<base>(totals, b, part);
+                            return form == super_table4 ? only + too_much<base>(totals, b, 1) : only;
+                        }, found);
+                        each<V>([&](auto v) ALWAYS_INLINE {
+                            const uint8_t* of = scales + part * panel_width + lanes * (first + v);
+                            const Floats by = has_least(form) ? unsigned_floats(of) : signed_floats(of);
+                            each<R>([&](auto r) ALWAYS_INLINE { group[r][first + v] = add_exact(group[r][first + v], found[r][v], by); });
+                        });
+                    });
+                });
+                p += number_bytes(form);
+                q += block_size;
+                scales += parts * panel_width;
+            }
+            each<R>([&](auto r) ALWAYS_INLINE {
+                const float by = scale[r * a.groups() + g];
+                each<vectors>([&](auto v) ALWAYS_INLINE { all[r][v] = all[r][v] + group[r][v] * by; });
+            });
+        }
+        each<vectors>([&](auto v) ALWAYS_INLINE {
+            constexpr int32_t output = lanes * v;
+            const Floats step = half_floats(w + 2 * output), down = half_floats(w + 2 * (panel_width + output));
+            const uint8_t* least = w + 4 * panel_width + 4 * output;
+            each<R>([&](auto r) ALWAYS_INLINE {
+                float* sum = sums + r * panel_width + output;
+                Floats total = load_lanes(sum) + all[r][v] * step;
+                if constexpr (has_least(form)) {
+                    const int8_t* by = leasts + (r * supers + s) * 16;
+                    const Bytes low = small_bytes(least), high = small_bytes(least + 4 * panel_width);
+                    const Ints upper = dot(dot(ints(0), low, four(by)), high, four(by + 4));
+                    const Ints found = dot(dot(times128(upper), low, four(by + 8)), high, four(by + 12));
+                    total = total - floats(found) * least_step[r * supers + s] * down;
+                }
+                store_lanes(sum, total);
             });
         });
     }
@@ -252,22 +363,21 @@ static void tile_ternary(const uint8_t* w, const Quantized& a, int32_t row, floa
     }
 }
 
-#if DECODERY_PAIRS
-#include "pairs.h"
-#endif
-
 // How many rows are multiplied with a load of weights. Without products of bytes the fourth only shares what unpacking five
 // and six bits takes, and of few rows two tiles hide the reading better than one.
 constexpr int32_t most_rows(Form form) {
-    return DECODERY_NARROW && form != blocks5 && form != blocks6 && form != rows2 ? 3 : DECODERY_TILE_ROWS;
+    const Form base = base_of(form);
+    if (DECODERY_NARROW && base != blocks5 && base != blocks6 && base != rows2) return 3;
+    return base == rows8 || base == rows2 ? DECODERY_TILE_ROWS : DECODERY_BLOCK_ROWS;
 }
 
 template <int R, Form form>
 INLINE void tile_as(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     if constexpr (R > most_rows(form)) return;
 #if DECODERY_PAIRS
-    else if constexpr (R > 1) return tile_pairs<R, form>(w, a, row, sums, ahead);
+    else if constexpr (R > 1 && (form == rows8 || form == rows2)) return tile_pairs<R, form>(w, a, row, sums, ahead);
 #endif
+    else if constexpr (is_super(form)) return tile_supers<R, form>(w, a, row, sums, ahead);
     else if constexpr (form == rows8) return tile<R>(w, a, row, sums, ahead);
     else if constexpr (form == rows2) return tile_ternary<R>(w, a, row, sums, ahead);
     else return tile_blocks<R, form>(w, a, row, sums, ahead);
@@ -282,6 +392,10 @@ INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t ro
         case blocks5: return tile_as<R, blocks5>(w, a, row, sums, ahead);
         case blocks6: return tile_as<R, blocks6>(w, a, row, sums, ahead);
         case blocks8: return tile_as<R, blocks8>(w, a, row, sums, ahead);
+        case super4: return tile_as<R, super4>(w, a, row, sums, ahead);
+        case super_table4: return tile_as<R, super_table4>(w, a, row, sums, ahead);
+        case super5: return tile_as<R, super5>(w, a, row, sums, ahead);
+        case super6: return tile_as<R, super6>(w, a, row, sums, ahead);
         default: return tile_as<R, rows8>(w, a, row, sums, ahead);
     }
 }

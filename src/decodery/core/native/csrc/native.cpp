@@ -114,6 +114,8 @@ struct Layout {
         take(a.offset, rows * a.groups());
         take(a.sums, rows * a.groups() * 4);
         take(a.halves, rows * a.groups() * 2);
+        take(a.leasts, rows * a.supers() * 16);
+        take(a.least_step, rows * a.supers());
     }
 };
 
@@ -325,34 +327,71 @@ EXPORT void decodery_pack_ternary(const uint8_t* weight, int32_t in, const int32
     }
 }
 
-// The same for blocks: weight [.][in * bits / 8], the lowest four bits of all numbers, two inputs a byte, and then the
-// others, eight or four inputs a byte, or of 8 bits whole bytes; scales [.][in / 32][2] halves.
+// The numbers of block b of a row of weights [in * bits / 8]: the lowest four bits of all numbers, two inputs a byte, and
+// then the others, eight or four inputs a byte, or of 8 bits whole bytes.
+static void put_numbers(int32_t bits, const uint8_t* from, int32_t in, int32_t b, int32_t lane, uint8_t* numbers) {
+    const uint8_t* above = from + in / 2;
+    const int32_t half = lane / 16;
+    uint8_t* others = numbers + 512;
+    for (int32_t k = 0; k < block_size; ++k) {
+        const int32_t i = b * block_size + k, at = lane % 16 * 4 + k % 4, vector = k / 4 * 2 + half;
+        if (bits == 8) {
+            numbers[vector * 64 + at] = from[i];
+            continue;
+        }
+        numbers[k / 4 * 64 + at] |= uint8_t((from[i / 2] >> (i % 2 * 4) & 15) << (half * 4));
+        if (bits == 5) others[vector * 8 + at / 8] |= uint8_t((above[i / 8] >> (i % 8) & 1) << (at % 8));
+        if (bits == 6) others[vector / 4 * 64 + at] |= uint8_t((above[i / 4] >> (i % 4 * 2) & 3) << (vector % 4 * 2));
+    }
+}
+
+// The same for blocks: weight as `put_numbers` has it; scales [.][in / 32][2] halves.
 EXPORT void decodery_pack_blocks(Form form, const uint8_t* weight, const uint16_t* scales, int32_t in, const int32_t* rows,
                                  int32_t out, uint8_t* packed) {
     const int32_t blocks = round_up(in, group_size) / block_size, known = in / block_size, bits = bits_of(form);
     memset(packed, 0, size_t(out / panel_width) * panel_bytes(form, in));
     for (int32_t o = 0; o < out; ++o) {
         if (rows[o] < 0) continue;
-        const int32_t lane = o % panel_width, half = lane / 16;
+        const int32_t lane = o % panel_width;
         const uint8_t* from = weight + int64_t(rows[o]) * in / 8 * bits;
-        const uint8_t* above = from + in / 2;
         for (int32_t b = 0; b < known; ++b) {
             uint8_t* block = packed + (int64_t(o / panel_width) * blocks + b) * block_bytes(form);
             const uint16_t* pair = scales + (int64_t(rows[o]) * known + b) * 2;
             memcpy(block + lane * 2, pair, 2);
             memcpy(block + 64 + lane * 2, pair + 1, 2);
-            uint8_t *numbers = block + 128, *others = numbers + 512;
-            for (int32_t k = 0; k < block_size; ++k) {
-                const int32_t i = b * block_size + k, at = lane % 16 * 4 + k % 4, vector = k / 4 * 2 + half;
-                if (bits == 8) {
-                    numbers[vector * 64 + at] = from[i];
-                    continue;
-                }
-                numbers[k / 4 * 64 + at] |= uint8_t((from[i / 2] >> (i % 2 * 4) & 15) << (half * 4));
-                if (bits == 5) others[vector * 8 + at / 8] |= uint8_t((above[i / 8] >> (i % 8) & 1) << (at % 8));
-                if (bits == 6) others[vector / 4 * 64 + at] |= uint8_t((above[i / 4] >> (i % 4 * 2) & 3) << (vector % 4 * 2));
+            put_numbers(bits, from, in, b, lane, block + 128);
+        }
+    }
+}
+
+template <Form form>
+static void pack_supers(const uint8_t* weight, const uint16_t* scales, const uint8_t* integers, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed) {
+    constexpr int32_t bits = bits_of(form), sides = has_least(form) ? 2 : 1;
+    const int32_t supers = in / super_size;
+    memset(packed, 0, size_t(out / panel_width) * panel_bytes(form, in));
+    for (int32_t o = 0; o < out; ++o) {
+        if (rows[o] < 0) continue;
+        const int32_t lane = o % panel_width;
+        for (int32_t s = 0; s < supers; ++s) {
+            uint8_t* to = packed + (int64_t(o / panel_width) * supers + s) * super_bytes(form);
+            const int64_t super = int64_t(rows[o]) * supers + s;
+            for (int32_t side = 0; side < sides; ++side) memcpy(to + (side * panel_width + lane) * 2, scales + super * sides + side, 2);
+            for (int32_t j = 0; j < 8; ++j) {
+                put_scales<form>(to, lane, j, integers[(super * 8 + j) * 2], integers[(super * 8 + j) * 2 + 1]);
+                put_numbers(bits, weight + int64_t(rows[o]) * in / 8 * bits, in, 8 * s + j, lane, to + super_numbers(form) + j * number_bytes(form));
             }
         }
+    }
+}
+
+// The same for super-blocks: scales [.][in / 256][2, or 1 without least values] halves, integers [.][in / 32][2] bytes.
+EXPORT void decodery_pack_supers(Form form, const uint8_t* weight, const uint16_t* scales, const uint8_t* integers, int32_t in,
+                                 const int32_t* rows, int32_t out, uint8_t* packed) {
+    switch (form) {
+        case super4: return pack_supers<super4>(weight, scales, integers, in, rows, out, packed);
+        case super_table4: return pack_supers<super_table4>(weight, scales, integers, in, rows, out, packed);
+        case super5: return pack_supers<super5>(weight, scales, integers, in, rows, out, packed);
+        default: return pack_supers<super6>(weight, scales, integers, in, rows, out, packed);
     }
 }
 

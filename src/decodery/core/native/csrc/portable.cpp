@@ -76,6 +76,23 @@ INLINE Ints dot(Ints sum, const Bytes& w, const Four& x) {
     return sum;
 }
 INLINE f16 floats(Ints x) { return __builtin_convertvector(x, f16); }
+INLINE Ints times128(Ints x) { return x << 7; }
+INLINE Bytes small_bytes(const uint8_t* p) {
+    Bytes w;
+    __builtin_memcpy(w.value, p, 64);
+    return w;
+}
+INLINE f16 unsigned_floats(const uint8_t* p) {
+    f16 x;
+    for (int i = 0; i < 16; ++i) x[i] = float(p[i]);
+    return x;
+}
+INLINE f16 signed_floats(const uint8_t* p) {
+    f16 x;
+    for (int i = 0; i < 16; ++i) x[i] = float(int8_t(p[i]));
+    return x;
+}
+INLINE f16 add_exact(f16 sum, f16 x, f16 y) { return sum + x * y; }
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     u32x16 pairs;
     __builtin_memcpy(&pairs, p, 64);

@@ -12,6 +12,8 @@
 
 constexpr int32_t group_size = 64;     // inputs that share one activation scale
 constexpr int32_t block_size = 32;     // inputs of a block of weights
+constexpr int32_t super_size = 256;    // inputs of a super-block
+constexpr float least_most = 16256.0f;    // of sums of 32 inputs as integers: upper bytes go to 127
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
 constexpr int32_t value_block = 64;    // values whose weighted sum attention finishes before it adds the next ones
@@ -23,8 +25,18 @@ constexpr int64_t most_shared = 1 << 20;    // scores that there is room for the
 inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
 constexpr bool is_floating(Form form) { return form == bfloat16s || form == float16s; }
+constexpr bool is_super(Form form) { return form >= super4; }
+// The form of the numbers in a super-block.
+constexpr Form base_of(Form form) {
+    return form == super4 ? blocks4 : form == super_table4 ? table4 : form == super5 ? blocks5 : form == super6 ? blocks6 : form;
+}
 // Bits of a number in a block.
-constexpr int32_t bits_of(Form form) { return form == blocks8 ? 8 : form == blocks6 ? 6 : form == blocks5 ? 5 : 4; }
+constexpr int32_t bits_of(Form form) {
+    const Form base = base_of(form);
+    return base == blocks8 ? 8 : base == blocks6 ? 6 : base == blocks5 ? 5 : 4;
+}
+// Whether a weight has a least value, beside its step.
+constexpr bool has_least(Form form) { return base_of(form) == blocks4 || base_of(form) == blocks5; }
 // What the numbers of table4 stand for: the values of GGML's IQ4_NL.
 constexpr int8_t table_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 // Inputs that are summed in whole numbers: of a block, of a group of rows2.
@@ -32,18 +44,43 @@ constexpr int32_t inputs_of(Form form) { return form == rows2 || form == rows8 ?
 // Of a panel's group of rows2.
 constexpr int32_t ternary_bytes = group_size * panel_width / 4;
 // Of a panel's block.
-constexpr int32_t block_bytes(Form form) { return 2 * 2 * panel_width + block_size * panel_width * bits_of(form) / 8; }
+constexpr int32_t number_bytes(Form form) { return block_size * panel_width * bits_of(form) / 8; }
+constexpr int32_t block_bytes(Form form) { return 2 * 2 * panel_width + number_bytes(form); }
+// Of a panel's super-block: where integer scales begin and where numbers do, and all of it.
+constexpr int32_t super_scales(Form form) { return (has_least(form) ? 2 * 2 + 8 : 2) * panel_width; }
+constexpr int32_t super_numbers(Form form) { return super_scales(form) + (form == super6 ? 16 : 8) * panel_width; }
+constexpr int32_t super_bytes(Form form) { return super_numbers(form) + 8 * number_bytes(form); }
+// Puts the integer scales of block j of an output into a panel's super-block: of a step and a least value, or of halves.
+template <Form form>
+inline void put_scales(uint8_t* super, int32_t lane, int32_t j, int32_t first, int32_t second) {
+    uint8_t* scales = super + super_scales(form);
+    if (form == super6) {
+        scales[2 * j * panel_width + lane] = uint8_t(first);
+        scales[(2 * j + 1) * panel_width + lane] = uint8_t(second);
+        return;
+    }
+    scales[j * panel_width + lane] = uint8_t(first);
+    if (has_least(form)) super[4 * panel_width + j / 4 * 4 * panel_width + 4 * lane + j % 4] = uint8_t(second);
+}
 // Of a panel.
 inline int64_t panel_bytes(Form form, int32_t in) {
     if (is_floating(form)) return int64_t(in) * 2 * panel_width;
+    if (is_super(form)) return int64_t(in) / super_size * super_bytes(form);
     const int64_t width = round_up(in, group_size);
     return form == rows8 ? width * panel_width : form == rows2 ? width / group_size * ternary_bytes : width / block_size * block_bytes(form);
 }
 
 // What blocks of GGUF files become; how many blocks of 32 share scales there, and the bytes of these together.
 constexpr Form form_of(Blocks kind) {
-    return kind == iq4_nl || kind == iq4_xs ? table4 : kind == q8_0 ? blocks8 : kind == q6_k ? blocks6
-         : kind == q5_0 || kind == q5_1 || kind == q5_k ? blocks5 : blocks4;
+    switch (kind) {
+        case q4_k: return super4;
+        case iq4_xs: return super_table4;
+        case q5_k: return super5;
+        case q6_k: return super6;
+        case iq4_nl: return table4;
+        case q8_0: return blocks8;
+        default: return kind == q5_0 || kind == q5_1 ? blocks5 : blocks4;
+    }
 }
 constexpr int32_t blocks_of(Blocks kind) { return kind == q4_k || kind == q5_k || kind == q6_k || kind == iq4_xs ? 8 : 1; }
 constexpr int32_t bytes_of(Blocks kind) {
@@ -62,17 +99,22 @@ constexpr int32_t bytes_of(Blocks kind) {
 
 // Rows of bytes, width a multiple of 64. scale, offset: [rows][width / 64]; offset is what weights stored as
 // value + 128 would add too much. sums: [rows][width / 16], of 16 inputs each. halves: [rows][width / 32], the scaled
-// sums of 32 inputs, for weights with a least value. floats: the rows before that, for weights in floating point.
+// sums of 32 inputs, for weights with a least value; of 256 inputs these are also integers of 15 bits, each of two bytes:
+// leasts, [rows][width / 256][2][8], the upper bytes and the lower ones, which are signed, and what one stands for,
+// least_step [rows][width / 256]. floats: the rows before that, for weights in floating point.
 struct Quantized {
     int8_t* q;
     float* scale;
     int32_t* offset;
     int32_t* sums;
     float* halves;
+    int8_t* leasts;
+    float* least_step;
     float* floats;
     int32_t width;
 
     int32_t groups() const { return width / group_size; }
+    int32_t supers() const { return width / super_size; }
 };
 
 // Slots a row sees: [begin, end), then `count` more at `list`.
