@@ -17,8 +17,8 @@ for file in native parallel portable arm arm_i8mm; do
 done
 aarch64-linux-gnu-g++ -shared -pthread "$work"/{native,parallel,portable,arm,arm_i8mm}.o -o "$work/libdecodery.so"
 aarch64-linux-gnu-g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" -L"$work" -ldecodery -Wl,-rpath,"$work" -o "$work/bits-arm"
-g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" "$root/src/decodery/models/_native.so" \
-    -Wl,-rpath,"$root/src/decodery/models" -o "$work/bits-here"
+g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" "$root/src/decodery/core/native/_native.so" \
+    -Wl,-rpath,"$root/src/decodery/core/native" -o "$work/bits-here"
 qemu-aarch64 -L /usr/aarch64-linux-gnu "$work/bits-arm" > "$work/arm.tsv"
 "$work/bits-here" > "$work/here.tsv"
 python3 - "$work" "$root/benchmarks/results/bits.json" <<'PYTHON'
