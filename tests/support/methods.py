@@ -344,7 +344,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(head=_untrained(EAGLE3Head, other) if isinstance(other, Transformer) else None),
     # One whose size is not known, so that asking it is believed to be cheap.
     "auto:model": lambda other: Auto(warm=None, model=Counted(other)),
-    "discrete-key-value": lambda other: DiscreteKeyValue(_keys(other), lr=4.0, scope="request"),
+    "discrete-key-value": lambda other: DiscreteKeyValue(_keys(other), lr=4.0),
     "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),

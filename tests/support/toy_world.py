@@ -1,4 +1,4 @@
-"""A world of short texts in which every posterior can be enumerated, and particles that live in it."""
+"""Short texts of which every posterior can be enumerated, and particles that are such texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decodery.core.noise import PARTICLE, TOKEN, draw, mix
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.search.particles import Block, Particle, Population, Target
+from decodery.search.population import Block, Particle, Population, Target
 from decodery.search.smc import SMC, Posterior
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer
@@ -55,8 +55,8 @@ class Toy(Particle):
         return self.text[-1:] == (END,)
 
 
-class ToyWorld:
-    """What `Walk` does to sequences, for texts as tuples: the same draws from the same noise."""
+class ToyProposal:
+    """What `ModelProposal` does to sequences, for texts as tuples: the same draws from the same noise."""
 
     def __init__(self, block: int, psi: Callable[[Sequence[int]], float] | None, seed: int = 0) -> None:
         self.block, self.psi, self.seed = block, psi, seed
@@ -71,7 +71,6 @@ class ToyWorld:
         return Toy(
             blocks,
             particle.value,
-            particle.log_weight,
             particle.text,
             seed=mix(self.seed, PARTICLE, next(self.streams)),
         )
@@ -120,7 +119,7 @@ class ToyWorld:
 def population(count: int, target: Target, block: int, moves: int = 0, psi=log_psi, seed: int = 0, **changes):
     numbers = itertools.count(1)
     found = changes.pop("kind", Population)(
-        ToyWorld(block, psi, seed),
+        ToyProposal(block, psi, seed),
         count,
         **{
             **{"target": target, "moving": target, "block": block, "threshold": 0.5, "moves": moves},

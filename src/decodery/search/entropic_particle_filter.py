@@ -13,10 +13,10 @@ from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 
-from .particle_search import ParticleSearch, Resampling, note, require_resampling, require_temperature
+from .particle_search import ParticleSearch, require_temperature
+from .particles import Resample, Resampling, effective_size, normalised, require_resampling
 from .steps import Growth, Node
-from .sweeps import Resample, Sweep
-from .weights import effective_size, normalised
+from .sweep import Sweep
 
 Annealing = Literal["ess", "entropy", "base"]
 
@@ -71,7 +71,7 @@ class EntropicParticleFilter(ParticleSearch):
         return self.resampling
 
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
+        sweep = Sweep(growth.root, self.particles, self.weighting(self.reward_temperature), resample)
         yield from self.step(growth, [sweep])
         while sweep.open:
             over = sweep.steps / self.rounds
@@ -83,15 +83,15 @@ class EntropicParticleFilter(ParticleSearch):
                 (gains,) = yield from self.step(growth, [sweep])
                 chosen = sweep.resample(anneal=anneal)
                 sweep.log_weights += self.double_count * gains[chosen]
-                growth.settle(line.last for line in sweep.lines)
+                growth.settle(each.last for each in sweep.members)
                 continue
             # Where there is one text there is nothing to draw among.
             looks = self.lookahead == "fresh" and self.particles > 1
             ahead = (yield from self._ahead(growth, sweep)) if looks else None
             sweep.resample(ahead, anneal)
-            growth.settle(line.last for line in sweep.lines)
+            growth.settle(each.last for each in sweep.members)
             yield from self.step(growth, [sweep])
-        note(sweep)
+        self.record(sweep)
         count("log_normaliser", sweep.log_normaliser)
         return [sweep]
 

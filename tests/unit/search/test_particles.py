@@ -1,4 +1,4 @@
-"""Weighted particles over a toy world against enumerated posteriors, and weights that are wrong."""
+"""Weighted particles that are toy texts against enumerated posteriors, and weights that are wrong."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from decodery.search.particles import Block, Population, Target, move_log_ratio
+from decodery.search.particles import log_mean, systematic
+from decodery.search.population import Block, Population, Target, move_log_ratio
 from decodery.search.smc import SMC
-from decodery.search.weights import log_mean, systematic
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from toy_world import END, LENGTH, MODEL, PROMPT, TARGETS, Psi, log_psi, population, search
 
@@ -42,9 +42,9 @@ def distance(found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], 
 
 
 def weighted_texts(found: Population) -> dict[tuple[int, ...], float]:
-    weights = np.exp(found.log_weights - log_mean(found.log_weights)) / len(found.particles)
+    weights = np.exp(found.log_weights - log_mean(found.log_weights)) / len(found.members)
     masses: dict[tuple[int, ...], float] = {}
-    for particle, weight in zip(found.particles, weights, strict=True):
+    for particle, weight in zip(found.members, weights, strict=True):
         masses[particle.text] = masses.get(particle.text, 0.0) + float(weight)
     return masses
 
@@ -62,16 +62,18 @@ def test_weighted_particles_are_the_enumerated_posterior(name: str) -> None:
 class Restless(Population):
     """Wrong on purpose: resampled particles keep their weights."""
 
-    def _resample(self) -> None:
-        weights = np.exp(self.log_weights - log_mean(self.log_weights)) / len(self.particles)
-        self.particles = [self.world.fork(self.particles[each]) for each in systematic(weights, self.uniform())]
+    def resample(self) -> list[int]:
+        chosen = systematic(self.weights, self.uniform())
+        self.members = [self.proposal.fork(self.members[each]) for each in chosen]
+        self.log_weights = self.log_weights[chosen]
+        return chosen
 
 
 class Fresh(Population):
     """Wrong on purpose: the value of a beginning is estimated again where it is divided by."""
 
     def _advance(self) -> ForwardCoroutine[None]:
-        active = self._open()
+        active = [self.members[number] for number in self._open()]
         values, _ = yield from self._values(active, self.target, None)
         for particle, value in zip(active, values, strict=True):
             particle.value = value if self._length else 0.0
@@ -82,8 +84,8 @@ class Doubled(Population):
     """Wrong on purpose: the potential of a beginning counts beside that of the whole."""
 
     def _advance(self) -> ForwardCoroutine[None]:
-        for particle in self._open():
-            particle.value = 0.0
+        for number in self._open():
+            self.members[number].value = 0.0
         yield from super()._advance()
 
 
@@ -104,12 +106,13 @@ class Scheduled(Population):
     """Moves after every block, to the last that any text may reach, whatever becomes of the particles."""
 
     def run(self) -> ForwardCoroutine[None]:
-        self.particles = yield from as_coroutine(self.world.start(self._count))
+        self.members = yield from as_coroutine(self.proposal.start(self._count))
+        self.log_weights = np.zeros(self._count)
         for _ in range(math.ceil(LENGTH / self.block)):
             yield from self._advance()
-            self._resample()
+            self.resample()
             for _ in range(self.moves):
-                yield from self._move()
+                yield from self.move()
 
 
 def uneven(text: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""The world of particles that are sequences of a model: one pass per token over all that grow."""
+"""Particles drawn from a model: one pass per token over all that grow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 
 from .base import Branches, candidates, choose, written
 from .marks import Mark
-from .particles import Block, Particle
+from .population import Block, Particle
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Branch(Particle):
         return self.seq.finished
 
 
-class Walk:
+class ModelProposal:
     """Branches of one prompt.
 
     block: tokens per block. potential: None for weight 1. strength: what its log-weights are multiplied by. powered:
@@ -78,9 +78,7 @@ class Walk:
     def fork(self, particle: Branch) -> Branch:
         seq = self._parted(particle.seq)
         blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
-        return Branch(
-            blocks, particle.value, particle.log_weight, seq=seq, logits=particle.logits, marks=list(particle.marks)
-        )
+        return Branch(blocks, particle.value, seq=seq, logits=particle.logits, marks=list(particle.marks))
 
     def cut(self, particle: Branch, block: int) -> Branch:
         twin, mark = self.fork(particle), particle.marks[block]
