@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from decodery.core.errors import SettingsError
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 from decodery.step.forward_request import ForwardCoroutine, off_loop
 from decodery.step.sequence import Sequence as Text
 
@@ -50,7 +50,7 @@ _ATTACHED = frozenset(
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
-_worker = Worker(Path(__file__).with_name("answers_child.py"), memory=_MEMORY)
+_workers = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Answers:
         shown = [text.rpartition(_THOUGHT)[2] for text in texts]
         if self.pattern:
             try:
-                found = _worker.ask([self.pattern, shown], _SECONDS)
+                found = _workers.ask([self.pattern, shown], _SECONDS)
             except (NotStarted, Unanswered) as error:
                 raise SettingsError(
                     f"the pattern {self.pattern!r} cannot be used here: {error}; simplify it"

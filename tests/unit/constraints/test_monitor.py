@@ -279,8 +279,7 @@ def test_a_name_that_is_wrong_already_is_let_go_on() -> None:
 def test_what_takes_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Monitor, "names", ASKED)
     assert "town" in compiled().monitor.names(HEAD + "depot.")
-    process = analyser().worker.process
-    assert process is not None
+    process = analyser().workers.idle[0].popen
     os.kill(process.pid, signal.SIGSTOP)
     assert Monitor(str(HERE), seconds=0.1).names(HEAD + "parcel.") is None
     assert process.returncode is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
+from functools import partial
 from itertools import product
 from math import comb
 from time import perf_counter, process_time
@@ -11,8 +13,11 @@ from time import perf_counter, process_time
 import pytest
 
 from decodery.core.errors import SettingsError
+from decodery.engine.engine import Engine
 from decodery.search.answers import Answers, canonical, vote
 from decodery.search.features import Features, features, standardised
+from decodery.step.forward_request import off_loop
+from decodery.testing import TableModel
 from decodery.testing.scripted import ScriptedLM
 
 
@@ -62,6 +67,27 @@ def test_patterns_that_never_end_are_ended() -> None:
     for kind in ("auto", "number", "marked", "whole"):
         Answers(kind).of(["9" * 200_000, "1," * 100_000, r"\boxed{" * 20_000, "-" * 200_000, "answer is " * 20_000])
     assert perf_counter() - begin < 5
+
+
+def test_slow_patterns_of_one_caller_do_not_delay_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decodery.search.answers._SECONDS", 0.3)
+    engine, quick, begin = Engine(TableModel(3)), Answers(pattern="b+"), threading.Event()
+
+    def slow() -> None:
+        begin.set()
+        with pytest.raises(SettingsError, match="simplify it"):
+            Answers(pattern="((.|\\n)+)+éé").of(["a" * 64])
+
+    slow_ones = [engine.enter(off_loop(slow), owner="one") for _ in range(5)]
+    engine.step()
+    assert begin.wait(60)
+    for _ in range(3):
+        other = engine.enter(off_loop(partial(quick.of, ["abb"])), owner="other")
+        engine.run([other])
+        assert other.result == ["bb"]
+    # Each of the slow ones takes its time, and one at a time.
+    assert sum(each.finished for each in slow_ones) <= 3
+    engine.run(slow_ones)
 
 
 def test_what_is_no_pattern_is_named() -> None:
