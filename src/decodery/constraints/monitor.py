@@ -9,7 +9,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Generic, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -107,7 +109,7 @@ class MonitorState:
 
 
 class MonitorConstraint(Constraint):
-    """A monitor for one vocabulary. The analyser is asked when a mask is, so that drafts cost no questions."""
+    """A monitor for one vocabulary. The analyser is asked when a mask is, and not for drafts."""
 
     @property
     def requirements(self) -> Requirements:
@@ -139,6 +141,12 @@ class MonitorConstraint(Constraint):
             return state
         return MonitorState(state.text + piece, state.place.after(piece))
 
+    def question(self, state: MonitorState) -> Callable[[], object] | None:
+        since = state.place.since
+        if state.ended or since is None or self._key(state, since) in self._found:
+            return None
+        return partial(self._rests, state)
+
     def idle(self, state: MonitorState) -> bool:
         return not state.ended and self._unseen(state) is None and not self._rests(state)
 
@@ -166,10 +174,8 @@ class MonitorConstraint(Constraint):
         return not rests or b"" in rests
 
     def permits(self, state: MonitorState, token: int) -> bool:
-        since = state.place.since
-        if since is not None and not state.ended and self._key(state, since) not in self._found:
-            return True  # not worth a question: whether it may come will be seen where the text gets there
-        return super().permits(state, token)
+        # A draft is not worth a question: whether the token may come shows where the text gets there.
+        return self.question(state) is not None or super().permits(state, token)
 
     def _unseen(self, state: MonitorState) -> np.ndarray | None:
         """[vocab] the tokens that would write a name after a dot unseen; None where there are none."""
@@ -197,22 +203,26 @@ class MonitorConstraint(Constraint):
 
 
 class _Recent(Generic[T]):
-    """What was worked out last, up to a number of entries."""
+    """What was worked out last, up to a number of entries. Safe to share between threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._lock = Lock()
         self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._values:
-            self._values[key] = make()
+        value = self._values.get(key)
+        if value is None:
+            value = make()
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
             if len(self._values) > self._most:
                 self._values.popitem(last=False)
-        self._values.move_to_end(key)
-        return self._values[key]
+        return value
 
 
 class _Spellings:

@@ -47,6 +47,7 @@ class AWRS(AcceptanceRule):
 
 
 def _draw(checks: Checks, laws: NodeDistributions, node: int, seq: Sequence) -> int:
+    laws.require_answers([node])
     context = laws.context(node)
     law = checks.law(laws.row(node)[None], [context])[0]
     seed = None if seq.sampler.greedy else seq.seed
