@@ -36,11 +36,11 @@ from decodery.training.attention_maps import (
     looked_at,
 )
 from decodery.training.cut import parameters
-from decodery.training.loop import Plan, train
-from decodery.training.puzzle_model import Shape, lesson, random_transformer
+from decodery.training.loop import TrainingPlan, train
+from decodery.training.puzzle_model import TransformerShape, lesson, random_transformer
 
 OUT = Path(__file__).parent / "results" / "attention-training.json"
-SHAPE = Shape(64, 4, 4, 112, 256)
+SHAPE = TransformerShape(64, 4, 4, 112, 256)
 BATCH, HELD, BLOCK = 16, 10**6, 16
 WEIGHTS = {"entropy": 0.1, "blocks": 0.1}
 KINDS = {
@@ -135,7 +135,7 @@ def main() -> None:
 
         with terminal_progress(counts=True) as progress:
             history = train(
-                learning, loss, Plan(args.steps, lr=2e-3, weight_decay=0.0, validate_every=args.steps // 4),
+                learning, loss, TrainingPlan(args.steps, lr=2e-3, weight_decay=0.0, validate_every=args.steps // 4),
                 args.work / kind.replace(", ", "-").replace(" ", "-"), validate=lambda model=model: judged(model),
                 metric="loss", settings={"kind": kind, "seed": args.seed}, progress=progress, what=kind,
             )  # fmt: skip

@@ -92,7 +92,7 @@ def gates(loaded: LoadedModel, work: Path) -> dict[str, Any]:
         trained = head_gates.train_head_gates(
             loaded, documents("train", TEXTS), work / "gates", recipe=recipe, progress=progress
         )
-    school, held = head_gates.School(loaded.model, recipe), documents("validation", TRIED)  # type: ignore[arg-type]
+    school, held = head_gates.HeadGateTrainee(loaded.model, recipe), documents("validation", TRIED)  # type: ignore[arg-type]
     draws = torch.Generator().manual_seed(0)
     shape = trained.gates.shape
 
@@ -117,7 +117,7 @@ def write_gate(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     recipe = write_gates.WriteGateRecipe(steps=400, prompt=0.3)
     with terminal_progress(counts=True) as progress:
         trained = write_gates.train_write_gate(loaded, texts, work / "write-gate", recipe=recipe, progress=progress)
-    school = write_gates.School(loaded.model, recipe)  # type: ignore[arg-type]
+    school = write_gates.WriteGateTrainee(loaded.model, recipe)  # type: ignore[arg-type]
     for name, tensor in school.tensors.items():
         tensor.data.copy_(trained.tensors[name])
     least, draws = trained.least(0.5), np.random.default_rng(0)
@@ -171,7 +171,7 @@ class Newest(write_gates.Admitted):
 
 
 @torch.no_grad()
-def newest(school: write_gates.School, ids: list[int], layer: int) -> float:
+def newest(school: write_gates.WriteGateTrainee, ids: list[int], layer: int) -> float:
     full, other = school.whole(ids), school.behind(ids, Newest(layer, school.prompt(ids)))
     return float((full.exp() * (full - other)).sum(dim=-1).mean())
 
@@ -184,7 +184,7 @@ def thinking(loaded: LoadedModel, work: Path) -> dict[str, Any]:
         recipe = coprocessor.CoprocessorRecipe(steps=600, latents=4, ahead=12, static=static)
         with terminal_progress(counts=True) as progress:
             trained = coprocessor.train_coprocessor(loaded, texts, work / name, recipe=recipe, progress=progress)
-        school = coprocessor.School(loaded.model, recipe)  # type: ignore[arg-type]
+        school = coprocessor.CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
         if static:
             found["random"] = school.foreseen(held).tolist()
             found["alone"] = school.foreseen(held, alone=True).tolist()
@@ -208,7 +208,7 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
             trained = meta_tokens.train_meta_tokens(
                 loaded, texts, work / f"meta-{name}", recipe=recipe, progress=progress
             )
-        school = meta_tokens.School(model, recipe)  # type: ignore[arg-type]
+        school = meta_tokens.MetaTokenTrainee(model, recipe)  # type: ignore[arg-type]
         found["kl"]["untrained"] = school.apart(held)
         for part, tensor in school.tensors.items():
             tensor.data.copy_(trained.tensors[part])
@@ -222,11 +222,11 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def window(school: meta_tokens.School, ids: list[int], size: int) -> float:
+def window(school: meta_tokens.MetaTokenTrainee, ids: list[int], size: int) -> float:
     """How far what a prompt's last tokens pay is from what is paid later."""
     wanted, _ = school.example(ids)
     n, cache = wanted.shape[2], school.model.new_cache()
-    cache.policy = watching = meta_tokens.Watching(n, n - size)
+    cache.policy = watching = meta_tokens.RecordedAttention(n, n - size)
     school.model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
     return float(meta_tokens.distance(wanted, watching.found))
 

@@ -43,7 +43,7 @@ from decodery.search.router import Router
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
 from decodery.training.adapter import FILE, LoRARemaking, train_adapter
-from decodery.training.corpus import SHARD, Corpus, Text, claim, shard_path, write_shard
+from decodery.training.corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
 from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
 from decodery.training.remade import CopyRecipe
@@ -214,7 +214,7 @@ def _steps(folder: Path, steps: Puzzle, lm: dc.LLM) -> Corpus:
     texts = []
     for prompt in islice(drawn(steps, "train"), count):
         tokens = [*encoded(prompt + steps.solve(prompt, random)), END_ID]
-        texts.append(Text(np.array(tokens, dtype=np.int32), len(prompt)))
+        texts.append(TrainingText(np.array(tokens, dtype=np.int32), len(prompt)))
     for number in range(0, count, SHARD):
         write_shard(shard_path(folder, number // SHARD), texts[number : number + SHARD], 0)
     return Corpus(folder)

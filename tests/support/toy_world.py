@@ -13,7 +13,7 @@ from decodery.core.noise import PARTICLE, TOKEN, draw, mix
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.search.population import Block, Particle, Population, Target
+from decodery.search.population import Particle, Population, TargetDistribution, TokenBlock
 from decodery.search.smc import SMC, Posterior
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer
@@ -67,7 +67,7 @@ class ToyProposal:
         return [Toy(seed=mix(self.seed, PARTICLE, next(self.streams))) for _ in range(count)]
 
     def fork(self, particle: Toy) -> Toy:
-        blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
+        blocks = [TokenBlock(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
         return Toy(
             blocks,
             particle.value,
@@ -93,7 +93,7 @@ class ToyProposal:
 
     def _step(self, each: Toy, temperature: float) -> None:
         if len(each.text) % self.block == 0:
-            each.blocks.append(Block())
+            each.blocks.append(TokenBlock())
         row, request, drawn = self._law(each.text, temperature)
         block, position = each.blocks[-1], len(each.text)
         if position == LENGTH - 1:
@@ -116,7 +116,9 @@ class ToyProposal:
         return self.laws[key]
 
 
-def population(count: int, target: Target, block: int, moves: int = 0, psi=log_psi, seed: int = 0, **changes):
+def population(
+    count: int, target: TargetDistribution, block: int, moves: int = 0, psi=log_psi, seed: int = 0, **changes
+):
     numbers = itertools.count(1)
     found = changes.pop("kind", Population)(
         ToyProposal(block, psi, seed),
@@ -132,11 +134,11 @@ def population(count: int, target: Target, block: int, moves: int = 0, psi=log_p
 
 
 TARGETS = {
-    "prefix-only": (Target(), 1, 0, {}),
-    "powered": (Target(2.0), 2, 0, {}),
-    "lookahead": (Target(rollouts=2, temperature=1.0), 2, 0, {"threshold": 0.9}),
-    "moves": (Target(), 2, 1, {"threshold": 1.0}),
-    "powered, lookahead and moves": (Target(2.0, 2, 0.6), 2, 1, {"threshold": 1.0}),
+    "prefix-only": (TargetDistribution(), 1, 0, {}),
+    "powered": (TargetDistribution(2.0), 2, 0, {}),
+    "lookahead": (TargetDistribution(rollouts=2, temperature=1.0), 2, 0, {"threshold": 0.9}),
+    "moves": (TargetDistribution(), 2, 1, {"threshold": 1.0}),
+    "powered, lookahead and moves": (TargetDistribution(2.0, 2, 0.6), 2, 1, {"threshold": 1.0}),
 }
 
 

@@ -26,7 +26,7 @@ from decodery.sampling.logits_processor import require_number
 
 from .analyser import analyser
 from .base import require_text
-from .place import BREAKING, Place
+from .place import BREAKING, CodePosition
 from .spelling import sorted_pieces
 
 _REMEMBERED = 512
@@ -102,7 +102,7 @@ class MonitorState:
 
     __slots__ = ("ended", "place", "text")
 
-    def __init__(self, text: bytes, place: Place, ended: bool = False) -> None:
+    def __init__(self, text: bytes, place: CodePosition, ended: bool = False) -> None:
         self.text = text
         self.place = place
         self.ended = ended
@@ -132,7 +132,7 @@ class MonitorConstraint(Constraint):
     def init(self, prompt: Sequence[int]) -> MonitorState:
         text = self.vocabulary.bytes_of(list(prompt))
         text = self._prefix + (text.removeprefix(b" ") if self._indented else text)
-        return MonitorState(text, Place().after(text))
+        return MonitorState(text, CodePosition().after(text))
 
     def advance(self, state: MonitorState, token: int) -> MonitorState:
         if state.ended or token in self.vocabulary.eos_ids:

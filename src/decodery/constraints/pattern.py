@@ -41,12 +41,12 @@ class Property:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Concatenation:
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Either:
+class Alternatives:
     options: tuple[Node, ...]
 
 
@@ -66,7 +66,7 @@ class Anchor:
     begin: bool
 
 
-Node = Chars | Property | Sequence | Either | Repeat | Anchor
+Node = Chars | Property | Concatenation | Alternatives | Repeat | Anchor
 
 
 def union(*ranges: Ranges) -> Ranges:
@@ -133,9 +133,9 @@ def parse(text: str, *, whole: bool = False) -> Node:
 
 
 def _without_outer_anchors(node: Node, text: str) -> Node:
-    if isinstance(node, Either):
-        return Either(tuple(_without_outer_anchors(option, text) for option in node.options))
-    parts = list(node.parts) if isinstance(node, Sequence) else [node]
+    if isinstance(node, Alternatives):
+        return Alternatives(tuple(_without_outer_anchors(option, text) for option in node.options))
+    parts = list(node.parts) if isinstance(node, Concatenation) else [node]
     while parts and parts[0] == Anchor(True):
         del parts[0]
     while parts and parts[-1] == Anchor(False):
@@ -145,9 +145,11 @@ def _without_outer_anchors(node: Node, text: str) -> Node:
         each = inner.pop()
         if isinstance(each, Anchor):
             raise ConstraintError(f"the pattern {text!r} has ^ or $ in its middle: leave them out, or put them outside")
-        inner += each.parts if isinstance(each, Sequence) else each.options if isinstance(each, Either) else ()
+        inner += (
+            each.parts if isinstance(each, Concatenation) else each.options if isinstance(each, Alternatives) else ()
+        )
         inner += (each.node,) if isinstance(each, Repeat) else ()
-    return Sequence(tuple(parts))
+    return Concatenation(tuple(parts))
 
 
 class _Parser:
@@ -182,13 +184,13 @@ class _Parser:
         options = [self.sequence()]
         while self.take("|"):
             options.append(self.sequence())
-        return options[0] if len(options) == 1 else Either(tuple(options))
+        return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def sequence(self) -> Node:
         parts: list[Node] = []
         while self.at < len(self.text) and not self.peek("|") and not self.peek(")"):
             parts.append(self.repeated())
-        return Sequence(tuple(parts))
+        return Concatenation(tuple(parts))
 
     def repeated(self) -> Node:
         node = self.atom()
@@ -315,9 +317,11 @@ def printed(node: Node) -> str:
         return node.text
     if isinstance(node, Anchor):
         return "^" if node.begin else "$"
-    if isinstance(node, Sequence):
-        return "".join(f"(?:{printed(part)})" if isinstance(part, Either) else printed(part) for part in node.parts)
-    if isinstance(node, Either):
+    if isinstance(node, Concatenation):
+        return "".join(
+            f"(?:{printed(part)})" if isinstance(part, Alternatives) else printed(part) for part in node.parts
+        )
+    if isinstance(node, Alternatives):
         return "|".join(printed(option) for option in node.options)
     most = "" if node.most is None else node.most
     return f"(?:{printed(node.node)}){{{node.least},{most}}}"

@@ -54,7 +54,7 @@ _workers = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEM
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerExtractor:
     """How answers are found in texts.
 
     kind: "number" is the last number, "marked" what stands on a line after the last marker (####, \\boxed, "answer
@@ -173,7 +173,7 @@ def _marked(text: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Group:
+class AnswerGroup:
     """Texts with the same answer. members: their numbers, in the order they were drawn; weight: of them together."""
 
     answer: str
@@ -181,7 +181,7 @@ class Group:
     weight: float
 
 
-def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> list[Group]:
+def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> list[AnswerGroup]:
     """The answers, the one of most weight first; of equals the one that was given first.
 
     weights: of each vote, at least 0; all 1 by default. What is no answer has no vote.
@@ -191,7 +191,7 @@ def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) 
         if answer is not None:
             members.setdefault(answer, []).append(number)
     groups = [
-        Group(answer, numbers, math.fsum(1.0 if weights is None else weights[number] for number in numbers))
+        AnswerGroup(answer, numbers, math.fsum(1.0 if weights is None else weights[number] for number in numbers))
         for answer, numbers in members.items()
     ]
     # A stable sort: they stand in the order of their first members.

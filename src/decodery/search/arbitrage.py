@@ -18,9 +18,9 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
-from .judged import Judged
+from .judged import JudgedSearch
 from .router import Router
-from .second import Second, second_model
+from .second import SecondModel, second_model
 from .steps import Growth, Node, Stepped
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     texts=("delimiter",),
 )
 @dataclass(frozen=True)
-class Arbitrage(Stepped, Judged):
+class Arbitrage(Stepped, JudgedSearch):
     """Lets a second model write each step, and the model itself in its place where that is worth it.
 
     router: a file made by `decodery train router`, or a `Router`, which tells by the second model's state how likely
@@ -71,7 +71,7 @@ class Arbitrage(Stepped, Judged):
             return
         if self.scorer is None:
             raise SettingsError(f"arbitrage compares steps by a scorer where router={self.router}: give one")
-        Judged.__post_init__(self)
+        JudgedSearch.__post_init__(self)
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError("arbitrage judges texts step by step: give a scorer of beginnings and answers")
 
@@ -91,7 +91,7 @@ class Arbitrage(Stepped, Judged):
             super().fits(model)
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        second, node = Second(growth, self.model, self.dtype), growth.root
+        second, node = SecondModel(growth, self.model, self.dtype), growth.root
         if isinstance(self.router, Router):
             self.router.fits(second.model)
         else:
@@ -111,7 +111,7 @@ class Arbitrage(Stepped, Judged):
         return growth.close([node.seq])
 
     def _by_router(
-        self, router: Router, growth: Growth, second: Second, node: Node, drafted: Node
+        self, router: Router, growth: Growth, second: SecondModel, node: Node, drafted: Node
     ) -> ForwardCoroutine[Node]:
         state = yield from second.state(router.tap)
         escalated = node.number >= 0 and not growth.trace.grown[node.number].author

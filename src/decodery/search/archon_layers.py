@@ -31,14 +31,14 @@ _ITEM = re.compile(r"^[ \t]*(?:\d{1,4}[.):]|[-*])[ \t]+(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class State:
+class LayerState:
     """What a layer finds and leaves. candidates: texts; critiques: of each, "" for none; tests: of a good answer."""
 
     candidates: tuple[Sequence, ...] = ()
     critiques: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
 
-    def of(self, numbers: Ordered[int]) -> State:
+    def of(self, numbers: Ordered[int]) -> LayerState:
         """Some candidates in this order, with the critiques that belong to them."""
         return replace(
             self,
@@ -56,7 +56,7 @@ class Component(Contract):
         """How many texts it asks for where there are so many candidates, without retries, and how many it leaves."""
 
     @abstractmethod
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         """What becomes of the state."""
 
 
@@ -73,7 +73,7 @@ class Generator(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return self.n, self.n
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         texts = yield from calls.answer([calls.conversation] * self.n, progress, sampler=_at(calls, self.temperature))
         return replace(state, candidates=tuple(texts))
 
@@ -91,7 +91,7 @@ class Critic(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         n = len(state.candidates)
         prompt = (
             f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nFor every answer write one "
@@ -117,7 +117,7 @@ class Ranker(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, min(candidates, self.top_k)
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         n = len(state.candidates)
         prompt = (
             f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nRank them from best to worst. "
@@ -142,7 +142,7 @@ class Fuser(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return self.n, self.n
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         said = calls.conversation.asking(
             f"{calls.conversation.question}\n\nThese answers were given to this by others; some of what they say may "
             f"be "
@@ -159,7 +159,7 @@ class Verifier(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 2 * candidates, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         begun = [f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\n" for seq in state.candidates]
         why = yield from _said(
             calls, [each + "Give the reasoning by which this answer is right." for each in begun], progress
@@ -186,7 +186,7 @@ class UnitTests(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         prompt = (
             f"{_task(calls)}\n\nWrite up to {self.most} short statements, in a numbered list, each of which is true of "
             "every good answer and can be checked."
@@ -213,7 +213,7 @@ class Evaluator(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return candidates, min(candidates, self.top_k)
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         if not state.tests:
             return state.of(range(len(state.candidates))[: self.top_k])
         n = len(state.tests)
@@ -305,7 +305,7 @@ def _task(calls: Calls) -> str:
     return f"Task:\n{calls.conversation.task}"
 
 
-def _listed(state: State) -> str:
+def _listed(state: LayerState) -> str:
     parts = []
     for number, seq in enumerate(state.candidates):
         critique = state.critiques[number] if state.critiques else ""

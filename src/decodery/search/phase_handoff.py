@@ -18,7 +18,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence, TokenLogprob
 
 from .pool import require_count
-from .second import Second
+from .second import SecondModel
 from .steps import Growth, Node, Stepped
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class PhaseHandoff(Stepped):
         return held
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        second, node = Second(growth, self.model, self.dtype), growth.root
+        second, node = SecondModel(growth, self.model, self.dtype), growth.root
         while not node.finished:
             if self._by_model(node):
                 (node,) = yield from growth.extend([node])

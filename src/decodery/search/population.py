@@ -28,7 +28,7 @@ _FLOOR = 10.0
 
 
 @dataclass(slots=True)
-class Block:
+class TokenBlock:
     """Natural logarithms of what the tokens of one block weigh.
 
     mass: the unbiased weights of what a constraint accepts, -inf for a dead end. request, model, drawn: their
@@ -48,7 +48,7 @@ class Particle(Contract):
     finished: its text has ended, so that its weight stays as it is.
     """
 
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[TokenBlock] = field(default_factory=list)
     value: float = 0.0
 
     @property
@@ -93,7 +93,7 @@ class Proposal(Protocol[P]):
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetDistribution:
     """Which distribution over texts is aimed at, besides its potential.
 
     power: None for the request's law, else the model's own to this power. rollouts: how many continuations estimate
@@ -104,7 +104,7 @@ class Target:
     rollouts: int = 0
     temperature: float = 0.1
 
-    def log_ratio(self, block: Block) -> float:
+    def log_ratio(self, block: TokenBlock) -> float:
         """Log of the target's factor over what the block was drawn from; its mean over draws is the block's mass."""
         wanted = block.request if self.power is None else self.power * block.model
         return block.mass + wanted - block.drawn if block.mass > -math.inf else -math.inf
@@ -136,11 +136,11 @@ class Population(Particles[P]):
         proposal: Proposal[P],
         count: int,
         *,
-        target: Target,
+        target: TargetDistribution,
         block: int,
         threshold: float,
         moves: int,
-        moving: Target,
+        moving: TargetDistribution,
         uniform: Callable[[], float],
     ) -> None:
         super().__init__((), resampler("systematic", uniform), threshold)
@@ -195,7 +195,7 @@ class Population(Particles[P]):
         self.multiply(gains)
 
     def _values(
-        self, particles: Sequence[P], target: Target, floor: float | None
+        self, particles: Sequence[P], target: TargetDistribution, floor: float | None
     ) -> ForwardCoroutine[tuple[list[float], float | None]]:
         """What the particles are worth, and what those count that may be completed though no rollout was.
 
@@ -213,7 +213,7 @@ class Population(Particles[P]):
             found |= {id(each): max(value, floor) for each, value in zip(ahead, estimates, strict=True)}
         return [found.get(id(each), -math.inf) for each in particles], floor
 
-    def _lookahead(self, particles: Sequence[P], target: Target) -> ForwardCoroutine[list[float]]:
+    def _lookahead(self, particles: Sequence[P], target: TargetDistribution) -> ForwardCoroutine[list[float]]:
         """Unbiased estimates of the log of the target's mass after these texts, potential included."""
         rollouts = [self.proposal.fork(each) for each in particles for _ in range(target.rollouts)]
         yield from as_coroutine(self.proposal.extend(rollouts, None, target.temperature))
@@ -275,7 +275,12 @@ class Population(Particles[P]):
 
 
 def move_log_ratio(
-    target: Target, old: Sequence[Block], value: float, new: Sequence[Block], offered: float, cut: int
+    target: TargetDistribution,
+    old: Sequence[TokenBlock],
+    value: float,
+    new: Sequence[TokenBlock],
+    offered: float,
+    cut: int,
 ) -> float:
     """Log of the Metropolis-Hastings ratio of replacing the blocks from `cut` on, which were drawn anew.
 

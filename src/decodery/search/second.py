@@ -23,7 +23,7 @@ from .steps import Growth, Node
 _ROLE = "draft"
 
 
-class Second:
+class SecondModel:
     """Writes steps as the request's sampler would, with the noise of the text, and so what it would write by itself.
 
     model: a `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for the
@@ -102,6 +102,6 @@ class Second:
 
 
 def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
-    """The model that steps beside `target`; see `Second`."""
+    """The model that steps beside `target`; see `SecondModel`."""
     (found,) = DraftModel(model, dtype).readers(target)
     return cast(LanguageModel, fitted(found, target))

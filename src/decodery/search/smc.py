@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 from .base import Branches, Search
 from .model_proposal import Branch, ModelProposal, same_texts
 from .particles import uniforms
-from .population import Population, Target
+from .population import Population, TargetDistribution
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -191,9 +191,11 @@ class SMC(Search):
             {"resamplings": len(population.history), **population.counts},
         )
 
-    def _targets(self) -> tuple[Target, Target]:
+    def _targets(self) -> tuple[TargetDistribution, TargetDistribution]:
         """What texts grow towards, and what moves go to."""
         if self.strict:
-            only = Target(self.power if self.target == "powered" else None, self.lookahead, self.rollout_temperature)
+            only = TargetDistribution(
+                self.power if self.target == "powered" else None, self.lookahead, self.rollout_temperature
+            )
             return only, only
-        return Target(), Target(self.power, self.lookahead or 2, self.rollout_temperature)
+        return TargetDistribution(), TargetDistribution(self.power, self.lookahead or 2, self.rollout_temperature)

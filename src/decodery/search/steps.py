@@ -28,9 +28,9 @@ from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
+from .answers import AnswerExtractor, Kind
 from .base import Search, credit, require_written
-from .judged import Judged
+from .judged import JudgedSearch
 from .pool import leave_out, require_count, scored, write_on
 from .votes import elected, vote_weights
 
@@ -107,7 +107,7 @@ class Stepped(Search):
 
 
 @dataclass(frozen=True)
-class StepSearch(Stepped, Judged):
+class StepSearch(Stepped, JudgedSearch):
     """What searches over steps have in common; see their own descriptions.
 
     scorer: of beginnings and answers, as in value-head(head=prm.safetensors). aggregate: how the scores of its steps
@@ -122,14 +122,14 @@ class StepSearch(Stepped, Judged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Judged.__post_init__(self)
+        JudgedSearch.__post_init__(self)
         if self.aggregate not in ("last", "min", "prod", "mean"):
             raise SettingsError(f"{self._name} aggregates by last, min, prod or mean, not {self.aggregate!r}")
         if self.choose not in ("best", "vote"):
             raise SettingsError(f"{self._name} chooses the best or by vote, not {self.choose!r}")
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError(f"{self._name} judges texts step by step: give a scorer of beginnings and answers")
-        Answers(self.answer, self.pattern)
+        AnswerExtractor(self.answer, self.pattern)
 
     @property
     def requirements(self) -> Requirements:
@@ -213,7 +213,7 @@ class Growth:
 
         Raises the scorer's error where it fails for all, and no text has got a score yet.
         """
-        assert isinstance(self.search, Judged)
+        assert isinstance(self.search, JudgedSearch)
         fresh = list({id(node): node for node in nodes if not node.judged}.values())
         texts = yield from self.shown(fresh)
         keys = [tuple(text.tokens) for text in texts]
@@ -229,7 +229,7 @@ class Growth:
         return [node for node in nodes if node.judged]
 
     def _scored(self, texts: list[Sequence], begins: list[int]) -> ForwardCoroutine[list[float | None]]:
-        assert isinstance(self.search, Judged)
+        assert isinstance(self.search, JudgedSearch)
         try:
             return (yield from scored(self.search.judge, texts, begins))
         except (OutOfMemory, ServerError):
@@ -278,7 +278,7 @@ class Growth:
             if weights is None:
                 weights = vote_weights(search.judge, [search.worth(node) for node in found])
             votes = dict(zip(map(id, found), weights, strict=True))
-            answers = yield from Answers(search.answer, search.pattern).of_texts(texts)
+            answers = yield from AnswerExtractor(search.answer, search.pattern).of_texts(texts)
             texts = elected(texts, answers, [votes[id(node)] for node in ranked])
         return self.close(texts)
 

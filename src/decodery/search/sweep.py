@@ -22,14 +22,14 @@ CLIP = 1e-7
 """How near to 0 and 1 a reward counts: the largest potential is ten million times that of an even chance."""
 
 
-class State(Protocol):
+class StepState(Protocol):
     """Where a text stands after a step."""
 
     @property
     def finished(self) -> bool: ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=StepState)
 
 
 def log_potential(reward: float, kind: Potential) -> float:

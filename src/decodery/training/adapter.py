@@ -23,19 +23,19 @@ from decodery.models.torch.weights import Dense
 from .card import CARD, refuse_others
 from .corpus import Corpus
 from .lesson import judged
-from .remade import CopyRecipe, Course, Form, Remade, Remaking, learn
+from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
 
 check_folder = partial(refuse_others, made=FILE, what="is no adapter")
 """Raises SettingsError where training would overwrite something else."""
 
 
-class Tuning(Form):
+class AdaptedLinear(TrainedForm):
     """A linear layer that stays, and what is added to it. part: None where nothing is.
 
     course: whose `written` rows alone it is added to, None for all rows.
     """
 
-    def __init__(self, whole: Dense, part: Columns | Thin | None, course: Course | None = None) -> None:
+    def __init__(self, whole: Dense, part: Columns | Thin | None, course: TrainingProgress | None = None) -> None:
         self.whole, self.part, self.course = whole, part, course
 
     @property
@@ -83,7 +83,7 @@ class S2FTRemaking(Remaking):
     def norms(self) -> bool:
         return False
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, course: TrainingProgress) -> TrainedForm:
         _, layer, kind = name.split(".")
         shares = {
             "output": (self.heads, self.config.num_heads),
@@ -91,13 +91,13 @@ class S2FTRemaking(Remaking):
         }
         share, groups = shares.get(kind, (0.0, 1))
         if not share:
-            return Tuning(whole, None)
+            return AdaptedLinear(whole, None)
         count = max(1, round(share * groups))
         drawn = np.random.default_rng([self.seed, int(layer), LINEARS.index(kind)]).permutation(groups)[:count]
         width = whole.shape[1] // groups
         columns = np.sort((drawn[:, None] * width + np.arange(width)).ravel())
         delta = torch.zeros(whole.shape[0], len(columns), dtype=whole.weight.dtype, device=whole.weight.device)
-        return Tuning(whole, Columns(torch.from_numpy(columns).to(delta.device), delta))
+        return AdaptedLinear(whole, Columns(torch.from_numpy(columns).to(delta.device), delta))
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,17 @@ class LoRARemaking(Remaking):
     def norms(self) -> bool:
         return False
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, course: TrainingProgress) -> TrainedForm:
         _, layer, kind = name.split(".")
         if kind not in self.layers:
-            return Tuning(whole, None)
+            return AdaptedLinear(whole, None)
         (outputs, inputs), weight = whole.shape, whole.weight
         draws = np.random.default_rng([self.seed, int(layer), LINEARS.index(kind)])
         # The scale is in what is drawn: a step of the other then moves the product as far as in the paper.
         drawn = draws.uniform(-1.0, 1.0, (self.rank, inputs)) * inputs**-0.5 * self.alpha / self.rank
         second = torch.from_numpy(drawn).to(weight)
         part = Thin(torch.zeros(outputs, self.rank, dtype=torch.float32, device="cpu").to(weight), second)
-        return Tuning(whole, part, course if self.masked else None)
+        return AdaptedLinear(whole, part, course if self.masked else None)
 
 
 def train_adapter(

@@ -14,7 +14,7 @@ from decodery.core.errors import SettingsError
 from decodery.models.native.int8 import quantize_rows
 from decodery.models.torch.weights import Dense
 
-from .remade import Course, Form, Remaking
+from .remade import Remaking, TrainedForm, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class TernaryRemaking(Remaking):
     def whole_numbers(self) -> bool:
         return True
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, course: TrainingProgress) -> TrainedForm:
         return Ternary(whole, self, course)
 
 
-class Ternary(Form):
+class Ternary(TrainedForm):
     """One such layer. Its weights are those in floating point whose rounding is what the copy keeps."""
 
-    def __init__(self, whole: Dense, remaking: TernaryRemaking, course: Course) -> None:
+    def __init__(self, whole: Dense, remaking: TernaryRemaking, course: TrainingProgress) -> None:
         self.whole, self._remaking, self._course = whole, remaking, course
 
     @property

@@ -20,7 +20,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
@@ -48,7 +48,7 @@ class CoprocessorRecipe:
             raise SettingsError("a coprocessor needs latents, ahead and rank of at least 1")
 
 
-class School:
+class CoprocessorTrainee:
     """The model, which stays as it is, and what learns beside it."""
 
     def __init__(self, model: Transformer, recipe: CoprocessorRecipe) -> None:
@@ -136,9 +136,9 @@ def train_coprocessor(
     """
     recipe = recipe or CoprocessorRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "coprocessors"), recipe)
+    school = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
     long_enough(texts, recipe.ahead + 2)
-    course = Course(texts, recipe)
+    course = ExampleSplit(texts, recipe)
     history = course.learn(
         school.tensors,
         school.loss,

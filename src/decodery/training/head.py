@@ -28,9 +28,9 @@ from .card import CARD, refuse_others
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown
-from .features import Features, FeatureStore
+from .features import FeatureRows, FeatureStore
 from .head_lesson import DEPTHS, Taught, distance, judged, rank_rates, taught
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
 
 TOP = 64
 """Most likely tokens of the target that are learned from at every place."""
@@ -98,7 +98,7 @@ def train_head(
         trained = _begun(start, kind)
     head, settings = kind(trained, model), dict(trained.settings)
     store = FeatureStore(model, corpus, head.taps, out / "features", TOP, progress, device=model.device)
-    plain = _Store(store, learned, held[:_HELD])
+    plain = _StoredTexts(store, learned, held[:_HELD])
     seen = None
     if shown is not None:
         check_texts(len(shown.corpus))
@@ -106,10 +106,10 @@ def train_head(
         features = FeatureStore(
             model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings, model.device
         )
-        seen = _Store(features, learned_of, held_of[:_HELD])
+        seen = _StoredTexts(features, learned_of, held_of[:_HELD])
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
-    course = _Course(head, plain, seen, recipe, steps)
-    plan = Plan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
+    course = _HeadTraining(head, plain, seen, recipe, steps)
+    plan = TrainingPlan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     begun = {} if start is None else {"start": dict(start.facts)}
     made = {"command": command, "target": target.name, **asdict(recipe)}
 
@@ -151,7 +151,7 @@ def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
 
 
 @dataclass(frozen=True)
-class _Store:
+class _StoredTexts:
     """What the target showed of texts, and the numbers of those that are learned and of those held out."""
 
     features: FeatureStore
@@ -159,10 +159,12 @@ class _Store:
     held: Sequence[int]
 
 
-class _Course:
+class _HeadTraining:
     """What the steps of a training share. shown: texts after embeddings, None for none."""
 
-    def __init__(self, head: BoundHead, plain: _Store, shown: _Store | None, recipe: HeadRecipe, steps: int) -> None:
+    def __init__(
+        self, head: BoundHead, plain: _StoredTexts, shown: _StoredTexts | None, recipe: HeadRecipe, steps: int
+    ) -> None:
         self.head, self.plain, self.shown, self.recipe, self.steps = head, plain, shown, recipe, steps
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
@@ -195,7 +197,7 @@ class _Course:
     def validate(self) -> dict[str, float]:
         return judged(self.head, self.held, self.recipe.decay)
 
-    def _lesson(self, texts: Sequence[Features]) -> Taught:
+    def _lesson(self, texts: Sequence[FeatureRows]) -> Taught:
         steps = max(self.head.taught, DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
         return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)

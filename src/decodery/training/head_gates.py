@@ -25,7 +25,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import GATES, HeadGates
 
 from .card import refuse_others
-from .one_by_one import Course
+from .one_by_one import ExampleSplit
 from .traced import TracedCache, differentiable
 
 WORDS = (
@@ -127,7 +127,7 @@ class Mixed(AttentionPolicy):
         return torch.einsum("kgns,ksd->nkgd", mixed, values).flatten(1, 2)
 
 
-class School:
+class HeadGateTrainee:
     """The model, the texts, and gates that learn: all of them 1 at first."""
 
     def __init__(self, model: Transformer, recipe: GateRecipe) -> None:
@@ -186,8 +186,8 @@ def train_head_gates(
     """
     recipe = recipe or GateRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "head gates"), recipe)
-    course = Course(documents, recipe, "documents")
+    school = HeadGateTrainee(differentiable(target.model, "head gates"), recipe)
+    course = ExampleSplit(documents, recipe, "documents")
 
     def validate() -> dict[str, float]:
         with torch.no_grad():

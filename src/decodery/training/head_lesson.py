@@ -12,8 +12,8 @@ from decodery.core.topk import topk
 from decodery.models.hooks import Tap
 from decodery.speculative.heads.head import EMBEDDED, BoundHead, Guess
 
-from .corpus import Text
-from .features import Features
+from .corpus import TrainingText
+from .features import FeatureRows
 
 DEPTHS = 5
 """How many tokens ahead a finished head is judged."""
@@ -43,7 +43,7 @@ class Taught:
 
 
 def taught(
-    texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
+    texts: Sequence[FeatureRows], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
 ) -> Taught:
     """At most the last `length` places of each text; prompts are read, and what is written is learned.
 
@@ -77,13 +77,13 @@ def taught(
     return Taught(states, tokens.to(device), likely, share.to(dtype), weight.to(dtype))
 
 
-def _end(each: Features, most: int) -> Features:
+def _end(each: FeatureRows, most: int) -> FeatureRows:
     """The last `most` tokens of a text and what belongs to them."""
     first = max(0, len(each.text.tokens) - most)
-    text = Text(each.text.tokens[first:], max(each.text.written - first, 0))
+    text = TrainingText(each.text.tokens[first:], max(each.text.written - first, 0))
     states = {tap: rows[first:] for tap, rows in each.states.items()}
     behind = None if each.behind is None else each.behind[first:]
-    return Features(text, states, each.likely[first:], each.logprobs[first:], behind)
+    return FeatureRows(text, states, each.likely[first:], each.logprobs[first:], behind)
 
 
 def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:

@@ -26,7 +26,7 @@ from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=MERGE_NET, what="holds no network of merged tokens")
@@ -50,7 +50,7 @@ class MergeRecipe:
             raise SettingsError("merged tokens need a width of at least 1, and a share between 0 and 1")
 
 
-class School:
+class MergeTrainee:
     """The model, which stays as it is, and the network that learns."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, recipe: MergeRecipe) -> None:
@@ -110,9 +110,9 @@ def train_merges(
     """
     recipe = recipe or MergeRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
+    school = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
     long_enough(texts, _LEAST)
-    course = Course(texts, recipe)
+    course = ExampleSplit(texts, recipe)
     mean = school.apart(course.held, MergeNet.initial(target.model.config.hidden_size, 1))
     history = course.learn(
         school.tensors,

@@ -15,7 +15,7 @@ from decodery.compression.nm_sparsity import sparse, strongest
 from decodery.core.errors import SettingsError
 from decodery.models.torch.weights import Dense
 
-from .remade import Course, Form, Remaking
+from .remade import Remaking, TrainedForm, TrainingProgress
 
 Schedule = Literal["linear", "exponential", "structure", "sr-ste"]
 
@@ -74,14 +74,14 @@ class SparseRemaking(Remaking):
         along = max(0.0, done - self.dense) / self.decay
         return max(self.n, counts[min(int(along * len(counts)), len(counts) - 1)])
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, course: TrainingProgress) -> TrainedForm:
         return Sparse(whole, self, course)
 
 
-class Sparse(Form):
+class Sparse(TrainedForm):
     """One such layer, whose weights are all kept until the end."""
 
-    def __init__(self, whole: Dense, remaking: SparseRemaking, course: Course) -> None:
+    def __init__(self, whole: Dense, remaking: SparseRemaking, course: TrainingProgress) -> None:
         self.whole, self._remaking, self._course = whole, remaking, course
 
     @property

@@ -24,7 +24,7 @@ from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
 from .card import refuse_others
 from .cut import parameters
-from .loop import History, Plan, train
+from .loop import History, TrainingPlan, train
 from .puzzle_model import lesson, save, solves
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no PLDR-LLM")
@@ -100,7 +100,7 @@ def train_pldr(
     history = train(
         learned,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.1, betas=(0.9, 0.95), validate_every=recipe.every),
+        TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.1, betas=(0.9, 0.95), validate_every=recipe.every),
         out / "training",
         validate=validate,
         metric="frozen",

@@ -18,7 +18,7 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import EVERY, RATED, Recipe, card, facts_of, shares, teach
+from .ahead import EVERY, RATED, AheadRecipe, card, facts_of, shares, teach
 from .card import CARD, refuse_others
 from .corpus import Corpus
 from .lexical_units import PlaceholderSchool
@@ -29,7 +29,7 @@ check_folder = partial(refuse_others, made=PROMPTS, what="holds no prompt tokens
 
 
 @dataclass(frozen=True)
-class PPDRecipe(Recipe):
+class PPDRecipe(AheadRecipe):
     """How prompt tokens learn. ahead: how many there are (k); decay: what each counts, as a part of the one before."""
 
     ahead: int = 3

@@ -32,8 +32,8 @@ from decodery.models.torch.weights import Dense
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
 from .card import CARD, refuse_others
-from .distilled import Distillation, check_teacher, distance, drawn, said
-from .loop import History, Plan, train
+from .distilled import DistillationRecipe, check_teacher, distance, drawn, said
+from .loop import History, TrainingPlan, train
 from .transductions import Transduction, sources
 from .two_stacks import predicted
 
@@ -79,7 +79,7 @@ def train_seq2seq(
     command: str = "",
     progress: Progress = silent,
     teacher: LoadedModel | None = None,
-    how: Distillation | None = None,
+    how: DistillationRecipe | None = None,
 ) -> float:
     """Train a model to write what `kind` says of its sources, and leave it in the folder `out`, ready to be loaded.
 
@@ -93,7 +93,7 @@ def train_seq2seq(
     if teacher is not None:
         if recipe.block is not None:
             raise SettingsError("a teacher reads whole sources: leave block out")
-        how = how or Distillation()
+        how = how or DistillationRecipe()
         check_teacher(teacher.model, teacher.tokenizer.fingerprint())
     check_folder(out)
     model = random_encoder_decoder(recipe, kind.longest)
@@ -118,7 +118,7 @@ def train_seq2seq(
     history = train(
         parameters,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
+        TrainingPlan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
         out / "training",
         validate=validate,
         metric="wrong",

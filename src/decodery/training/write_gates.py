@@ -22,7 +22,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.write_gates import LEVELS, WRITE_GATE, WriteGates, margin
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=WRITE_GATE, what="holds no write gate")
@@ -108,7 +108,7 @@ class Choosing(Admitted):
         self.stored = torch.where(behind, chosen, 1.0)
 
 
-class School:
+class WriteGateTrainee:
     """The model, and the gate that learns."""
 
     def __init__(self, model: Transformer, recipe: WriteGateRecipe) -> None:
@@ -201,7 +201,7 @@ def train_write_gate(
     if recipe.layer >= model.config.num_layers:
         raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
     long_enough(texts, 8)
-    school, course = School(model, recipe), Course(texts, recipe)
+    school, course = WriteGateTrainee(model, recipe), ExampleSplit(texts, recipe)
     history = course.learn(
         school.tensors,
         school.loss,

@@ -17,7 +17,7 @@ import pytest
 from decodery.constraints import Monitor
 from decodery.constraints.analyser import Analyser, analyser
 from decodery.constraints.monitor import MonitorConstraint
-from decodery.constraints.place import BREAKING, Place
+from decodery.constraints.place import BREAKING, CodePosition
 from decodery.core.errors import ConstraintError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -109,9 +109,9 @@ DOTS: dict[str, bytes | None] = {
 @pytest.mark.parametrize("text", DOTS)
 def test_a_place_knows_the_dots_of_attributes(text: str) -> None:
     data = text.encode()
-    assert Place().after(data).since == DOTS[text]
+    assert CodePosition().after(data).since == DOTS[text]
     for cut in range(len(data)):
-        assert Place().after(data[:cut]).after(data[cut:]) == Place().after(data)
+        assert CodePosition().after(data[:cut]).after(data[cut:]) == CodePosition().after(data)
 
 
 def _rule(piece: bytes, id: int, rests: tuple[bytes, ...]) -> bool:
@@ -190,7 +190,7 @@ def test_no_attribute_is_written_that_was_not_named() -> None:
         whole = VOCABULARY.bytes_of(seq.tokens)
         first = len(VOCABULARY.bytes_of(seq.tokens[: seq.prompt_length]))
         for end in range(first, len(whole)):
-            place = Place().after(whole[:end])
+            place = CodePosition().after(whole[:end])
             if place.since is None or whole[end] not in BREAKING:
                 continue
             names = constraint.monitor.names(whole[: end - len(place.since)].decode("utf-8", "replace"))

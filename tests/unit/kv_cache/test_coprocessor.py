@@ -20,7 +20,7 @@ from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
 from decodery.step.forward_request import run_sync
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training.coprocessor import CoprocessorRecipe, School, train_coprocessor
+from decodery.training.coprocessor import CoprocessorRecipe, CoprocessorTrainee, train_coprocessor
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -109,7 +109,7 @@ def test_it_learns_what_follows_and_nothing_else_does(tmp_path: Path) -> None:
         again = CoprocessorWeights.load(out)
         assert again.static is static and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
         # What it learned under is what it is used under.
-        school = School(loaded.model, recipe)  # type: ignore[arg-type]
+        school = CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
         for name, tensor in school.tensors.items():
             tensor.data.copy_(found.tensors[name])
         tokens = texts[0]

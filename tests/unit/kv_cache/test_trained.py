@@ -22,9 +22,9 @@ from decodery.models.trained.head_gates import GATES, HeadGates
 from decodery.models.trained.write_gates import WRITE_GATE, WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training.head_gates import GateRecipe, hide_keys, train_head_gates
-from decodery.training.head_gates import School as GateSchool
-from decodery.training.write_gates import School as WriteSchool
+from decodery.training.head_gates import HeadGateTrainee as GateSchool
 from decodery.training.write_gates import WriteGateRecipe, train_write_gate
+from decodery.training.write_gates import WriteGateTrainee as WriteSchool
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)

@@ -18,8 +18,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
 from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.training.corpus import Text
-from decodery.training.hamburger import Lesson, said
+from decodery.training.corpus import TrainingText
+from decodery.training.hamburger import GroupBatch, said
 from methods import random_micro_steps
 from questions import prompts
 
@@ -66,10 +66,10 @@ def test_the_cache_holds_the_prompt_and_a_slot_for_every_group() -> None:
 
 def test_texts_are_read_step_by_step_as_they_are_learned_at_once() -> None:
     tokens, sizes = written()
-    text = Text(np.array(tokens, dtype=np.int32), len(PROMPT), *nothing(len(tokens)))
+    text = TrainingText(np.array(tokens, dtype=np.int32), len(PROMPT), *nothing(len(tokens)))
     # Beside a text of another length, whose groups are others.
-    other = Text(np.arange(1, 8, dtype=np.int32), 3, *nothing(7))
-    lesson, parts = Lesson.of([other, text], [[1, 3], sizes], PARTS.most), PARTS.at(TARGET)
+    other = TrainingText(np.arange(1, 8, dtype=np.int32), 3, *nothing(7))
+    lesson, parts = GroupBatch.of([other, text], [[1, 3], sizes], PARTS.most), PARTS.at(TARGET)
     logits = read(tokens)[len(PROMPT) - 1 : -1]
     assert (TARGET.project(said(TARGET, parts, lesson))[4:] - logits).abs().max() < 1e-9
     assert lesson.right.tolist() == [4, 5, 6, 7, *tokens[len(PROMPT) :]]

@@ -29,13 +29,20 @@ from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training import loop
 from decodery.training.fixes import built_in_pairs
-from decodery.training.programs import LabelledProgram, Pair, changed_characters, programs_of, read_pairs, tokens_of
-from decodery.training.sven import CONTROLS, School, SVENRecipe, losses_of, train_sven
+from decodery.training.programs import (
+    LabelledProgram,
+    ProgramPair,
+    changed_characters,
+    programs_of,
+    read_pairs,
+    tokens_of,
+)
+from decodery.training.sven import CONTROLS, SVENRecipe, SVENTrainee, losses_of, train_sven
 from tiny_models import VOCAB, make_tokenizer
 
 BEFORE = "import yaml\n\ndef f(é):\n    return yaml.load(é)\n# end\n"
 AFTER = "import yaml\n\ndef f(é):\n    return yaml.safe_load(é)\n# end\n"
-PAIRS = [Pair(f"y = 1\nx{n} = eval(a)\n", f"y = 1\nx{n} = int(a)\n") for n in range(20)]
+PAIRS = [ProgramPair(f"y = 1\nx{n} = eval(a)\n", f"y = 1\nx{n} = int(a)\n") for n in range(20)]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +118,7 @@ def test_losses_are_the_published_sums() -> None:
 def test_what_learns_is_what_decoding_sees() -> None:
     """The pass that gradients flow through gives the logits of one after the cache that decoding uses."""
     model = tiny_transformer(0)
-    school = School(model, SVENRecipe(length=3, dropout=0.0))
+    school = SVENTrainee(model, SVENRecipe(length=3, dropout=0.0))
     with torch.no_grad():
         for seed, name in enumerate(CONTROLS):
             school.parameters[name] = torch.randn(
@@ -133,7 +140,7 @@ def test_what_learns_is_what_decoding_sees() -> None:
     sides = []
     for step in (1e-5, -1e-5):
         with torch.no_grad():
-            moved = School(model, school.recipe)
+            moved = SVENTrainee(model, school.recipe)
             moved.parameters = {
                 name: each + step * d for (name, each), d in zip(school.parameters.items(), direction, strict=True)
             }
@@ -204,7 +211,7 @@ def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
         with pytest.raises(PromptError, match=message):
             read_pairs(path)
     path.write_text(json.dumps({"before": "a", "after": "b"}))
-    assert read_pairs(path) == [Pair("a", "b")]
+    assert read_pairs(path) == [ProgramPair("a", "b")]
     with pytest.raises(PromptError, match="give at least 10"):
         train_sven(target, PAIRS[:9], tmp_path / "few")
     integers = replace(target, model=to_int8(target.model))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decodery.search.particles import log_mean, systematic
-from decodery.search.population import Block, Population, Target, move_log_ratio
+from decodery.search.population import Population, TargetDistribution, TokenBlock, move_log_ratio
 from decodery.search.smc import SMC
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from toy_world import END, LENGTH, MODEL, PROMPT, TARGETS, Psi, log_psi, population, search
@@ -119,7 +119,7 @@ def uneven(text: Sequence[int]) -> float:
     return 1.4 * len(text) - 2.7 * sum(token == 2 for token in text)
 
 
-def deviation(runs: int, count: int, target: Target, moves: int, **changes) -> float:
+def deviation(runs: int, count: int, target: TargetDistribution, moves: int, **changes) -> float:
     """How many standard errors the mean of the normaliser lies above the enumerated mass."""
     mass = sum(exact(target.power or 1.0, uneven).values())
     found = [population(count, target, 1, moves, uneven, seed, **changes).log_normaliser for seed in range(runs)]
@@ -130,21 +130,21 @@ def deviation(runs: int, count: int, target: Target, moves: int, **changes) -> f
 @pytest.mark.parametrize(
     ("target", "changes"),
     [
-        (Target(2.0), {"threshold": 0.8}),
-        (Target(2.0), {"threshold": 1.0}),
-        (Target(rollouts=1, temperature=1.0), {"threshold": 0.8}),
-        (Target(2.0), {"moves": 2, "kind": Scheduled}),
+        (TargetDistribution(2.0), {"threshold": 0.8}),
+        (TargetDistribution(2.0), {"threshold": 1.0}),
+        (TargetDistribution(rollouts=1, temperature=1.0), {"threshold": 0.8}),
+        (TargetDistribution(2.0), {"moves": 2, "kind": Scheduled}),
     ],
     ids=["resampled", "always resampled", "lookahead", "moves on a schedule"],
 )
-def test_the_mean_of_the_normaliser_is_the_mass(target: Target, changes: dict) -> None:
+def test_the_mean_of_the_normaliser_is_the_mass(target: TargetDistribution, changes: dict) -> None:
     assert abs(deviation(400, 2, target, **{"moves": 0} | changes)) < 4
 
 
 def test_the_mean_of_the_normaliser_is_another_with_moves_and_with_wrong_weights() -> None:
     # As it is documented: moves that are made in response to the particles.
-    assert deviation(1000, 2, Target(2.0), 2, threshold=0.8) > 4
-    assert deviation(400, 2, Target(2.0), 0, threshold=1.0, kind=Restless) < -4
+    assert deviation(1000, 2, TargetDistribution(2.0), 2, threshold=0.8) > 4
+    assert deviation(400, 2, TargetDistribution(2.0), 0, threshold=1.0, kind=Restless) < -4
 
 
 def test_neighbouring_seeds_have_nothing_in_common() -> None:
@@ -155,12 +155,12 @@ def test_neighbouring_seeds_have_nothing_in_common() -> None:
     assert abs(np.corrcoef(masses[:-1], masses[1:])[0, 1]) < 0.45
 
 
-def blocks_of(text: tuple[int, ...], size: int) -> list[Block]:
+def blocks_of(text: tuple[int, ...], size: int) -> list[TokenBlock]:
     """The blocks of a text drawn from the model, its forced end included."""
-    found: list[Block] = []
+    found: list[TokenBlock] = []
     for at, token in enumerate(text):
         if at % size == 0:
-            found.append(Block())
+            found.append(TokenBlock())
         p = math.log(law(text[:at])[token])
         found[-1].mass += p if at == LENGTH - 1 else 0.0
         found[-1].request, found[-1].model, found[-1].drawn = (
@@ -169,7 +169,7 @@ def blocks_of(text: tuple[int, ...], size: int) -> list[Block]:
     return found
 
 
-def imbalance(target: Target, size: int, counted: bool = True) -> float:
+def imbalance(target: TargetDistribution, size: int, counted: bool = True) -> float:
     """The largest |Pi(x) K(x, y) - Pi(y) K(y, x)| of the move over all pairs of texts, Pi summing to 1."""
     wanted = exact(target.power or 1.0, log_psi)
     total = sum(wanted.values())
@@ -196,6 +196,6 @@ def imbalance(target: Target, size: int, counted: bool = True) -> float:
 
 
 def test_moves_keep_detailed_balance() -> None:
-    for target, size in itertools.product((Target(), Target(3.0)), (1, 2)):
+    for target, size in itertools.product((TargetDistribution(), TargetDistribution(3.0)), (1, 2)):
         assert imbalance(target, size) < 1e-12
         assert imbalance(target, size, counted=False) > 1e-4

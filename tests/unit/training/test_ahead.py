@@ -32,7 +32,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical
 from decodery.testing.models import to_int8
 from decodery.training import loop
-from decodery.training.ahead import School
+from decodery.training.ahead import AheadTrainee
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.hidden_transfer import TransferRecipe, TransferSchool, train_transfer
@@ -54,13 +54,13 @@ def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Co
     return write_texts(target, prompts, tmp_path_factory.mktemp("written") / "text", max_new_tokens=24, top=4)
 
 
-def _ppd(target: LoadedModel) -> tuple[School, Callable[[], InPass]]:
+def _ppd(target: LoadedModel) -> tuple[AheadTrainee, Callable[[], InPass]]:
     school = PlaceholderSchool(target.model, target.model, PPDRecipe(places=5), ahead=3, decay=0.8)
     rates = torch.tensor([[0.3, 0.1]] * 3)
     return school, lambda: PPD(16, Placeholders(school.placeholders.detach(), rates=rates))
 
 
-def _transfer(target: LoadedModel) -> tuple[School, Callable[[], InPass]]:
+def _transfer(target: LoadedModel) -> tuple[AheadTrainee, Callable[[], InPass]]:
     school = TransferSchool(target.model, target.model, TransferRecipe(layers=LAYERS, places=5))
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():

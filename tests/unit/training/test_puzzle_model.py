@@ -15,17 +15,17 @@ from decodery.models.batch import Batch, Segment
 from decodery.puzzles import drawn, puzzle
 from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.training import puzzle_model
-from decodery.training.loop import CHECKPOINT, Plan, train
+from decodery.training.loop import CHECKPOINT, TrainingPlan, train
 from decodery.training.puzzle_model import (
     PuzzleRecipe,
-    Shape,
+    TransformerShape,
     lesson,
     predicted,
     random_transformer,
     train_puzzle_model,
 )
 
-SMALL = Shape(32, 2, 2, 48, 64)
+SMALL = TransformerShape(32, 2, 2, 48, 64)
 CHAIN = puzzle("chain:operations=2")
 
 
@@ -54,7 +54,7 @@ def test_a_run_ends_where_it_has_enough_and_goes_on_where_it_stopped(tmp_path: P
                 raise KeyboardInterrupt
             return (weight["weight"] ** 2).sum()
 
-        plan = Plan(40, lr=0.1, validate_every=5, save_seconds=0.0)
+        plan = TrainingPlan(40, lr=0.1, validate_every=5, save_seconds=0.0)
         history = train(
             weight,
             loss,
