@@ -8,22 +8,16 @@ regular language, or not certain to mean one thing, is refused by name.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
 from decodery.core.errors import ConstraintError
 
-_LAST = 0x10FFFF
-_LAST_CASED = 0x1EFFF
-"""No letter beyond has more than one case."""
-_SURROGATES = (0xD800, 0xDFFF)
+from .code_points import ANY, DIGIT, LAST, SPACE, WORD, Ranges, any_case, code_points, complement, union
+
 _DEEPEST = 100
 _MOST_REPEATS = 100_000
-
-Ranges = tuple[tuple[int, int], ...]
-"""Sorted, disjoint, inclusive ranges of code points."""
 
 
 @dataclass(frozen=True)
@@ -67,55 +61,6 @@ class Anchor:
 
 
 Node = Chars | Property | Concatenation | Alternatives | Repeat | Anchor
-
-
-def union(*ranges: Ranges) -> Ranges:
-    """The characters that are in any of these; surrogates are none."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(each for some in ranges for each in some):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        else:
-            found.append((low, high))
-    return tuple(found)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """The characters that are in none of these."""
-    found, start = [], 0
-    for low, high in (*union(ranges, (_SURROGATES,)), (_LAST + 1, _LAST + 1)):
-        if start < low:
-            found.append((start, low - 1))
-        start = high + 1
-    return tuple(found)
-
-
-def _chars(text: str) -> Ranges:
-    return union(tuple((ord(char), ord(char)) for char in text))
-
-
-DIGIT: Ranges = ((0x30, 0x39),)
-WORD = union(DIGIT, ((0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)))
-SPACE = union(_chars("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), ((0x2000, 0x200A),))
-ANY = complement(_chars("\n\r\u2028\u2029"))
-
-
-@lru_cache(maxsize=1)
-def _variants() -> tuple[list[int], list[Ranges]]:
-    """Letters with more than one case, in order, and what each stands for where case does not count."""
-    alike: dict[str, list[int]] = {}
-    for code in range(_LAST_CASED + 1):
-        folded = chr(code).casefold()
-        if len(folded) == 1:
-            alike.setdefault(folded, []).append(code)
-    found = {code: _chars("".join(map(chr, codes))) for codes in alike.values() if len(codes) > 1 for code in codes}
-    return sorted(found), [found[code] for code in sorted(found)]
-
-
-def _any_case(low: int, high: int) -> Ranges:
-    """The characters from `low` to `high`, in any case: simple case folding."""
-    codes, variants = _variants()
-    return union(((low, high),), *variants[bisect_left(codes, low) : bisect_right(codes, high)])
 
 
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}
@@ -228,12 +173,12 @@ class _Parser:
             # Python repeats here, older JavaScript means the characters.
             self.refuse("a repetition without its least, which is to be given: write {0,n}, or \\{ for a brace")
         self.at += 1
-        return Chars(self.cased(_chars(self.text[self.at - 1])))
+        return Chars(self.cased(code_points(self.text[self.at - 1])))
 
     def cased(self, ranges: Ranges) -> Ranges:
         """A character in any case where case does not count; a class such as \\w stays what it is."""
         (low, high), *others = ranges
-        return _any_case(low, high) if self.any_case and low == high and not others else ranges
+        return any_case(low, high) if self.any_case and low == high and not others else ranges
 
     def group(self) -> Node:
         self.depth += 1
@@ -265,7 +210,7 @@ class _Parser:
                 if not single or low[0][0] > high[0][0]:
                     self.refuse("an impossible range")
                 first, last = low[0][0], high[0][0]
-                found.append(_any_case(first, last) if self.any_case else ((first, last),))
+                found.append(any_case(first, last) if self.any_case else ((first, last),))
             else:
                 found.append(self.cased(low))
         ranges = union(*found)
@@ -277,7 +222,7 @@ class _Parser:
         if self.take("\\"):
             return self.escape(in_class=True)
         self.at += 1
-        return _chars(self.text[self.at - 1])
+        return code_points(self.text[self.at - 1])
 
     def escape(self, *, in_class: bool) -> Ranges:
         if found := self.match(r"u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"):
@@ -304,7 +249,7 @@ class _Parser:
             code = ord(found[0])
         else:
             self.refuse("an unknown escape")
-        if code > _LAST:
+        if code > LAST:
             self.refuse("a character beyond Unicode")
         return ((code, code),)
 

@@ -21,7 +21,8 @@ from decodery.step.sequence import Sequence
 from .judged import JudgedSearch
 from .router import Router
 from .second import SecondModel, second_model
-from .steps import Growth, Node, Stepped
+from .step_nodes import Node
+from .steps import Growth, Stepped
 
 if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer

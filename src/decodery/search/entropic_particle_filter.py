@@ -15,7 +15,8 @@ from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, require_temperature
 from .particles import Resample, Resampling, effective_size, normalised, require_resampling
-from .steps import Growth, Node
+from .step_nodes import Node
+from .steps import Growth
 from .sweep import Sweep
 
 Annealing = Literal["ess", "entropy", "base"]

@@ -10,7 +10,8 @@ from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, require_temperature
 from .particles import Resample, Resampling, require_resampling
-from .steps import Growth, Node
+from .step_nodes import Node
+from .steps import Growth
 from .sweep import Sweep
 
 

@@ -17,7 +17,8 @@ from decodery.step.sequence import Sequence
 
 from .particles import Resample, Resampling, resampler, run, uniforms
 from .pool import require_count
-from .steps import Growth, Node, StepSearch
+from .step_nodes import Node
+from .steps import Growth, StepSearch
 from .sweep import Potential, Sweep, Weighting, log_potential
 
 

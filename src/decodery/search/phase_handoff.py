@@ -19,7 +19,8 @@ from decodery.step.sequence import Sequence, TokenLogprob
 
 from .pool import require_count
 from .second import SecondModel
-from .steps import Growth, Node, Stepped
+from .step_nodes import Node
+from .steps import Growth, Stepped
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine

@@ -18,7 +18,8 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
-from .steps import Growth, Node
+from .step_nodes import Node
+from .steps import Growth
 
 _ROLE = "draft"
 

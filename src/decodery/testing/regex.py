@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodery.constraints.pattern import Alternatives, Chars, Concatenation, Node, Ranges, Repeat, parse, union
+from decodery.constraints.code_points import Ranges, union
+from decodery.constraints.pattern import Alternatives, Chars, Concatenation, Node, Repeat, parse
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 

@@ -24,7 +24,8 @@ from decodery.puzzles import Puzzle, drawn
 from decodery.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.search.base import Search
-from decodery.search.steps import StepSearch, aggregated
+from decodery.search.step_nodes import aggregated
+from decodery.search.steps import StepSearch
 
 from .cut import changeable, parameters, quantized
 from .loop import TrainingPlan, batches, train

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from decodery.core import worker_pool
+from decodery.core import process_usage
 from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool, caller
 
 WORK = """
@@ -158,7 +158,7 @@ def test_waiting_for_the_processor_is_not_working(file: Path) -> None:
     asked = WorkerPool(file, memory=1 << 30)
     asked.ask({}, 60.0)
     # Longer than it may work, and not nearly as long as it may take.
-    if worker_pool.processor_seconds(asked.idle[0].popen) is not None:
+    if process_usage.processor_seconds(asked.idle[0].popen) is not None:
         assert asked.ask({"sleep": 0.6, "said": "rested"}, 0.2)[2] == "rested"
     with pytest.raises(Unanswered, match=r"more than 0\.3 s"):
         asked.ask({"work": 60}, 0.3)
@@ -222,7 +222,7 @@ os.kill(os.getpid(), 9)
 def test_memory_is_looked_at_where_the_system_does_not_bound_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = WorkerPool(file, memory=1 << 30)
     asked.ask({}, 60.0)
-    assert 1 << 20 < worker_pool.resident(asked.idle[0].popen) < 1 << 30
+    assert 1 << 20 < process_usage.resident(asked.idle[0].popen) < 1 << 30
     # What a system without the kernel's limit would see of a process that takes more than it may.
     monkeypatch.setattr(sys, "platform", "darwin")
     asked.memory = 1 << 20

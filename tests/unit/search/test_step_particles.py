@@ -35,7 +35,7 @@ from decodery.search.particles import (
     systematic,
     uniforms,
 )
-from decodery.search.steps import Node
+from decodery.search.step_nodes import Node
 from decodery.search.sweep import Sweep, Trajectory, log_potential
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import run_sync
