@@ -37,7 +37,7 @@ from decodery.training.attention_maps import (
 )
 from decodery.training.cut import parameters
 from decodery.training.loop import TrainingPlan, train
-from decodery.training.puzzle_model import TransformerShape, lesson, random_transformer
+from decodery.training.puzzle_model import TransformerShape, random_transformer, training_batch
 
 OUT = Path(__file__).parent / "results" / "attention-training.json"
 SHAPE = TransformerShape(64, 4, 4, 112, 256)
@@ -86,7 +86,7 @@ def outside(maps: list[torch.Tensor]) -> float:
 def judged(model: Transformer) -> dict[str, Any]:
     losses, shares, outer = [], [], []
     for step in range(4):
-        tokens, taught = lesson(Chain(), BATCH, HELD + step, 0)
+        tokens, taught = training_batch(Chain(), BATCH, HELD + step, 0)
         logits, maps = looked_at(model, tokens[:, :-1])
         losses.append(float(solutions(logits, taught)))
         shares.append(evenness(maps))
@@ -126,7 +126,7 @@ def main() -> None:
         def loss(
             step: int, model: Transformer = model, penalty: str = penalty, thresholds: torch.Tensor = thresholds
         ) -> torch.Tensor:
-            tokens, taught = lesson(Chain(), BATCH, step, args.seed)
+            tokens, taught = training_batch(Chain(), BATCH, step, args.seed)
             logits, maps = looked_at(model, tokens[:, :-1])
             found = solutions(logits, taught)
             if penalty == "entropy":

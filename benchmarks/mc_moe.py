@@ -37,7 +37,7 @@ from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.cut import parameters
 from decodery.training.loop import TrainingPlan, train
-from decodery.training.puzzle_model import TransformerShape, lesson, predicted, random_transformer
+from decodery.training.puzzle_model import TransformerShape, predicted, random_transformer, training_batch
 
 OUT = Path(__file__).parent / "results" / "mc-moe.json"
 EXPERTS, TAKEN, STEPS, BATCH, HELD, DRAFTED = 8, 2, 200, 16, 6, 4
@@ -92,11 +92,11 @@ def mixture(seed: int = 0) -> Transformer:
 
 
 def trained(folder: Path) -> Transformer:
-    """The model after its lessons."""
+    """The model after its training."""
     model = mixture()
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(Chain(), BATCH, step, 0)
+        tokens, taught = training_batch(Chain(), BATCH, step, 0)
         return cross_entropy(predicted(model, tokens[:, :-1]).flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
 
     def validate() -> dict[str, float]:

@@ -70,11 +70,11 @@ def main() -> None:
         place = torch.full((lm.model.vocab_size,), -1)
         known = torch.arange(lm.model.vocab_size) if head.vocabulary is None else head.vocabulary
         place[known] = torch.arange(len(known))
-        lessons = []
+        training_batches = []
         for text in texts:
             shown = features(lm, text, head.taps)
-            lessons.append(taught([shown], place, 5, len(text.tokens), head.dtype, head.lead))
-        found = judged(head, lessons, 1.0)
+            training_batches.append(taught([shown], place, 5, len(text.tokens), head.dtype, head.lead))
+        found = judged(head, training_batches, 1.0)
         result["heads"][spec] = {name: round(value, 4) for name, value in found.items()}
         print(spec, json.dumps(result["heads"][spec]), flush=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")

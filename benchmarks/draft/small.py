@@ -38,7 +38,7 @@ from decodery.training.data import write_texts
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
 from decodery.training.loop import CHECKPOINT, TrainingPlan, train
-from decodery.training.puzzle_model import lesson
+from decodery.training.puzzle_model import training_batch
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
 PARTS = ("drafter", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
@@ -46,7 +46,7 @@ STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 EXITS = (1, 2, 3)
 """Layers after which `nested` can be left."""
 _HELD = 1 << 40
-"""Steps of lessons that nobody learns from begin here."""
+"""Steps of batches that nobody learns from begin here."""
 
 
 def corpus(work: Path, count: int, progress: Progress) -> Corpus:
@@ -166,7 +166,7 @@ def learning(model: Transformer) -> dict[str, torch.Tensor]:
 
 def loss(model: Transformer, step: int, count: int = 8) -> torch.Tensor:
     """Nats per token of solutions."""
-    tokens, taught = lesson(PUZZLE, count, step, 0)
+    tokens, taught = training_batch(PUZZLE, count, step, 0)
     ids = tokens[:, :-1].numpy()
     batch = Batch([Segment(np.arange(len(row)), row) for row in ids])
     logits = model.outputs(model.layers(model.embed(batch), batch))

@@ -278,7 +278,7 @@ class LLM(PromptRequests):
         allow_special: bool = False,
         **settings: Any,
     ) -> Any:
-        """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.Reading`.
+        """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.DecodedMessage`.
 
         text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
         """

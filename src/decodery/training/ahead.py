@@ -128,7 +128,7 @@ class AheadTrainee:
         at `taps`, [n, hidden], up to there.
         """
 
-    def lesson(
+    def training_batch(
         self, text: TrainingText, alpha: float, random: np.random.Generator | None = None, places: int | None = None
     ) -> AheadBatch | None:
         """`places` places of a text, random ones or evenly spread; None where it teaches nothing.
@@ -172,18 +172,20 @@ class AheadTrainee:
         hidden = {tap: rows.to(self.model.device, self.model.dtype) for tap, rows in scores.hidden.items()}
         return cache.data[:, :, :, : len(tokens)].to(self.model.device), hidden
 
-    def logq(self, lessons: Sequence[AheadBatch]) -> torch.Tensor:
+    def logq(self, training_batches: Sequence[AheadBatch]) -> torch.Tensor:
         """Log-probabilities [places, n, vocab] where rows stand."""
-        batch = Batch([each for lesson in lessons for each in lesson.segments])
+        batch = Batch([each for training_batch in training_batches for each in training_batch.segments])
         logits = self.model.forward(batch, route=self.route).logits
         return logits.view(-1, self.ahead, logits.shape[-1]).log_softmax(dim=-1)
 
     def loss(self, texts: Sequence[TrainingText], random: np.random.Generator) -> torch.Tensor:
         """Cross-entropy against what the model expected, in nats per token taught."""
-        lessons = [each for text in texts if (each := self.lesson(text, self.alpha, random)) is not None]
-        if not lessons:
+        training_batches = [
+            each for text in texts if (each := self.training_batch(text, self.alpha, random)) is not None
+        ]
+        if not training_batches:
             return torch.stack([each.sum() * 0.0 for each in self.parameters.values()]).sum()
-        return distance(self.logq(lessons), lessons)
+        return distance(self.logq(training_batches), training_batches)
 
     @torch.no_grad()
     def figures(self, texts: Sequence[TrainingText]) -> dict[str, float]:
@@ -194,12 +196,12 @@ class AheadTrainee:
         """
         totals, nats, places = np.zeros(self.ahead + 1), 0.0, 0
         for text in texts:
-            if (lesson := self.lesson(text, 0.0)) is None:
+            if (training_batch := self.training_batch(text, 0.0)) is None:
                 continue
-            logq = self.logq([lesson])
-            same = (logq.argmax(dim=-1).cpu() == lesson.right).numpy()
+            logq = self.logq([training_batch])
+            same = (logq.argmax(dim=-1).cpu() == training_batch.right).numpy()
             totals += [*same.sum(axis=0), np.logical_and.accumulate(same, axis=1).sum()]
-            nats += float(distance(logq, [lesson])) * len(same)
+            nats += float(distance(logq, [training_batch])) * len(same)
             places += len(same)
         *each, accepted = (totals / max(1, places)).tolist()
         found = {f"right_{number}": share for number, share in enumerate(each, start=1)}
@@ -220,17 +222,18 @@ class AheadTrainee:
         seen = torch.full((self.ahead, 1), _BELIEF, dtype=torch.float32, device="cpu")
         for number, text in enumerate(counted := texts[:_COUNTED_TEXTS]):
             progress("counting guesses", number, len(counted))
-            if (lesson := self.lesson(text, 0.0, places=_COUNTED)) is not None:
-                likeliest = self.logq([lesson]).topk(ranks, dim=-1).indices.cpu()
-                hits += (likeliest == lesson.right[..., None]).sum(dim=0)
-                seen += (lesson.right >= 0).sum(dim=0)[:, None]
+            if (training_batch := self.training_batch(text, 0.0, places=_COUNTED)) is not None:
+                likeliest = self.logq([training_batch]).topk(ranks, dim=-1).indices.cpu()
+                hits += (likeliest == training_batch.right[..., None]).sum(dim=0)
+                seen += (training_batch.right >= 0).sum(dim=0)[:, None]
         return (hits / seen).sort(dim=1, descending=True).values
 
 
-def distance(logq: torch.Tensor, lessons: Sequence[AheadBatch]) -> torch.Tensor:
+def distance(logq: torch.Tensor, training_batches: Sequence[AheadBatch]) -> torch.Tensor:
     """Cross-entropy of `logq` [places, n, vocab] against what the model expected, in nats per token taught."""
     likely, share, weight = (
-        torch.cat([getattr(each, name) for each in lessons]).to(logq.device) for name in ("likely", "share", "weight")
+        torch.cat([getattr(each, name) for each in training_batches]).to(logq.device)
+        for name in ("likely", "share", "weight")
     )
     each = -(share * logq.gather(2, likely)).sum(dim=-1)
     return (each * weight).sum() / weight.sum().clamp(min=1e-9)
@@ -254,7 +257,7 @@ def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int =
 
 
 def teach(
-    school: AheadTrainee,
+    trainee: AheadTrainee,
     corpus: Corpus,
     learned: Sequence[int],
     held: Sequence[int],
@@ -263,7 +266,7 @@ def teach(
     progress: Progress,
     what: str,
 ) -> History:
-    """Let what learns in `school` learn; it goes on from the checkpoint that is in `out`.
+    """Let what learns in `trainee` learn; it goes on from the checkpoint that is in `out`.
 
     Kept is what has the least cross-entropy on texts held out: how often guesses are right needs many more places.
     """
@@ -272,14 +275,14 @@ def teach(
 
     def loss(step: int) -> torch.Tensor:
         random = np.random.default_rng([recipe.seed, step])
-        return school.loss([corpus[learned[number]] for number in batch(step)], random)
+        return trainee.loss([corpus[learned[number]] for number in batch(step)], random)
 
     return train(
-        school.parameters,
+        trainee.parameters,
         loss,
         TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
         out / "training",
-        validate=lambda: school.figures(others),
+        validate=lambda: trainee.figures(others),
         metric="cross_entropy",
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
         progress=progress,

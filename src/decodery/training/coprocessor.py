@@ -136,22 +136,22 @@ def train_coprocessor(
     """
     recipe = recipe or CoprocessorRecipe()
     check_folder(out)
-    school = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
+    trainee = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
     long_enough(texts, recipe.ahead + 2)
-    course = ExampleSplit(texts, recipe)
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: {"loss": float(school.foreseen(course.held).mean())},
+    examples = ExampleSplit(texts, recipe)
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: {"loss": float(trainee.foreseen(examples.held).mean())},
         out,
         data=as_ids(texts),
         what="training a coprocessor",
         progress=progress,
     )
     alone, with_it = (
-        [round(value, 4) for value in school.foreseen(course.held, each).tolist()] for each in (True, False)
+        [round(value, 4) for value in trainee.foreseen(examples.held, each).tolist()] for each in (True, False)
     )
-    facts = course.facts(command, history, alone=alone, validation=with_it)
-    found = CoprocessorWeights(kept(school.tensors), facts, target.model.fingerprint)
+    facts = examples.facts(command, history, alone=alone, validation=with_it)
+    found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / COPROCESSOR)
     return found

@@ -28,8 +28,8 @@ from .card import refuse_others
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import check_target, temper, write_draft
-from .lesson import BatchPart, TrainingBatch, distance, lesson, of_parts, predictions
 from .loop import History, TrainingPlan, batches, train
+from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no block drafter")
 """Raises SettingsError where training would overwrite something else."""
@@ -181,7 +181,7 @@ class _DEERTraining:
                 "some out: write more, or longer ones"
             )
         self.held = [self._judged(text) for text in whole]
-        temper(draft, lesson(whole, self.kept, self.place))
+        temper(draft, training_batch(whole, self.kept, self.place))
         self.parameters = parameters(draft)
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
 
@@ -263,14 +263,14 @@ def train_deer(
     learned, _ = corpus.split()
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = with_mask(cut_draft(model, shape, kept), recipe.block)
-    course = _DEERTraining(draft, corpus, recipe, progress)
+    training_run = _DEERTraining(draft, corpus, recipe, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
-    told, before = [], course.figures()
+    told, before = [], training_run.figures()
     stages = ((1, "continuation", recipe.continuing, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
     for stage, name, epochs, lr in stages:
         if epochs:
-            course.run(stage, epochs, lr, out / "training" / name, facts)
-            told.append((f"after stage {stage}", course.figures()))
+            training_run.run(stage, epochs, lr, out / "training" / name, facts)
+            told.append((f"after stage {stage}", training_run.figures()))
     write_draft(quantized(draft), target, out, _card(target, corpus, shape, recipe, before, told, command))
     return told[-1][1]
 

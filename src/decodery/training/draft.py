@@ -27,8 +27,8 @@ from decodery.models.torch.weights import Kept
 from .card import CARD, refuse_others
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
-from .lesson import TrainingBatch, distance, judged, lesson, predictions
 from .loop import History, TrainingPlan, batches, train
+from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
 """Raises SettingsError where training would overwrite something else."""
@@ -82,18 +82,18 @@ def train_draft(
         raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = cut_draft(model, shape, kept)
-    course = _DraftTraining(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
+    training_run = _DraftTraining(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
     if pretraining is not None:
         numbers, _ = pretraining.split()
         once = TrainingPlan(max(1, len(numbers) // batch), lr=2e-3)
-        course.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
+        training_run.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
         facts["pretraining"] = pretraining.facts
     plan = plan or TrainingPlan(max(1, round(epochs * len(learned) / batch)))
-    history = course.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
+    history = training_run.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
     finished = quantized(draft)
     assert finished.weights.kept is not None
-    scores = judged(finished, lesson(course.held, finished.weights.kept, course.place))
+    scores = judged(finished, training_batch(training_run.held, finished.weights.kept, training_run.place))
     write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
     return scores
 
@@ -108,7 +108,7 @@ class _DraftTraining:
         self.batch, self.seed, self.progress = batch, seed, progress
         self.place = np.full(draft.vocab_size, -1)
         self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
-        self.validation = lesson(held, kept, self.place)
+        self.validation = training_batch(held, kept, self.place)
         temper(draft, self.validation)
         self.parameters = parameters(draft)
         # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
@@ -126,7 +126,7 @@ class _DraftTraining:
         batch = batches(len(numbers), self.batch, self.seed)
 
         def loss(step: int) -> torch.Tensor:
-            taught = lesson([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
+            taught = training_batch([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
             with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
                 return distance(predictions(self.draft, taught), taught)
 

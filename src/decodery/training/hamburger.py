@@ -157,34 +157,37 @@ def _wanted(text: TrainingText) -> tuple[np.ndarray, np.ndarray]:
     return likely, share / share.sum(axis=1, keepdims=True)
 
 
-def said(base: Transformer, parts: MicroSteps, lesson: GroupBatch) -> torch.Tensor:
+def said(base: Transformer, parts: MicroSteps, training_batch: GroupBatch) -> torch.Tensor:
     """[m, hidden] what is said of each grouped token, as the head reads it, all texts in one pass of each module."""
-    embedded = base.embed_tokens(lesson.ids.to(base.device)).to(parts.dtype)
-    rows = embedded[lesson.members]
-    merged = parts.merged(rows, lesson.lengths)
+    embedded = base.embed_tokens(training_batch.ids.to(base.device)).to(parts.dtype)
+    rows = embedded[training_batch.members]
+    merged = parts.merged(rows, training_batch.lengths)
     segments = [
-        Segment(positions, states=torch.cat([embedded[prompt], merged[own]])) for prompt, own, positions in lesson.parts
+        Segment(positions, states=torch.cat([embedded[prompt], merged[own]]))
+        for prompt, own, positions in training_batch.parts
     ]
     batch, sites = Batch(segments), [HookPoint("residual", tap) for tap in parts.taps]
     visits = Hooks.reading(sites)
     base.layers(base.embed(batch), batch, visits)
-    *inner, last = (visits.states[each][lesson.heads].to(parts.dtype) for each in sites)
+    *inner, last = (visits.states[each][training_batch.heads].to(parts.dtype) for each in sites)
     last = base.final_norm(last)
-    longer = lesson.lengths > 1
+    longer = training_batch.lengths > 1
     whole = rows.new_zeros(rows.shape)
     whole[:, 0] = last
     taps = torch.stack([*inner, last], dim=1)[longer]
     if len(taps):
         whole[longer, 1:] = base.final_norm(parts.spoken(taps, rows[longer][:, :-1]))
-    return whole[torch.arange(rows.shape[1], device="cpu") < lesson.lengths[:, None]]
+    return whole[torch.arange(rows.shape[1], device="cpu") < training_batch.lengths[:, None]]
 
 
-def losses(base: Transformer, parts: MicroSteps, lesson: GroupBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def losses(
+    base: Transformer, parts: MicroSteps, training_batch: GroupBatch
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[m] nats of what is to be said of each token; [m] of where groups end; logits [m, vocab]."""
-    states = said(base, parts, lesson)
+    states = said(base, parts, training_batch)
     logits = base.project(states)
-    spoken = -(lesson.share * logits.log_softmax(dim=-1).gather(1, lesson.likely)).sum(dim=1)
-    stops = binary_cross_entropy_with_logits(parts.ends(states), lesson.ends.to(states.dtype), reduction="none")
+    spoken = -(training_batch.share * logits.log_softmax(dim=-1).gather(1, training_batch.likely)).sum(dim=1)
+    stops = binary_cross_entropy_with_logits(parts.ends(states), training_batch.ends.to(states.dtype), reduction="none")
     return spoken, stops, logits
 
 
@@ -216,7 +219,7 @@ class HamburgerTraining:
     texts: list[Grouped]
     held: list[Grouped] = field(default_factory=list)
 
-    def lesson(self, some: Sequence[Grouped]) -> GroupBatch:
+    def training_batch(self, some: Sequence[Grouped]) -> GroupBatch:
         return GroupBatch.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
 
     def run(self, out: Path, settings: dict[str, Any], progress: Progress) -> History:
@@ -227,7 +230,7 @@ class HamburgerTraining:
         steps = max(1, round(recipe.epochs * len(self.texts) / recipe.batch))
 
         def loss(step: int) -> torch.Tensor:
-            spoken, stops, _ = losses(self.base, self.parts, self.lesson([self.texts[n] for n in chosen(step)]))
+            spoken, stops, _ = losses(self.base, self.parts, self.training_batch([self.texts[n] for n in chosen(step)]))
             return spoken.mean() + ENDS * stops.mean()
 
         try:
@@ -255,14 +258,14 @@ class HamburgerTraining:
         totals = dict.fromkeys(("loss", "nats first", "nats behind", "right first", "right behind", "ends right"), 0.0)
         counts, tokens = {"first": 0, "behind": 0}, 0
         for number in range(0, len(self.held), self.recipe.batch):
-            lesson = self.lesson(self.held[number : number + self.recipe.batch])
-            spoken, stops, logits = losses(self.base, self.parts, lesson)
-            same = logits.argmax(dim=-1) == lesson.right
+            training_batch = self.training_batch(self.held[number : number + self.recipe.batch])
+            spoken, stops, logits = losses(self.base, self.parts, training_batch)
+            same = logits.argmax(dim=-1) == training_batch.right
             totals["loss"] += float((spoken + ENDS * stops).sum())
             # Less than log 2 where the likelier answer is right.
             totals["ends right"] += int((stops < np.log(2)).sum())
             tokens += len(spoken)
-            for name, rows in (("first", ~lesson.behind), ("behind", lesson.behind)):
+            for name, rows in (("first", ~training_batch.behind), ("behind", training_batch.behind)):
                 totals[f"nats {name}"] += float(spoken[rows].sum())
                 totals[f"right {name}"] += int(same[rows].sum())
                 counts[name] += int(rows.sum())
@@ -306,9 +309,9 @@ def train_hamburger(
             "learn: give it other prompts, or more texts"
         )
     base = changeable(model)
-    course = HamburgerTraining(base, untrained(base, recipe), recipe, learned, held)
-    history = course.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
-    values = {name: round(value, 4) for name, value in course.figures().items()}
+    training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, held)
+    history = training_run.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
+    values = {name: round(value, 4) for name, value in training_run.figures().items()}
     facts = {
         "model": target.name,
         "command": command,
@@ -323,7 +326,7 @@ def train_hamburger(
         tuned = quantized(base)
         named, fingerprint = str(out / MODEL), tuned.fingerprint
         write_draft(tuned, target, out / MODEL, f"# {target.name}, tuned to read groups of tokens\n\n{_made(facts)}")
-    parts = course.parts
+    parts = training_run.parts
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
     found.save(out / MICRO)
     # Last: without the file beside it, it would be taken for somebody else's.

@@ -51,8 +51,8 @@ class TransferRecipe(AheadRecipe):
             raise SettingsError("hidden transfer needs a decay above 0 and at most 1")
 
 
-class TransferSchool(AheadTrainee):
-    """A school in which maps learn, which begin as identities."""
+class TransferTrainee(AheadTrainee):
+    """A trainee in which maps learn, which begin as identities."""
 
     def __init__(self, reader: LanguageModel, model: LanguageModel, recipe: TransferRecipe) -> None:
         layers = recipe.layers
@@ -108,12 +108,12 @@ def train_transfer(
     """
     recipe = recipe or TransferRecipe()
     check_folder(out)
-    school = TransferSchool(target.model, model, recipe)
+    trainee = TransferTrainee(target.model, model, recipe)
     learned, held = shares(corpus, target, every=EVERY)
-    history = teach(school, corpus, learned, held, out, recipe, progress, "training maps")
-    rates = school.rates([corpus[number] for number in held], progress)
+    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training maps")
+    rates = trainee.rates([corpus[number] for number in held], progress)
     facts = facts_of(target, corpus, recipe, history, command)
-    found = Transfer(school.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
+    found = Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
     found.save(out / TRANSFER)
     text = card(
         facts,

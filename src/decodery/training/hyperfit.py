@@ -30,9 +30,9 @@ from decodery.sampling.sampler import Sampler
 
 from .card import CARD
 from .corpus import Corpus, TrainingText
-from .lesson import distance, lesson, predictions
 from .loop import TrainingPlan, batches, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress, check_folder
+from .training_batch import distance, predictions, training_batch
 
 _HELD, _CONTEXT, _LAST = 16, 32, 96
 """Texts held out, how much of each is a context to write from, and of what is written the last so many tokens count."""
@@ -46,7 +46,7 @@ class WholeRemaking(Remaking):
     def tables(self) -> bool:
         return True
 
-    def form(self, name: str, whole: Dense, course: TrainingProgress) -> TrainedForm:
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         return WholeLinear(whole)
 
 
@@ -125,7 +125,7 @@ def hyperfit(
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss_of(texts: Sequence[TrainingText]) -> torch.Tensor:
-        taught = lesson(texts, Kept(ids, ids), every)
+        taught = training_batch(texts, Kept(ids, ids), every)
         return distance(predictions(remade.model, taught), taught)
 
     def validate() -> dict[str, float]:

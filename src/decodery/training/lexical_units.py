@@ -49,8 +49,8 @@ class UnitsRecipe(AheadRecipe):
             raise SettingsError("units need a span of at least 2 and an alpha from 0 to 1")
 
 
-class PlaceholderSchool(AheadTrainee):
-    """A school in which embeddings learn that stand for the tokens after a place."""
+class PlaceholderTrainee(AheadTrainee):
+    """A trainee in which embeddings learn that stand for the tokens after a place."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ def train_units(
     """
     recipe = recipe or UnitsRecipe()
     check_folder(out)
-    school = PlaceholderSchool(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
+    trainee = PlaceholderTrainee(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
     learned, held = shares(corpus, target, recipe.alpha)
-    history = teach(school, corpus, learned, held, out, recipe, progress, "training placeholders")
+    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training placeholders")
     facts = facts_of(target, corpus, recipe, history, command)
-    found = Placeholders(school.placeholders.detach().cpu(), facts)
+    found = Placeholders(trainee.placeholders.detach().cpu(), facts)
     found.save(out / UNITS)
     text = card(
         facts,

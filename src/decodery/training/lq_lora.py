@@ -33,7 +33,7 @@ class LowRankRemaking(Remaking):
     def norms(self) -> bool:
         return False
 
-    def form(self, name: str, whole: Dense, course: TrainingProgress) -> TrainedForm:
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         return LowRank(whole, self.split)
 
 

@@ -110,20 +110,20 @@ def train_merges(
     """
     recipe = recipe or MergeRecipe()
     check_folder(out)
-    school = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
+    trainee = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
     long_enough(texts, _LEAST)
-    course = ExampleSplit(texts, recipe)
-    mean = school.apart(course.held, MergeNet.initial(target.model.config.hidden_size, 1))
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: {"loss": school.apart(course.held)},
+    examples = ExampleSplit(texts, recipe)
+    mean = trainee.apart(examples.held, MergeNet.initial(target.model.config.hidden_size, 1))
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: {"loss": trainee.apart(examples.held)},
         out,
         data=as_ids(texts),
         what="training merged tokens",
         progress=progress,
     )
-    facts = course.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
-    found = MergeNet(kept(school.tensors), facts, target.model.fingerprint)
+    facts = examples.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
+    found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / MERGE_NET)
     return found

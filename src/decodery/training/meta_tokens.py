@@ -154,13 +154,13 @@ def train_meta_tokens(
     """
     recipe = recipe or MetaRecipe()
     check_folder(out)
-    school = MetaTokenTrainee(differentiable(target.model, "meta-tokens"), recipe)
+    trainee = MetaTokenTrainee(differentiable(target.model, "meta-tokens"), recipe)
     long_enough(texts, recipe.ahead + 2)
-    course = ExampleSplit(texts, recipe)
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: {"divergence": school.apart(course.held)},
+    examples = ExampleSplit(texts, recipe)
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: {"divergence": trainee.apart(examples.held)},
         out,
         data=as_ids(texts),
         what="training meta-tokens",
@@ -168,7 +168,7 @@ def train_meta_tokens(
         metric="divergence",
         weight_decay=0.01,
     )
-    facts = course.facts(command, history, divergence=round(history.best or 0.0, 4))
-    found = MetaTokens(kept(school.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
+    facts = examples.facts(command, history, divergence=round(history.best or 0.0, 4))
+    found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
     found.save(out / META)
     return found

@@ -74,7 +74,7 @@ def train_one_stack(
     held = list(islice(sources(kind, "validation"), recipe.held))
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(kind, recipe, step)
+        tokens, taught = training_batch(kind, recipe, step)
         logits = predicted(model, tokens[:, :-1])
         return cross_entropy(logits.flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
 
@@ -95,7 +95,7 @@ def train_one_stack(
     return found
 
 
-def lesson(kind: Transduction, recipe: OneStackRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def training_batch(kind: Transduction, recipe: OneStackRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A step's tokens [batch, longest], filled up after their ends, and what is learned of them, -1 for nothing."""
     drawn = islice(sources(kind, "train", (recipe.seed << 32) + step), recipe.batch)
     rows = [(asking(each), [*encoded(kind.write(each)), END_ID]) for each in drawn]

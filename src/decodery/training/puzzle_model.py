@@ -115,7 +115,7 @@ def train_puzzle_model(
     fast = choose_dtype("auto", "bfloat16", model.device) == "bfloat16"
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(puzzle, recipe.batch, step, recipe.seed)
+        tokens, taught = training_batch(puzzle, recipe.batch, step, recipe.seed)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast):
             logits = predicted(model, tokens[:, :-1])
         return cross_entropy(logits.float().flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
@@ -167,7 +167,7 @@ def solves(model: Transformer, puzzle: Puzzle, prompts: list[str], samples: int 
     )
 
 
-def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def training_batch(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The texts of a training step: tokens [count, longest], filled up after their ends, and what is learned of them.
 
     The second is -1 where nothing is to be predicted: prompts and what fills up.

@@ -101,7 +101,7 @@ def train_seq2seq(
     held = list(islice(sources(kind, "validation"), recipe.held))
 
     def loss(step: int) -> torch.Tensor:
-        given, written, taught = lesson(kind, recipe, step)
+        given, written, taught = training_batch(kind, recipe, step)
         logits = predicted(model, given, written)
         plain = cross_entropy(logits.flatten(0, 1), taught.flatten(), ignore_index=_NOTHING)
         if teacher is None or how is None:
@@ -148,7 +148,9 @@ def right(model: EncoderDecoder, kind: Transduction, held: Sequence[str]) -> flo
     return float(np.mean([seq.generated == each for seq, each in zip(texts, wanted, strict=True)]))
 
 
-def lesson(kind: Transduction, recipe: Seq2SeqRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def training_batch(
+    kind: Transduction, recipe: Seq2SeqRecipe, step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A training step's sources [b, n], what the decoder reads [b, m], and what it is to say after each token [b, m].
 
     -1 fills up sources and what is to be said; END_ID what is read.

@@ -186,17 +186,17 @@ def train_sven(
             f"{len(pairs)} pairs leave nothing to learn from or nothing to validate with: give at least {_HELD_OUT}, "
             f"none longer than {MOST_TOKENS} tokens"
         )
-    school = SVENTrainee(model, recipe)
+    trainee = SVENTrainee(model, recipe)
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
     told = content([[pair.before, pair.after] for pair in pairs])
     settings = {"recipe": vars(recipe), "pairs": told, "dtype": target.dtype}
     history = train(
-        school.parameters,
-        lambda step: school.total(school.losses([programs[number] for number in batch(step)], step)),
+        trainee.parameters,
+        lambda step: trainee.total(trainee.losses([programs[number] for number in batch(step)], step)),
         LinearDecayPlan(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
         out / "training",
-        validate=lambda: school.figures(others),
+        validate=lambda: trainee.figures(others),
         metric="loss",
         settings=settings,
         progress=progress,
@@ -214,7 +214,7 @@ def train_sven(
         "validation": figures,
         "recipe": dict(vars(recipe)),
     }
-    learned = {name: KVPrefix(each.detach().cpu()) for name, each in school.parameters.items()}
+    learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
     found.save(out / WEIGHTS)
     write_text(out / CARD, _card(found, history))

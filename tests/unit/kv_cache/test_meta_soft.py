@@ -107,13 +107,13 @@ def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
     again = MetaTokens.load(tmp_path)
     assert again.sparse == 2 and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
     # What it learned under is what it is used under.
-    school = MetaTokenTrainee(loaded.model, recipe)  # type: ignore[arg-type]
-    for name, tensor in school.tensors.items():
+    trainee = MetaTokenTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    for name, tensor in trainee.tensors.items():
         tensor.data.copy_(found.tensors[name])
     prompt = texts[0][:-6]
     soft = found.compose(loaded.model.embed_tokens(torch.tensor(prompt)))  # type: ignore[attr-defined]
-    assert torch.allclose(school.mixed(texts[0]) @ library(school.tensors), soft, atol=1e-5)
-    wanted, _ = school.example(texts[0])
+    assert torch.allclose(trainee.mixed(texts[0]) @ library(trainee.tensors), soft, atol=1e-5)
+    wanted, _ = trainee.example(texts[0])
     assert wanted.shape == (2, 2, 18) and torch.allclose(wanted.sum(dim=-1), torch.ones(2, 2), atol=1e-5)
     assert distance(wanted, wanted).item() == pytest.approx(0, abs=1e-6)
     with pytest.raises(PromptError, match="too few"):

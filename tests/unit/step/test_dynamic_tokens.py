@@ -150,15 +150,15 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     held = texts[7::8]
     model = target.model
     assert isinstance(model, Transformer)
-    school = MergeTrainee(model, target.tokenizer, recipe)
-    mean, learned = school.apart(held), school.apart(held, net)
+    trainee = MergeTrainee(model, target.tokenizer, recipe)
+    mean, learned = trainee.apart(held), trainee.apart(held, net)
     assert learned < 0.9 * mean and net.facts["mean"] == pytest.approx(mean, abs=1e-3)
     # The same numbers for other tokens are worth nothing.
     shuffled = MergeNet({**net.tensors, "second": net.tensors["second"].flip(0)})
-    assert school.apart(held, shuffled) > mean
+    assert trainee.apart(held, shuffled) > mean
 
     again = MergeNet.load(tmp_path / "net")
-    assert school.apart(held, again) == learned
+    assert trainee.apart(held, again) == learned
     with pytest.raises(SettingsError, match="another model"):
         dynamic(MODEL, few, again)
     with pytest.raises(SettingsError, match="another width"):

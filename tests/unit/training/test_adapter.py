@@ -31,8 +31,8 @@ from decodery.testing import tiny_transformer
 from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files, write_texts
-from decodery.training.lesson import lesson, predictions
 from decodery.training.remade import CopyRecipe, Remade, TrainingProgress, written_rows
+from decodery.training.training_batch import predictions, training_batch
 from scripted import Unigram
 from tiny_models import assert_same_logits, make_model, tiny_loaded
 from tiny_models import save as save_folder
@@ -206,8 +206,8 @@ def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
                 part, known = getattr(layer, name).part, found.parts[f"layers.{index}.{name}"]
                 part.first.data.copy_(known.first)
                 part.second.data.copy_(known.second)
-        taught_here = lesson([text], Kept(torch.arange(EVERY), torch.arange(EVERY)), np.arange(EVERY))
-        remade.course.written = written_rows(taught_here, remade.model)
+        taught_here = training_batch([text], Kept(torch.arange(EVERY), torch.arange(EVERY)), np.arange(EVERY))
+        remade.progress_made.written = written_rows(taught_here, remade.model)
         with torch.no_grad():
             said.append(predictions(remade.model, taught_here)[0][: taught_here.count])
     cache = target.model.new_cache()

@@ -89,10 +89,10 @@ def test_ternary_weights_have_three_values_and_gradients_go_straight_through() -
 @pytest.mark.parametrize("straight", [False, True])
 def test_what_is_left_out_learns_by_what_is_left_of_it(straight: bool) -> None:
     remaking = SparseRemaking(n=2, m=4, schedule="linear", dense=0.0, decay=0.5, straight=straight)
-    whole, course = matrix(), TrainingProgress(0.2)
-    form = remaking.form("layers.0.down", whole, course)
+    whole, progress_made = matrix(), TrainingProgress(0.2)
+    form = remaking.form("layers.0.down", whole, progress_made)
     form(ROWS).square().sum().backward()
-    left = remaking.left(course.done)
+    left = remaking.left(progress_made.done)
     assert left == pytest.approx(0.6)
     order = whole.weight.detach().abs().view(-1, 4).argsort(dim=1, descending=True)
     others = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, :2], False).view_as(whole.weight)
@@ -110,7 +110,7 @@ def test_what_is_left_out_learns_by_what_is_left_of_it(straight: bool) -> None:
         moved = matrix()
         with torch.no_grad():
             moved.weight[at] += step
-            values.append(float(remaking.form("layers.0.down", moved, course)(ROWS).square().sum()))
+            values.append(float(remaking.form("layers.0.down", moved, progress_made)(ROWS).square().sum()))
     slope = (values[0] - values[1]) / 2e-6
     assert (abs(slope - float(whole.weight.grad[at])) < 1e-4 * abs(slope)) != straight
 

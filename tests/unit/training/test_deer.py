@@ -52,7 +52,7 @@ def test_stages_hide_and_weigh_what_they_should() -> None:
     assert not drawn(TrainingText(TEXT.tokens[:2], 2), recipe, 1, random)
 
 
-def test_blocks_of_a_lesson_are_those_that_will_be_drafted() -> None:
+def test_blocks_of_a_batch_are_those_that_will_be_drafted() -> None:
     """What a row says among many blocks of a text is what a drafter is told, which reads one after what it holds."""
     model = tiny_transformer(0, vocab_size=64)
     blocks = [suffix(2, 3, 1.0), MaskedBlock(4, np.array([False, True, True]), np.array([0.0, 0.5, 0.5]))]

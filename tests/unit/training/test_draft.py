@@ -31,8 +31,8 @@ from decodery.testing import check_batch, check_identical, check_state
 from decodery.training.cut import DraftShape, cut_draft, keep_tokens, quantized
 from decodery.training.data import Corpus, TrainingText, write_texts
 from decodery.training.draft import train_draft
-from decodery.training.lesson import distance, judged, lesson, predictions
 from decodery.training.loop import TrainingPlan
+from decodery.training.training_batch import distance, judged, predictions, training_batch
 from tiny_models import VOCAB, tiny_loaded
 
 SHAPE = DraftShape(layers=1, inner=48, tokens=80, window=16)
@@ -90,13 +90,13 @@ def _logits(model: Transformer, ids: np.ndarray) -> list[torch.Tensor]:
     return [alone, torch.cat(rows)]
 
 
-def test_a_lesson_is_what_the_target_said(target: LoadedModel, corpus: Corpus) -> None:
+def test_a_batch_is_what_the_target_said(target: LoadedModel, corpus: Corpus) -> None:
     model = target.model
     kept = keep_tokens(corpus, 100, model, model.config.eos_ids)
     place = np.full(VOCAB, -1)
     place[kept.ids] = np.arange(len(kept.ids))
     text = corpus[4]
-    taught = lesson([text, corpus[5]], kept, place)
+    taught = training_batch([text, corpus[5]], kept, place)
     law = model.forward(Batch([Segment(np.arange(len(text.tokens)), text.tokens.astype(np.int64))])).logits.softmax(-1)
     rows = np.arange(text.written - 1, len(text.tokens) - 1)
     assert taught.rows[: len(rows)].tolist() == rows.tolist()
@@ -120,7 +120,7 @@ def test_gradients_are_those_of_the_distance(target: LoadedModel, corpus: Corpus
     model = cut_draft(target.model, SHAPE, keep_tokens(corpus, 80, target.model))
     place = np.full(VOCAB, -1)
     place[model.weights.kept.ids] = np.arange(80)
-    taught = lesson([corpus[0]], model.weights.kept, place)
+    taught = training_batch([corpus[0]], model.weights.kept, place)
     gate = model.weights.layers[0].gate_up.weight.requires_grad_(True)
     distance(predictions(model, taught), taught).backward()
     step = torch.zeros_like(gate)
@@ -140,7 +140,7 @@ def test_training_helps_and_the_folder_is_a_draft(
     kept = keep_tokens([corpus[n] for n in corpus.split()[0]], 80, target.model, (257,))
     place = np.full(VOCAB, -1)
     place[kept.ids] = np.arange(80)
-    taught = lesson([corpus[n] for n in corpus.split()[1]], kept, place)
+    taught = training_batch([corpus[n] for n in corpus.split()[1]], kept, place)
     before = judged(cut_draft(target.model, SHAPE, kept), taught)
     assert scores["cross_entropy"] < 0.8 * before["cross_entropy"]
     assert scores["acceptance"] > 1.5 * before["acceptance"]
@@ -267,7 +267,7 @@ def test_exits_learn_together_and_serve_as_drafts(target: LoadedModel, corpus: C
     kept = keep_tokens(corpus, 80, target.model)
     draft, place = cut_draft(target.model, shape, kept), np.full(VOCAB, -1)
     place[kept.ids] = np.arange(80)
-    taught = lesson([corpus[0], corpus[1]], kept, place)
+    taught = training_batch([corpus[0], corpus[1]], kept, place)
     weights = draft.weights
     alone = [
         Transformer(

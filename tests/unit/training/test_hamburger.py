@@ -90,13 +90,13 @@ def test_everything_learns_and_what_is_said_is_weighed_as_the_model_found_it(tar
         parts.tensors[name].add_(0.1)
     likely = np.tile(np.array([4, 9], dtype=np.int32), (n, 1))
     logprobs = np.log(np.tile(np.array([0.3, 0.1]), (n, 1))).astype(np.float16)
-    lesson = GroupBatch.of([TrainingText(np.arange(n, dtype=np.int32), 3, likely, logprobs)], [[1, 3, 2, 3]], 3)
+    training_batch = GroupBatch.of([TrainingText(np.arange(n, dtype=np.int32), 3, likely, logprobs)], [[1, 3, 2, 3]], 3)
     for each in parts.tensors.values():
         each.requires_grad_(True)
-    spoken, stops, logits = losses(model, parts, lesson)
+    spoken, stops, logits = losses(model, parts, training_batch)
     law = logits.log_softmax(dim=-1)
     assert torch.allclose(spoken, -(0.75 * law[:, 4] + 0.25 * law[:, 9]), atol=1e-3)
-    assert lesson.ends.tolist() == [1, 0, 0, 1, 0, 1, 0, 0, 1] and len(stops) == 9
+    assert training_batch.ends.tolist() == [1, 0, 0, 1, 0, 1, 0, 0, 1] and len(stops) == 9
     (spoken.mean() + 0.5 * stops.mean()).backward()
     silent = [name for name, each in parts.tensors.items() if each.grad is None or not each.grad.abs().sum()]
     # Softmax sees no shift of all keys; rounding leaves some of it.

@@ -19,10 +19,10 @@ from decodery.training.loop import CHECKPOINT, TrainingPlan, train
 from decodery.training.puzzle_model import (
     PuzzleRecipe,
     TransformerShape,
-    lesson,
     predicted,
     random_transformer,
     train_puzzle_model,
+    training_batch,
 )
 
 SMALL = TransformerShape(32, 2, 2, 48, 64)
@@ -31,8 +31,8 @@ CHAIN = puzzle("chain:operations=2")
 
 def test_texts_side_by_side_are_read_as_each_alone_and_solutions_alone_are_learned() -> None:
     model = random_transformer(SMALL, 3)
-    tokens, taught = lesson(CHAIN, 5, 7, 0)
-    again, others = lesson(CHAIN, 5, 7, 0), lesson(CHAIN, 5, 8, 0)
+    tokens, taught = training_batch(CHAIN, 5, 7, 0)
+    again, others = training_batch(CHAIN, 5, 7, 0), training_batch(CHAIN, 5, 8, 0)
     assert torch.equal(tokens, again[0]) and tokens.tolist() != others[0].tolist()
     logits = predicted(model, tokens)
     prompts, random = islice(drawn(CHAIN, "train", 7), 5), Random("lesson 0 7")

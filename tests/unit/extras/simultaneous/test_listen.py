@@ -28,7 +28,14 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
 from decodery.testing import tiny_transformer
-from decodery.training.seq2seq import Seq2SeqRecipe, leaves, lesson, random_encoder_decoder, right, train_seq2seq
+from decodery.training.seq2seq import (
+    Seq2SeqRecipe,
+    leaves,
+    random_encoder_decoder,
+    right,
+    train_seq2seq,
+    training_batch,
+)
 from decodery.training.transductions import TRANSDUCTIONS, sources, transduction
 from decodery.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
@@ -183,7 +190,7 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
                            every=2, held=2)  # fmt: skip
     kind = transduction("reorder")
     model = random_encoder_decoder(recipe, kind.longest)
-    given, written, said = lesson(kind, recipe, 0)
+    given, written, said = training_batch(kind, recipe, 0)
     rows = predicted(model, given, written)
     source = Reads(tuple(given[1][given[1] >= 0].tolist()))
     reading = source.over(model, [START])

@@ -90,9 +90,9 @@ def test_slots_learn_what_the_model_writes(tmp_path: Path) -> None:
     both, alone = states_of(MODEL, [SOURCES[0], SOURCES[4]]), states_of(MODEL, [SOURCES[0]])
     said = slots.say(*alone)
     assert (slots.say(*both, torch.randn(5, 32)).logits[0] - said.logits[0]).abs().max() < 1e-4 < said.logits.std()
-    school = CPPDTrainee(MODEL, pairs, ends, RECIPE)
-    school.loss(pairs).backward()
-    assert all(bool(tensor.grad.any()) for tensor in school.parameters.values())  # type: ignore[union-attr]
+    trainee = CPPDTrainee(MODEL, pairs, ends, RECIPE)
+    trainee.loss(pairs).backward()
+    assert all(bool(tensor.grad.any()) for tensor in trainee.parameters.values())  # type: ignore[union-attr]
     assert figures(MODEL, slots, pairs[:1])["passes"] == len(texts[0].trace.steps)
 
 

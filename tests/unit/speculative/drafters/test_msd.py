@@ -241,11 +241,11 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     plain = FeatureStore(model, corpus, raw.taps, tmp_path / "both" / "features", TOP, silent)
     noted = Noted(model, shown.corpus, raw.taps, tmp_path / "both" / "shown", TOP, silent, shown.embeddings)
     learned, out = corpus.split()
-    course = _HeadTraining(raw, _StoredTexts(plain, learned, out), _StoredTexts(noted, learned, out), recipe, 20)
+    training_run = _HeadTraining(raw, _StoredTexts(plain, learned, out), _StoredTexts(noted, learned, out), recipe, 20)
     counts = []
     for step in range(20):
         taken.clear()
-        assert course.loss(step).isfinite()
+        assert training_run.loss(step).isfinite()
         counts.append(len(taken))
     assert not any(counts[:11]) and 0 < sum(counts[11:15]) < sum(counts[16:]) and max(counts) <= recipe.batch
     tokens, held = found[0]

@@ -58,7 +58,7 @@ class BatchPart:
         return cls(text, segment, rows, rows, np.ones(len(rows), dtype=np.float32))
 
 
-def lesson(texts: Sequence[TrainingText], kept: Kept, place: np.ndarray) -> TrainingBatch:
+def training_batch(texts: Sequence[TrainingText], kept: Kept, place: np.ndarray) -> TrainingBatch:
     """Texts read from left to right, see `of_parts`."""
     return of_parts([BatchPart.read(text) for text in texts], kept, place)
 
