@@ -39,7 +39,7 @@ from decodery.search.drag import DRAG, listed
 from decodery.search.edge import Edge
 from decodery.search.iter_drag import IterDRAG
 from decodery.search.query_ttt import QueryTTT
-from decodery.search.router import Router
+from decodery.search.router import RouterHead
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
 from decodery.training.adapter import FILE, LoRARemaking, train_adapter
@@ -159,7 +159,7 @@ def _router(
         better = float((learned_from.advantage > 0).double().mean())
         told = {"steps": len(learned_from.text), "better": round(better, 4), "spearman": round(rank, 4)}
         facts.write_text(json.dumps(told), "utf-8")
-    return {"router": Router.load(path), "facts": json.loads(facts.read_text("utf-8"))}
+    return {"router": RouterHead.load(path), "facts": json.loads(facts.read_text("utf-8"))}
 
 
 def edge(bench: Bench) -> dict[str, Any]:
