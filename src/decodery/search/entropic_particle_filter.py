@@ -13,8 +13,8 @@ from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 
-from .particle_search import ParticleSearch, require_temperature
-from .particles import Resample, Resampling, effective_size, normalised, require_resampling
+from .particle_filter import ParticleFilter
+from .particles import Resample, Resampling, effective_size, normalised
 from .step_nodes import Node
 from .steps import Growth
 from .sweep import Sweep
@@ -34,7 +34,7 @@ _PEAK = 2.0
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)
-class EntropicParticleFilter(ParticleSearch):
+class EntropicParticleFilter(ParticleFilter):
     """A particle filter that keeps texts apart early, and may look a step ahead before it draws among them.
 
     Where the effective number of texts is below `least` of all, and less than `early` of the `rounds` are over, weights
@@ -48,7 +48,6 @@ class EntropicParticleFilter(ParticleSearch):
     those of particle-filter, the others those of all searches over steps, see step-beam.
     """
 
-    reward_temperature: float = 1.0
     resampling: Resampling = "systematic"
     annealing: Annealing = "ess"
     least: float = 0.5
@@ -58,18 +57,12 @@ class EntropicParticleFilter(ParticleSearch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_temperature(self.reward_temperature)
-        require_resampling(self._name, self.resampling)
         for name in ("least", "early"):
             require_number(f"{name} of {self._name}", getattr(self, name), least=0.0, most=1.0)
         if self.annealing not in ("ess", "entropy", "base"):
             raise SettingsError(f"{self._name} anneals by ess, entropy or base, not {self.annealing!r}")
         if self.lookahead not in (None, "fresh", "reuse"):
             raise SettingsError(f"lookahead of {self._name} is fresh, reuse or none, not {self.lookahead!r}")
-
-    @property
-    def draws(self) -> Resampling:
-        return self.resampling
 
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
         sweep = Sweep(growth.root, self.particles, self.weighting(self.reward_temperature), resample)
