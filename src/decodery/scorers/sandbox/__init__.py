@@ -53,8 +53,8 @@ class Verdict:
         return sum(self.passed) / len(self.passed) if self.passed else float(self.reason is None)
 
 
-_slots = FairSlots(max(2, os.cpu_count() or 1))
-"""Programs that run at a time, of all sandboxes."""
+_slots = FairSlots((os.cpu_count() or 1) + 1)
+"""Programs of all sandboxes that run at a time: one caller's on each core, and one more for another caller."""
 
 
 class Sandbox:
