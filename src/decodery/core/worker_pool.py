@@ -163,7 +163,9 @@ class WorkerPool:
                 process.exchange(b"", _STARTS_IN, self.memory)
             except BaseException as error:
                 process.end()
-                raise NotStarted(str(error)) if isinstance(error, Unanswered) else error from error
+                if isinstance(error, Unanswered):
+                    raise NotStarted(str(error)) from error
+                raise
             process.ready = True
         return process
 
