@@ -36,11 +36,11 @@ from decodery.training.attention_maps import (
     looked_at,
 )
 from decodery.training.cut import parameters
-from decodery.training.loop import Plan, train
-from decodery.training.puzzle_model import Shape, lesson, random_transformer
+from decodery.training.loop import TrainingPlan, train
+from decodery.training.puzzle_model import TransformerShape, random_transformer, training_batch
 
 OUT = Path(__file__).parent / "results" / "attention-training.json"
-SHAPE = Shape(64, 4, 4, 112, 256)
+SHAPE = TransformerShape(64, 4, 4, 112, 256)
 BATCH, HELD, BLOCK = 16, 10**6, 16
 WEIGHTS = {"entropy": 0.1, "blocks": 0.1}
 KINDS = {
@@ -86,7 +86,7 @@ def outside(maps: list[torch.Tensor]) -> float:
 def judged(model: Transformer) -> dict[str, Any]:
     losses, shares, outer = [], [], []
     for step in range(4):
-        tokens, taught = lesson(Chain(), BATCH, HELD + step, 0)
+        tokens, taught = training_batch(Chain(), BATCH, HELD + step, 0)
         logits, maps = looked_at(model, tokens[:, :-1])
         losses.append(float(solutions(logits, taught)))
         shares.append(evenness(maps))
@@ -126,7 +126,7 @@ def main() -> None:
         def loss(
             step: int, model: Transformer = model, penalty: str = penalty, thresholds: torch.Tensor = thresholds
         ) -> torch.Tensor:
-            tokens, taught = lesson(Chain(), BATCH, step, args.seed)
+            tokens, taught = training_batch(Chain(), BATCH, step, args.seed)
             logits, maps = looked_at(model, tokens[:, :-1])
             found = solutions(logits, taught)
             if penalty == "entropy":
@@ -135,7 +135,7 @@ def main() -> None:
 
         with terminal_progress(counts=True) as progress:
             history = train(
-                learning, loss, Plan(args.steps, lr=2e-3, weight_decay=0.0, validate_every=args.steps // 4),
+                learning, loss, TrainingPlan(args.steps, lr=2e-3, weight_decay=0.0, validate_every=args.steps // 4),
                 args.work / kind.replace(", ", "-").replace(" ", "-"), validate=lambda model=model: judged(model),
                 metric="loss", settings={"kind": kind, "seed": args.seed}, progress=progress, what=kind,
             )  # fmt: skip

@@ -92,15 +92,15 @@ def gates(loaded: LoadedModel, work: Path) -> dict[str, Any]:
         trained = head_gates.train_head_gates(
             loaded, documents("train", TEXTS), work / "gates", recipe=recipe, progress=progress
         )
-    school, held = head_gates.School(loaded.model, recipe), documents("validation", TRIED)  # type: ignore[arg-type]
+    trainee, held = head_gates.HeadGateTrainee(loaded.model, recipe), documents("validation", TRIED)  # type: ignore[arg-type]
     draws = torch.Generator().manual_seed(0)
     shape = trained.gates.shape
 
     def nats(values: torch.Tensor, share: float) -> float:
         streams = torch.from_numpy(HeadGates(values).lowest(share))
-        return school.answered(held, (~streams).float())
+        return trainee.answered(held, (~streams).float())
 
-    found: dict[str, Any] = {"none": round(school.answered(held, torch.ones(shape)), 4)}
+    found: dict[str, Any] = {"none": round(trainee.answered(held, torch.ones(shape)), 4)}
     for share in SHARES:
         chance = [nats(torch.rand(shape, generator=draws), share) for _ in range(8)]
         ways = {
@@ -117,14 +117,14 @@ def write_gate(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     recipe = write_gates.WriteGateRecipe(steps=400, prompt=0.3)
     with terminal_progress(counts=True) as progress:
         trained = write_gates.train_write_gate(loaded, texts, work / "write-gate", recipe=recipe, progress=progress)
-    school = write_gates.School(loaded.model, recipe)  # type: ignore[arg-type]
-    for name, tensor in school.tensors.items():
+    trainee = write_gates.WriteGateTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    for name, tensor in trainee.tensors.items():
         tensor.data.copy_(trained.tensors[name])
     least, draws = trained.least(0.5), np.random.default_rng(0)
 
     def chosen(ids: list[int]) -> np.ndarray:
-        policy = school.choosing(ids)
-        school.behind(ids, policy)
+        policy = trainee.choosing(ids)
+        trainee.behind(ids, policy)
         assert policy.margins is not None
         return (policy.margins > least).numpy()
 
@@ -140,15 +140,15 @@ def write_gate(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     for name, way in ways.items():
         apart, stored = [], []
         for _, ids in solutions("validation", TRIED):
-            first = school.prompt(ids)
+            first = trainee.prompt(ids)
             keep = torch.from_numpy(way(ids) | (np.arange(len(ids)) < first))
-            full = school.whole(ids)
+            full = trainee.whole(ids)
             with torch.no_grad():
-                other = school.behind(ids, write_gates.Admitted(recipe.layer, keep.float()))
+                other = trainee.behind(ids, write_gates.Admitted(recipe.layer, keep.float()))
             apart.append(float((full.exp() * (full - other)).sum(dim=-1).mean()))
             stored.append(float(keep[first:].float().mean()))
         found[name] = {"divergence": round(float(np.mean(apart)), 4), "stored": round(float(np.mean(stored)), 3)}
-    apart = [newest(school, ids, recipe.layer) for _, ids in solutions("validation", TRIED)]
+    apart = [newest(trainee, ids, recipe.layer) for _, ids in solutions("validation", TRIED)]
     found["newest"] = {"divergence": round(float(np.mean(apart)), 4), "stored": 0.5}
     return found
 
@@ -171,8 +171,8 @@ class Newest(write_gates.Admitted):
 
 
 @torch.no_grad()
-def newest(school: write_gates.School, ids: list[int], layer: int) -> float:
-    full, other = school.whole(ids), school.behind(ids, Newest(layer, school.prompt(ids)))
+def newest(trainee: write_gates.WriteGateTrainee, ids: list[int], layer: int) -> float:
+    full, other = trainee.whole(ids), trainee.behind(ids, Newest(layer, trainee.prompt(ids)))
     return float((full.exp() * (full - other)).sum(dim=-1).mean())
 
 
@@ -184,13 +184,13 @@ def thinking(loaded: LoadedModel, work: Path) -> dict[str, Any]:
         recipe = coprocessor.CoprocessorRecipe(steps=600, latents=4, ahead=12, static=static)
         with terminal_progress(counts=True) as progress:
             trained = coprocessor.train_coprocessor(loaded, texts, work / name, recipe=recipe, progress=progress)
-        school = coprocessor.School(loaded.model, recipe)  # type: ignore[arg-type]
+        trainee = coprocessor.CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
         if static:
-            found["random"] = school.foreseen(held).tolist()
-            found["alone"] = school.foreseen(held, alone=True).tolist()
-        for part, tensor in school.tensors.items():
+            found["random"] = trainee.foreseen(held).tolist()
+            found["alone"] = trainee.foreseen(held, alone=True).tolist()
+        for part, tensor in trainee.tensors.items():
             tensor.data.copy_(trained.tensors[part])
-        found[name] = school.foreseen(held).tolist()
+        found[name] = trainee.foreseen(held).tolist()
     told = {"1": slice(0, 1), "4": slice(0, 4), "12": slice(0, 12)}
     return {
         name: {ahead: round(float(np.mean(values[part])), 4) for ahead, part in told.items()}
@@ -208,13 +208,13 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
             trained = meta_tokens.train_meta_tokens(
                 loaded, texts, work / f"meta-{name}", recipe=recipe, progress=progress
             )
-        school = meta_tokens.School(model, recipe)  # type: ignore[arg-type]
-        found["kl"]["untrained"] = school.apart(held)
-        for part, tensor in school.tensors.items():
+        trainee = meta_tokens.MetaTokenTrainee(model, recipe)  # type: ignore[arg-type]
+        found["kl"]["untrained"] = trainee.apart(held)
+        for part, tensor in trainee.tensors.items():
             tensor.data.copy_(trained.tensors[part])
-        found["kl"][name] = school.apart(held)
+        found["kl"][name] = trainee.apart(held)
         policies |= {f"{name}, flow {flow:g}": MetaSoft(0.3, trained, sinks=1, flow=flow) for flow in (0.0, 1.0)}
-    found["kl"]["window"] = float(np.mean([window(school, ids, 8) for ids in held]))
+    found["kl"]["window"] = float(np.mean([window(trainee, ids, 8) for ids in held]))
     policies |= {"window": SnapKV(0.3, window=8), "everything": SnapKV(1.0)}
     for name, kv in policies.items():
         found["nats"][name] = float(np.mean([behind(model, kv, ids, recipe.ahead) for ids in held]))
@@ -222,12 +222,12 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def window(school: meta_tokens.School, ids: list[int], size: int) -> float:
+def window(trainee: meta_tokens.MetaTokenTrainee, ids: list[int], size: int) -> float:
     """How far what a prompt's last tokens pay is from what is paid later."""
-    wanted, _ = school.example(ids)
-    n, cache = wanted.shape[2], school.model.new_cache()
-    cache.policy = watching = meta_tokens.Watching(n, n - size)
-    school.model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
+    wanted, _ = trainee.example(ids)
+    n, cache = wanted.shape[2], trainee.model.new_cache()
+    cache.policy = watching = meta_tokens.RecordedAttention(n, n - size)
+    trainee.model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
     return float(meta_tokens.distance(wanted, watching.found))
 
 

@@ -29,7 +29,7 @@ from decodery.diffusion.texts import fill_all
 from decodery.engine.engine import Engine
 from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
-from decodery.training.diffusion import Recipe, untrained
+from decodery.training.diffusion import DiffusionRecipe, untrained
 from decodery.training.llada_folder import write_llada
 
 PROMPT, PLACES, TOGETHER = 32, 16, 16
@@ -70,7 +70,7 @@ def main() -> None:
 def loaded(name: str, dtype: str) -> Transformer:
     if name == "m":
         with TemporaryDirectory() as folder:
-            write_llada(untrained(Recipe(size="m")), Path(folder))
+            write_llada(untrained(DiffusionRecipe(size="m")), Path(folder))
             found = load(folder, dtype=dtype, device="cpu").model
     else:
         found = load(name, dtype=dtype, device="cpu").model

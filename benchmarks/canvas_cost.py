@@ -24,7 +24,7 @@ from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.texts import fill_all
 from decodery.engine.engine import Engine
 from decodery.models.torch.transformer import Transformer
-from decodery.training.diffusion import Recipe, untrained
+from decodery.training.diffusion import DiffusionRecipe, untrained
 
 PROMPT, PLACES = 32, 64
 WAYS = (
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    model = untrained(Recipe(size="m"))
+    model = untrained(DiffusionRecipe(size="m"))
     times: dict[str, list[dict[str, float]]] = {}
     for turn in range(given.rounds + 1):
         for way in WAYS:

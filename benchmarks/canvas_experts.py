@@ -28,8 +28,8 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import ForwardResult, answer
-from decodery.training.diffusion import Recipe, held_out
-from decodery.training.lists import VOCABULARY, Example, canvas_length
+from decodery.training.diffusion import DiffusionRecipe, held_out
+from decodery.training.lists import VOCABULARY, ListExample, canvas_length
 
 TASKS = ("copy", "reverse", "sort", "replace-random", "shuffle")
 BLOCKS = (2, 4, 8, None)
@@ -50,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     lm = decodery.load(given.folder, dtype="float32", device="cpu")
-    items = held_out(Recipe(TASKS, given.letters), given.prompts * len(TASKS))
+    items = held_out(DiffusionRecipe(TASKS, given.letters), given.prompts * len(TASKS))
     command = (
         f"python benchmarks/canvas_experts.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
@@ -65,7 +65,7 @@ def main() -> None:
                 write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
 
 
-def measured(lm: LLM, block: int | None, shared: str, items: list[Example], letters: int) -> dict[str, Any]:
+def measured(lm: LLM, block: int | None, shared: str, items: list[ListExample], letters: int) -> dict[str, Any]:
     """right: of all answers. rows: of a counted pass. read: experts that it reads in a layer, on average."""
     model = lm.model
     assert isinstance(model, Transformer)

@@ -28,7 +28,7 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
-from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
+from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, ListExample, examples
 
 ORDERS = {
     "random": "random", "probability": "static", "margin": "static:measure=margin", "entropy": "static:measure=entropy",
@@ -116,7 +116,7 @@ def oracle(way: str, task: str, prompts: int) -> dict[str, Any]:
     return row("oracle", way, task, right, passes, tokens)
 
 
-def answers(example: Example) -> list[list[str]]:
+def answers(example: ListExample) -> list[list[str]]:
     """All right answers."""
     items = example.posed
     several = {

@@ -28,7 +28,7 @@ from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.phase_handoff import SECOND, PhaseHandoff
 from decodery.models.torch.transformer import Transformer
-from decodery.training.diffusion import Recipe, held_out
+from decodery.training.diffusion import DiffusionRecipe, held_out
 from decodery.training.lists import VOCABULARY
 
 OUT = Path(__file__).parent / "results" / "canvas-handoff.json"
@@ -53,7 +53,7 @@ class ByChance(PhaseHandoff):
 def main(model: str, second: str, tasks: str, count: int) -> None:
     """Measure MODEL, a folder of `decodery train diffusion`."""
     torch.set_num_threads(1)
-    lm, recipe = decodery.load(model, dtype="float32", device="cpu"), Recipe(tuple(tasks.split(",")))
+    lm, recipe = decodery.load(model, dtype="float32", device="cpu"), DiffusionRecipe(tuple(tasks.split(",")))
     assert isinstance(lm.model, Transformer)
     other, _ = transformed(lm.model, [resolve("compression", second)], [])
     asked, passes = held_out(recipe, count), recipe.canvas

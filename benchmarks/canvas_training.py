@@ -22,9 +22,9 @@ from decodery.bench.canvases.figures import totals
 from decodery.bench.canvases.job import measure
 from decodery.bench.canvases.settings import CanvasSettings
 from decodery.models.loaders.store import terminal_progress
-from decodery.training.dscd import Distillation, distil
+from decodery.training.dscd import SelfDistillationRecipe, distil
 from decodery.training.llada_folder import MODEL
-from decodery.training.r2 import Tuning, tune_r2
+from decodery.training.r2 import R2Recipe, tune_r2
 
 TASKS, LETTERS = ("copy", "reverse", "sort", "replace-random", "shuffle"), 10
 METHODS = ("static", "threshold:tau=0.9", "threshold:tau=0.7", "r2", "cad")
@@ -67,9 +67,14 @@ def main() -> None:
 def _train(name: str, base: Path, out: Path, steps: int) -> None:
     with terminal_progress() as progress:
         if name == "r2":
-            tune_r2(base, Tuning(TASKS, LETTERS, steps=steps), out, progress=progress)
+            tune_r2(base, R2Recipe(TASKS, LETTERS, steps=steps), out, progress=progress)
         else:
-            distil(base, Distillation(TASKS, LETTERS, steps=steps, control=name == "control"), out, progress=progress)
+            distil(
+                base,
+                SelfDistillationRecipe(TASKS, LETTERS, steps=steps, control=name == "control"),
+                out,
+                progress=progress,
+            )
 
 
 if __name__ == "__main__":

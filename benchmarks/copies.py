@@ -50,13 +50,13 @@ from decodery.training.bitnet import TernaryRemaking
 from decodery.training.corpus import Corpus
 from decodery.training.cut import parameters
 from decodery.training.data import write_texts
-from decodery.training.lesson import judged, lesson
-from decodery.training.loop import Plan, train
+from decodery.training.loop import TrainingPlan, train
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
-from decodery.training.puzzle_model import Shape, predicted, random_transformer
-from decodery.training.puzzle_model import lesson as puzzles_of
+from decodery.training.puzzle_model import TransformerShape, predicted, random_transformer
+from decodery.training.puzzle_model import training_batch as puzzles_of
 from decodery.training.remade import CopyRecipe, Remade, Remaking, learn
+from decodery.training.training_batch import judged, training_batch
 
 ROOT = Path(__file__).parents[1]
 TEXTS, STEPS, BATCH, HELD, DRAFTED = 400, 200, 8, 12, 4
@@ -116,7 +116,7 @@ class Bench:
         self.read = [np.asarray(self.corpus[number].tokens) for number in learned[:READ]]
         every = np.arange(self.model.vocab_size)
         ids = torch.from_numpy(every)
-        self.held = lesson([self.corpus[number] for number in held], Kept(ids, ids), every)
+        self.held = training_batch([self.corpus[number] for number in held], Kept(ids, ids), every)
         self.prompts = list(islice(drawn(Chain(), "test"), HELD))
 
     def judged(self, copy: Transformer) -> dict[str, float]:
@@ -147,7 +147,7 @@ class Bench:
 
 def scratch(width: int, remaking: TernaryRemaking | None, folder: Path) -> dict[str, Any]:
     """Loss on solutions held out."""
-    model = random_transformer(Shape(width, 2, 4, 2 * width, 256), 0)
+    model = random_transformer(TransformerShape(width, 2, 4, 2 * width, 256), 0)
     if remaking is None:
         learning = parameters(model)
     else:
@@ -165,7 +165,7 @@ def scratch(width: int, remaking: TernaryRemaking | None, folder: Path) -> dict[
         with torch.no_grad():
             return {"loss": float(sum(loss(10**6 + step) for step in range(4)) / 4)}
 
-    plan = Plan(300, lr=2e-3, weight_decay=0.0, validate_every=100)
+    plan = TrainingPlan(300, lr=2e-3, weight_decay=0.0, validate_every=100)
     return {"loss": train(learning, loss, plan, folder, validate=validate, metric="loss").best}
 
 

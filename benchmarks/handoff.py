@@ -30,7 +30,7 @@ import decodery
 from decodery.core.noise import mix
 from decodery.models.batch import Batch, Segment
 from decodery.search.phase_handoff import PhaseHandoff
-from decodery.search.steps import Node
+from decodery.search.step_nodes import Node
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 8

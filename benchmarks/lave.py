@@ -20,7 +20,7 @@ import torch
 
 import decodery
 from decodery.diffusion.texts import Filling
-from decodery.training.diffusion import Recipe, held_out
+from decodery.training.diffusion import DiffusionRecipe, held_out
 from decodery.training.lists import MOST, VOCABULARY
 
 SCHEMA = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    lm, recipe = decodery.load(given.model, dtype="float32", device="cpu"), Recipe(("json",), given.letters)
+    lm, recipe = decodery.load(given.model, dtype="float32", device="cpu"), DiffusionRecipe(("json",), given.letters)
     asked = held_out(recipe, given.count)
     results = {}
     for method, is_held in WAYS:

@@ -21,7 +21,7 @@ import numpy as np
 
 import decodery as dc
 from decodery.core.registry import resolve
-from decodery.extras.simultaneous.base import SimultaneousPolicy, Stream, listening
+from decodery.extras.simultaneous.base import SimultaneousPolicy, SourceStream, listening
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.puzzles.alphabet import encoded
 from decodery.step.forward_request import run_sync
@@ -39,8 +39,8 @@ OUT = Path(__file__).parent / "results" / "listening.json"
 
 def listened(
     model: EncoderDecoder, method: SimultaneousPolicy, source: list[int], size: int, ends: tuple[int, ...]
-) -> Stream:
-    stream = Stream.of(model, ends)
+) -> SourceStream:
+    stream = SourceStream.of(model, ends)
     for first in range(0, len(source), size):
         run_sync(listening(method, stream, source[first : first + size], first + size >= len(source)))
     return stream

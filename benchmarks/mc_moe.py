@@ -36,8 +36,8 @@ from decodery.puzzles.base import drawn
 from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.cut import parameters
-from decodery.training.loop import Plan, train
-from decodery.training.puzzle_model import Shape, lesson, predicted, random_transformer
+from decodery.training.loop import TrainingPlan, train
+from decodery.training.puzzle_model import TransformerShape, predicted, random_transformer, training_batch
 
 OUT = Path(__file__).parent / "results" / "mc-moe.json"
 EXPERTS, TAKEN, STEPS, BATCH, HELD, DRAFTED = 8, 2, 200, 16, 6, 4
@@ -72,7 +72,7 @@ COPIES = {
 
 def mixture(seed: int = 0) -> Transformer:
     """A model of random weights."""
-    shape = Shape(96, 2, 4, 64, 256)
+    shape = TransformerShape(96, 2, 4, 64, 256)
     model, draws = random_transformer(shape, seed), torch.Generator().manual_seed(seed)
 
     def matrix(outputs: int, inputs: int) -> torch.Tensor:
@@ -92,18 +92,18 @@ def mixture(seed: int = 0) -> Transformer:
 
 
 def trained(folder: Path) -> Transformer:
-    """The model after its lessons."""
+    """The model after its training."""
     model = mixture()
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(Chain(), BATCH, step, 0)
+        tokens, taught = training_batch(Chain(), BATCH, step, 0)
         return cross_entropy(predicted(model, tokens[:, :-1]).flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
 
     def validate() -> dict[str, float]:
         with torch.no_grad():
             return {"loss": float(sum(loss(10**6 + step) for step in range(2)) / 2)}
 
-    plan = Plan(STEPS, lr=3e-3, weight_decay=0.01, validate_every=100)
+    plan = TrainingPlan(STEPS, lr=3e-3, weight_decay=0.01, validate_every=100)
     learning = parameters(model)
     train(learning, loss, plan, folder, validate=validate, metric="loss")
     for tensor in learning.values():

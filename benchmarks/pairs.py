@@ -25,18 +25,18 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.training import one_stack
 from decodery.training.loop import CHECKPOINT
 from decodery.training.one_stack import OneStackRecipe, train_one_stack
-from decodery.training.puzzle_model import SHAPES, Shape
+from decodery.training.puzzle_model import SHAPES, TransformerShape
 from decodery.training.seq2seq import Seq2SeqRecipe, right, train_seq2seq
 from decodery.training.transductions import sources, transduction
 
 OUT = Path(__file__).parent / "results" / "pairs.json"
 KIND = transduction("normalise")
 WIDTH, INNER, ENCODER, DECODER = 64, 128, 4, 2
-ALONE = Shape(WIDTH, ENCODER + DECODER, 4, 112, 128)
+ALONE = TransformerShape(WIDTH, ENCODER + DECODER, 4, 112, 128)
 SOURCE, WRITTEN, HELD = 30, 8, 200
 
 
-def one_stack_counts(shape: Shape) -> dict[str, int]:
+def one_stack_counts(shape: TransformerShape) -> dict[str, int]:
     """Weights of the layers, and multiply-adds of a source and of each token after it."""
     layer = 4 * shape.hidden**2 + 3 * shape.hidden * shape.inner
     seen = sum(2 * shape.hidden * (place + 1) for place in range(SOURCE))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.search.answers import Answers
+from decodery.search.answers import AnswerExtractor
 from decodery.search.best_of_n import BestOfN
 from decodery.search.estimators import best_of, pass_at, voted
 
@@ -32,8 +32,8 @@ def drawn(lm: dc.LLM, problem: dict[str, str], options: argparse.Namespace) -> d
     search = BestOfN("log-probability(of=mean)", n=options.pool)
     settings = {"temperature": options.temperature, "max_new_tokens": options.tokens, "drafter": options.drafter}
     found = lm.search(ASK.format(problem["question"]), search, **settings)
-    answers = Answers().of([output.text for output in found])
-    (wanted,) = Answers().of([problem["answer"]])
+    answers = AnswerExtractor().of([output.text for output in found])
+    (wanted,) = AnswerExtractor().of([problem["answer"]])
     return {
         "question": problem["question"],
         "pool": options.pool,

@@ -33,7 +33,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.models.loaders.store import terminal_progress
 from decodery.scorers import ProcessReward
-from decodery.search.answers import Answers
+from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
 from decodery.step.scorer import Scorer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
@@ -70,7 +70,7 @@ class Question:
 
     @property
     def answer(self) -> str | None:
-        return Answers("marked").of([self.solution])[0]
+        return AnswerExtractor("marked").of([self.solution])[0]
 
 
 def questions() -> list[Question]:
@@ -155,7 +155,7 @@ def draw(bench: Bench, kind: str, asked: Sequence[Question], n: int, scorers: di
     searches = [Sampling(n, scorers) for _ in asked]
     traces = []
     for question, outputs, search in zip(asked, bench.search(searches, asked), searches, strict=True):
-        answers = Answers().of([output.text for output in outputs])
+        answers = AnswerExtractor().of([output.text for output in outputs])
         traces.append(
             {
                 "kind": kind,
@@ -177,7 +177,7 @@ def run(bench: Bench, method: str, asked: Sequence[Question], search: Search, te
     traces = []
     for question, outputs in zip(asked, bench.search([search] * len(asked), asked, temperature), strict=True):
         best, ledger = outputs[0], outputs[0].trace.ledger
-        answer = Answers().of([best.text])[0]
+        answer = AnswerExtractor().of([best.text])[0]
         traces.append(
             {
                 "kind": method,

@@ -39,11 +39,11 @@ from decodery.search.drag import DRAG, listed
 from decodery.search.edge import Edge
 from decodery.search.iter_drag import IterDRAG
 from decodery.search.query_ttt import QueryTTT
-from decodery.search.router import Router
+from decodery.search.router import RouterHead
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
 from decodery.training.adapter import FILE, LoRARemaking, train_adapter
-from decodery.training.corpus import SHARD, Corpus, Text, claim, shard_path, write_shard
+from decodery.training.corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
 from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
 from decodery.training.remade import CopyRecipe
@@ -159,7 +159,7 @@ def _router(
         better = float((learned_from.advantage > 0).double().mean())
         told = {"steps": len(learned_from.text), "better": round(better, 4), "spearman": round(rank, 4)}
         facts.write_text(json.dumps(told), "utf-8")
-    return {"router": Router.load(path), "facts": json.loads(facts.read_text("utf-8"))}
+    return {"router": RouterHead.load(path), "facts": json.loads(facts.read_text("utf-8"))}
 
 
 def edge(bench: Bench) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _steps(folder: Path, steps: Puzzle, lm: dc.LLM) -> Corpus:
     texts = []
     for prompt in islice(drawn(steps, "train"), count):
         tokens = [*encoded(prompt + steps.solve(prompt, random)), END_ID]
-        texts.append(Text(np.array(tokens, dtype=np.int32), len(prompt)))
+        texts.append(TrainingText(np.array(tokens, dtype=np.int32), len(prompt)))
     for number in range(0, count, SHARD):
         write_shard(shard_path(folder, number // SHARD), texts[number : number + SHARD], 0)
     return Corpus(folder)

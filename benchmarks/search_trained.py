@@ -34,7 +34,7 @@ from decodery.core.registry import resolve
 from decodery.puzzles import Puzzle, drawn, puzzle
 from decodery.puzzles.alphabet import encoded
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
-from decodery.search.answers import Answers
+from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
 from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.judge import auc
@@ -80,7 +80,7 @@ class Bench:
         return {
             "texts": texts,
             "right": [int(end and self.asked.verify(prompt, text)) for text, end in zip(texts, ended, strict=True)],
-            "answers": Answers(pattern=self.asked.pattern).of(texts),
+            "answers": AnswerExtractor(pattern=self.asked.pattern).of(texts),
             "lengths": [len(output.tokens) for output in outputs],
             "ended": [int(end) for end in ended],
             "scores": said,

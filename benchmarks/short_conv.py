@@ -27,7 +27,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.testing import tiny_transformer
 from decodery.training.cut import parameters
-from decodery.training.loop import Plan, train
+from decodery.training.loop import TrainingPlan, train
 from decodery.training.short_conv import parameters as of_convolutions
 from decodery.training.short_conv import with_short_convolutions
 
@@ -101,7 +101,7 @@ def main() -> None:
 
         with terminal_progress(counts=True) as progress:
             history = train(
-                learned, loss, Plan(args.steps, lr=3e-3, validate_every=args.steps // 6), args.work / kind,
+                learned, loss, TrainingPlan(args.steps, lr=3e-3, validate_every=args.steps // 6), args.work / kind,
                 validate=validate, metric="recalled", higher=True, settings={"kind": kind, "seed": args.seed},
                 progress=progress, what=kind,
             )  # fmt: skip

@@ -14,7 +14,7 @@ from decodery.engine.request import Request
 from decodery.logits_sources import PartialAttention, PartialWeights
 from decodery.models.batch import Batch, Segment
 from decodery.testing import tiny_transformer
-from decodery.training.loop import Plan, batches, train
+from decodery.training.loop import TrainingPlan, batches, train
 from decodery.training.partial import Pair, pair_loss, train_partial
 from source_bench import Bench
 
@@ -33,7 +33,7 @@ def partial_attention(bench: Bench) -> dict[str, Any]:
         texts = [random.integers(0, 30, size).tolist() for size in sizes]
         return [([*text, 31], text) for text in texts]
 
-    train_on, held, plan = pairs(2000), pairs(16), Plan(steps=steps, lr=3e-3, validate_every=100)
+    train_on, held, plan = pairs(2000), pairs(16), TrainingPlan(steps=steps, lr=3e-3, validate_every=100)
     found: dict[str, Any] = {"steps": steps, "batch": 8, "model": "2 layers of 64, 32 symbols"}
     kinds: dict[str, tuple[bool, float] | None] = {
         "plain": None,

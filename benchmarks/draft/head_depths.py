@@ -25,12 +25,12 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.drafts import HEAD
 from decodery.speculative.heads.drafter import HeadDrafter, bound
-from decodery.training.corpus import Text
-from decodery.training.features import Features
+from decodery.training.corpus import TrainingText
+from decodery.training.features import FeatureRows
 from decodery.training.head import TOP, judged, taught
 
 
-def features(lm: LLM, text: Text, taps: tuple[Any, ...]) -> Features:
+def features(lm: LLM, text: TrainingText, taps: tuple[Any, ...]) -> FeatureRows:
     """What the model shows of a text while it reads it."""
     segment = Segment.chunk(text.tokens.astype(np.int64), lm.model.new_cache())
     with torch.no_grad():
@@ -38,7 +38,7 @@ def features(lm: LLM, text: Text, taps: tuple[Any, ...]) -> Features:
     logits = scores.logits.float()
     ids, values = topk(logits, TOP)
     logprobs = torch.from_numpy(values - logsumexp(logits, values[:, 0])[:, None])
-    return Features(text, {tap: scores.hidden[tap] for tap in taps}, torch.from_numpy(ids), logprobs)
+    return FeatureRows(text, {tap: scores.hidden[tap] for tap in taps}, torch.from_numpy(ids), logprobs)
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     for question in questions(options.questions, 0):
         output = lm.generate(question["turns"][0], max_new_tokens=options.new, drafter="prompt-lookup")
         tokens = np.asarray([*output.prompt_tokens, *output.tokens], dtype=np.int32)
-        texts.append(Text(tokens, len(output.prompt_tokens)))
+        texts.append(TrainingText(tokens, len(output.prompt_tokens)))
     command = "python benchmarks/draft/head_depths.py " + " ".join(
         [*options.specs, f"--questions {options.questions}", f"--new {options.new}"]
     )
@@ -70,11 +70,11 @@ def main() -> None:
         place = torch.full((lm.model.vocab_size,), -1)
         known = torch.arange(lm.model.vocab_size) if head.vocabulary is None else head.vocabulary
         place[known] = torch.arange(len(known))
-        lessons = []
+        training_batches = []
         for text in texts:
             shown = features(lm, text, head.taps)
-            lessons.append(taught([shown], place, 5, len(text.tokens), head.dtype, head.lead))
-        found = judged(head, lessons, 1.0)
+            training_batches.append(taught([shown], place, 5, len(text.tokens), head.dtype, head.lead))
+        found = judged(head, training_batches, 1.0)
         result["heads"][spec] = {name: round(value, 4) for name, value in found.items()}
         print(spec, json.dumps(result["heads"][spec]), flush=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")

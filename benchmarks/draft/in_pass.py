@@ -37,7 +37,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.pass_cost import cost_curve
 from decodery.training.ahead import EVERY, distance
 from decodery.training.corpus import Corpus
-from decodery.training.hidden_transfer import TransferRecipe, TransferSchool
+from decodery.training.hidden_transfer import TransferRecipe, TransferTrainee
 
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -188,33 +188,33 @@ def layers(given: argparse.Namespace) -> dict[str, Any]:
     loaded, corpus = load("smollm2"), Corpus(given.texts)
     learned, held = corpus.split(EVERY)
     model = load("smollm2", dtype="float32").model
-    schools = {
-        layer: TransferSchool(loaded.model, model, TransferRecipe(layers=(layer,) * 3, places=16)) for layer in LAYERS
+    trainees = {
+        layer: TransferTrainee(loaded.model, model, TransferRecipe(layers=(layer,) * 3, places=16)) for layer in LAYERS
     }
-    first, read = next(iter(schools.values())), {}
+    first, read = next(iter(trainees.values())), {}
 
     def shared(tokens: np.ndarray) -> Any:
         """What all read, once for each text."""
         if (key := tokens.tobytes()) not in read:
             read.clear()
-            read[key] = TransferSchool._read(first, tokens)
+            read[key] = TransferTrainee._read(first, tokens)
         return read[key]
 
-    for school in schools.values():
-        school.taps, school._read = LAYERS, shared  # type: ignore[method-assign]
+    for trainee in trainees.values():
+        trainee.taps, trainee._read = LAYERS, shared  # type: ignore[method-assign]
     optimizers = {
-        layer: torch.optim.AdamW([school.maps], lr=1e-3, weight_decay=0.0) for layer, school in schools.items()
+        layer: torch.optim.AdamW([trainee.maps], lr=1e-3, weight_decay=0.0) for layer, trainee in trainees.items()
     }
     for step in range(given.steps):
         text = corpus[learned[step * 7 % len(learned)]]
-        for layer, school in schools.items():
-            if (lesson := school.lesson(text, 0.0, np.random.default_rng(step))) is not None:
+        for layer, trainee in trainees.items():
+            if (training_batch := trainee.training_batch(text, 0.0, np.random.default_rng(step))) is not None:
                 optimizers[layer].zero_grad()
-                distance(school.logq([lesson]), [lesson]).backward()
+                distance(trainee.logq([training_batch]), [training_batch]).backward()
                 optimizers[layer].step()
         print(f"step {step + 1} of {given.steps}", file=sys.stderr, flush=True)
     others = [corpus[number] for number in held[: given.count]]
-    found = [{layer: school.figures([text]) for layer, school in schools.items()} for text in others]
+    found = [{layer: trainee.figures([text]) for layer, trainee in trainees.items()} for text in others]
     return {
         "steps": given.steps,
         "places_a_step": 16,

@@ -33,7 +33,7 @@ from decodery.speculative.drafters.nested import Nested
 from decodery.step.drafter import Drafter
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
-from decodery.training.cut import Shape
+from decodery.training.cut import DraftShape
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
 
@@ -82,7 +82,7 @@ def nested(options: argparse.Namespace) -> dict[str, Any]:
 def train(options: argparse.Namespace) -> None:
     """What `decodery train nested` does after writing texts, with texts that are there."""
     loaded, corpus = load("smollm2", dtype="int8"), Corpus(options.texts)
-    shape = Shape(max(EXITS), 768, exits=EXITS)
+    shape = DraftShape(max(EXITS), 768, exits=EXITS)
     with terminal_progress() as progress:
         train_draft(loaded, corpus, options.nested, shape=shape, epochs=options.epochs, progress=progress)
 
@@ -93,7 +93,7 @@ def deer(options: argparse.Namespace) -> dict[str, Any]:
     corpus, parts = Corpus(options.texts), DeerRecipe(continuing=0.75 * options.epochs, refining=0.25 * options.epochs)
     if not (options.deer / CARD).is_file():
         with terminal_progress() as progress:
-            shape = Shape(2, tokens=3072)
+            shape = DraftShape(2, tokens=3072)
             train_deer(
                 load("smollm2", dtype="int8"), corpus, options.deer, shape=shape, recipe=parts, progress=progress
             )

@@ -33,12 +33,12 @@ from decodery.puzzles import drawn, puzzle
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
-from decodery.training.cut import Shape, parameters
+from decodery.training.cut import DraftShape, parameters
 from decodery.training.data import write_texts
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
-from decodery.training.loop import CHECKPOINT, Plan, train
-from decodery.training.puzzle_model import lesson
+from decodery.training.loop import CHECKPOINT, TrainingPlan, train
+from decodery.training.puzzle_model import training_batch
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
 PARTS = ("drafter", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
@@ -46,7 +46,7 @@ STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 EXITS = (1, 2, 3)
 """Layers after which `nested` can be left."""
 _HELD = 1 << 40
-"""Steps of lessons that nobody learns from begin here."""
+"""Steps of batches that nobody learns from begin here."""
 
 
 def corpus(work: Path, count: int, progress: Progress) -> Corpus:
@@ -56,17 +56,17 @@ def corpus(work: Path, count: int, progress: Progress) -> Corpus:
 
 
 def draft(work: Path, texts: Corpus, progress: Progress) -> None:
-    train_draft(load(TARGET), texts, work / "draft", shape=Shape(1, 352), epochs=12, progress=progress)
+    train_draft(load(TARGET), texts, work / "draft", shape=DraftShape(1, 352), epochs=12, progress=progress)
 
 
 def nested(work: Path, texts: Corpus, progress: Progress, name: str = "nested", exits: tuple[int, ...] = EXITS) -> None:
-    shape = Shape(max(EXITS), 352, exits=exits)
+    shape = DraftShape(max(EXITS), 352, exits=exits)
     train_draft(load(TARGET), texts, work / name, shape=shape, epochs=12, progress=progress)
 
 
 def deer(work: Path, texts: Corpus, progress: Progress, name: str = "deer", refining: int = 4) -> None:
     recipe = DeerRecipe(block=8, places=6, continuing=12 - refining, refining=refining, batch=4)
-    train_deer(load(TARGET), texts, work / name, shape=Shape(2, 352), recipe=recipe, progress=progress)
+    train_deer(load(TARGET), texts, work / name, shape=DraftShape(2, 352), recipe=recipe, progress=progress)
 
 
 def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transformer:
@@ -166,7 +166,7 @@ def learning(model: Transformer) -> dict[str, torch.Tensor]:
 
 def loss(model: Transformer, step: int, count: int = 8) -> torch.Tensor:
     """Nats per token of solutions."""
-    tokens, taught = lesson(PUZZLE, count, step, 0)
+    tokens, taught = training_batch(PUZZLE, count, step, 0)
     ids = tokens[:, :-1].numpy()
     batch = Batch([Segment(np.arange(len(row)), row) for row in ids])
     logits = model.outputs(model.layers(model.embed(batch), batch))
@@ -180,7 +180,7 @@ def hybrid(work: Path, texts: Corpus, progress: Progress, name: str = "hybrid") 
         with torch.no_grad():
             return {"loss": float(loss(model, _HELD))}
 
-    plan = Plan(STEPS[name], lr=3e-3, validate_every=20, save_seconds=5.0)
+    plan = TrainingPlan(STEPS[name], lr=3e-3, validate_every=20, save_seconds=5.0)
     train(
         learning(model), partial(loss, model), plan, work / name,
         validate=validate, metric="loss", settings={"made by": 1}, progress=progress, what=f"learning, {name}",

@@ -29,7 +29,7 @@ from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.drafters.deer import block_segment
-from decodery.training.cut import Shape, cut_draft, keep_tokens, quantized
+from decodery.training.cut import DraftShape, cut_draft, keep_tokens, quantized
 from decodery.training.deer import with_mask
 from decodery.training.draft import check_target
 
@@ -80,17 +80,17 @@ def of_target(model: LanguageModel) -> dict[str, Pass]:
     return {f"target, {rows} rows": passing(model, rows) for rows in (1, 5, 13)}
 
 
-def cut(name: str, dtype: str, draft: str | None, deep: Shape, blocks: Shape) -> dict[str, Pass]:
+def cut(name: str, dtype: str, draft: str | None, deep: DraftShape, blocks: DraftShape) -> dict[str, Pass]:
     """deep: of the nested draft, which easyspec runs several layers at a time; blocks: of the block drafter."""
     loaded = load(name, dtype=dtype)
     target = check_target(load(name, dtype="int8" if dtype == "int4" else dtype))
 
-    def made(shape: Shape) -> Any:
+    def made(shape: DraftShape) -> Any:
         return cut_draft(target, shape, keep_tokens([], shape.tokens, target, target.config.eos_ids))
 
     nested = quantized(made(deep))
     masked = quantized(with_mask(made(blocks), 8))
-    own = load(draft).model if draft else quantized(made(Shape(1, deep.inner, deep.tokens)))
+    own = load(draft).model if draft else quantized(made(DraftShape(1, deep.inner, deep.tokens)))
     found = of_target(loaded.model) | {"draft-model": passing(own), "draft-model, 4 rows": passing(own, 4)}
     found |= {
         f"nested, up to layer {layers}": passing(nested, 1, LayerPlan(tuple(range(layers)))) for layers in deep.exits
@@ -106,13 +106,13 @@ def recurrent(name: str) -> dict[str, Pass]:
 
 
 def smollm2(dtype: str) -> dict[str, Pass]:
-    return cut("smollm2", dtype, "smollm2-draft", Shape(4, 768, 3072, exits=(1, 2, 4)), Shape(2, 768, 3072))
+    return cut("smollm2", dtype, "smollm2-draft", DraftShape(4, 768, 3072, exits=(1, 2, 4)), DraftShape(2, 768, 3072))
 
 
 PAIRS: dict[str, Callable[[], dict[str, Pass]]] = {
     "smollm2-int8": lambda: smollm2("int8"),
     "smollm2-int4": lambda: smollm2("int4"),
-    "chain": lambda: cut(small.TARGET, "auto", None, Shape(3, 352, exits=small.EXITS), Shape(2, 352)),
+    "chain": lambda: cut(small.TARGET, "auto", None, DraftShape(3, 352, exits=small.EXITS), DraftShape(2, 352)),
     "hybrid": lambda: recurrent("hybrid"),
     "sharing": lambda: recurrent("sharing"),
 }

@@ -25,7 +25,7 @@ from decodery.models.loaders.store import terminal_progress
 from decodery.puzzles import drawn, puzzle
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
-from decodery.training.cut import Shape
+from decodery.training.cut import DraftShape
 from decodery.training.draft import train_draft
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         for value in options.epochs if axis == "data" else options.inner:
             folder = options.out / f"{axis}-{value:g}"
             epochs, inner = (value, options.inner[-2]) if axis == "data" else (options.half, int(value))
-            shape = Shape(inner=inner, window=options.window)
+            shape = DraftShape(inner=inner, window=options.window)
             if not (folder / CARD).is_file():
                 with terminal_progress(counts=True) as progress:
                     train_draft(loaded, corpus, folder, shape=shape, epochs=epochs, progress=progress)

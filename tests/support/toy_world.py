@@ -1,4 +1,4 @@
-"""A world of short texts in which every posterior can be enumerated, and particles that live in it."""
+"""Short texts of which every posterior can be enumerated, and particles that are such texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decodery.core.noise import PARTICLE, TOKEN, draw, mix
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
-from decodery.search.particles import Block, Particle, Population, Target
+from decodery.search.population import Particle, Population, TargetDistribution, TokenBlock
 from decodery.search.smc import SMC, Posterior
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer
@@ -55,8 +55,8 @@ class Toy(Particle):
         return self.text[-1:] == (END,)
 
 
-class ToyWorld:
-    """What `Walk` does to sequences, for texts as tuples: the same draws from the same noise."""
+class ToyProposal:
+    """What `ModelProposal` does to sequences, for texts as tuples: the same draws from the same noise."""
 
     def __init__(self, block: int, psi: Callable[[Sequence[int]], float] | None, seed: int = 0) -> None:
         self.block, self.psi, self.seed = block, psi, seed
@@ -67,11 +67,10 @@ class ToyWorld:
         return [Toy(seed=mix(self.seed, PARTICLE, next(self.streams))) for _ in range(count)]
 
     def fork(self, particle: Toy) -> Toy:
-        blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
+        blocks = [TokenBlock(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
         return Toy(
             blocks,
             particle.value,
-            particle.log_weight,
             particle.text,
             seed=mix(self.seed, PARTICLE, next(self.streams)),
         )
@@ -94,7 +93,7 @@ class ToyWorld:
 
     def _step(self, each: Toy, temperature: float) -> None:
         if len(each.text) % self.block == 0:
-            each.blocks.append(Block())
+            each.blocks.append(TokenBlock())
         row, request, drawn = self._law(each.text, temperature)
         block, position = each.blocks[-1], len(each.text)
         if position == LENGTH - 1:
@@ -117,10 +116,12 @@ class ToyWorld:
         return self.laws[key]
 
 
-def population(count: int, target: Target, block: int, moves: int = 0, psi=log_psi, seed: int = 0, **changes):
+def population(
+    count: int, target: TargetDistribution, block: int, moves: int = 0, psi=log_psi, seed: int = 0, **changes
+):
     numbers = itertools.count(1)
     found = changes.pop("kind", Population)(
-        ToyWorld(block, psi, seed),
+        ToyProposal(block, psi, seed),
         count,
         **{
             **{"target": target, "moving": target, "block": block, "threshold": 0.5, "moves": moves},
@@ -133,11 +134,11 @@ def population(count: int, target: Target, block: int, moves: int = 0, psi=log_p
 
 
 TARGETS = {
-    "prefix-only": (Target(), 1, 0, {}),
-    "powered": (Target(2.0), 2, 0, {}),
-    "lookahead": (Target(rollouts=2, temperature=1.0), 2, 0, {"threshold": 0.9}),
-    "moves": (Target(), 2, 1, {"threshold": 1.0}),
-    "powered, lookahead and moves": (Target(2.0, 2, 0.6), 2, 1, {"threshold": 1.0}),
+    "prefix-only": (TargetDistribution(), 1, 0, {}),
+    "powered": (TargetDistribution(2.0), 2, 0, {}),
+    "lookahead": (TargetDistribution(rollouts=2, temperature=1.0), 2, 0, {"threshold": 0.9}),
+    "moves": (TargetDistribution(), 2, 1, {"threshold": 1.0}),
+    "powered, lookahead and moves": (TargetDistribution(2.0, 2, 0.6), 2, 1, {"threshold": 1.0}),
 }
 
 

@@ -35,9 +35,9 @@ def diffusion(
     The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training. Prompts are
     sometimes masked, as guidance needs. Interrupt it with Ctrl-C: the same command continues.
     """
-    from decodery.training.diffusion import Recipe, check_folder, train_diffusion
+    from decodery.training.diffusion import DiffusionRecipe, check_folder, train_diffusion
 
-    recipe = Recipe(tuple(tasks.split(",")), letters, size, steps, batch, lr, places=places, seed=seed)
+    recipe = DiffusionRecipe(tuple(tasks.split(",")), letters, size, steps, batch, lr, places=places, seed=seed)
     check_folder(out)
     with resumable(out) as progress:
         history = train_diffusion(recipe, out, command=command_line(), progress=progress)

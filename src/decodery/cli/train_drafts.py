@@ -13,14 +13,14 @@ from .train_common import FILE, OwnTexts, command_line, model_option, out_option
 
 if TYPE_CHECKING:
     from decodery.models.config import ModelConfig
-    from decodery.training.cut import Shape
+    from decodery.training.cut import DraftShape
 
 
-def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> Shape:
+def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> DraftShape:
     """The shape of a small model, as wide inside as is usual where the target's own is not narrower."""
-    from decodery.training.cut import Shape
+    from decodery.training.cut import DraftShape
 
-    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
+    shape = DraftShape(layers, min(DraftShape.inner, config.intermediate_size) if inner is None else inner, tokens)
     shape.check(config)
     return shape
 
@@ -100,7 +100,7 @@ def nested(
     first writes the training texts. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.models.loaders.load import load
-    from decodery.training.cut import Shape
+    from decodery.training.cut import DraftShape
     from decodery.training.draft import check_folder, check_target, train_draft
 
     try:
@@ -110,7 +110,7 @@ def nested(
     check_folder(out)
     lines, loaded = own.lines(), load(model)
     config = check_target(loaded).config
-    shape = Shape(max(leaves), config.intermediate_size if inner is None else inner, tokens, exits=leaves)
+    shape = DraftShape(max(leaves), config.intermediate_size if inner is None else inner, tokens, exits=leaves)
     shape.check(config)
     with resumable(out) as progress:
         click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)

@@ -37,9 +37,9 @@ def dscd(
 
     The student sees canvases with more masks than the teacher, and learns to predict the same.
     """
-    from decodery.training.dscd import Distillation, distil
+    from decodery.training.dscd import SelfDistillationRecipe, distil
 
-    settings = Distillation(
+    settings = SelfDistillationRecipe(
         tuple(tasks.split(",")), letters, steps, batch, lr, everywhere=everywhere, control=control, seed=seed
     )
     with resumable(out) as progress:

@@ -35,9 +35,9 @@ def r2(
     MODEL fills canvases by the rules of r2. From those that are right it learns to be confident in what each pass
     wrote, so that a plain threshold decodes in the same order.
     """
-    from decodery.training.r2 import Tuning, tune_r2
+    from decodery.training.r2 import R2Recipe, tune_r2
 
-    settings = Tuning(tuple(tasks.split(",")), letters, trajectories, steps, batch, lr, control=control, seed=seed)
+    settings = R2Recipe(tuple(tasks.split(",")), letters, trajectories, steps, batch, lr, control=control, seed=seed)
     with resumable(out) as progress:
         history, seen = tune_r2(model, settings, out, command=command_line(), progress=progress)
     if seen is not None:

@@ -78,7 +78,7 @@ class ModelCompression(Contract):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TransformationReport:
     """One transformation of a report. error: mean over its parts; see `Part`."""
 
     method: str
@@ -93,7 +93,7 @@ class Report:
     bits: per weight of the linear layers, after.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[TransformationReport, ...]
     before: Size
     after: Size
     bits: float
@@ -153,7 +153,7 @@ def reported(model: Transformer, changes: Sequence[tuple[str, Change]]) -> Repor
     stages = []
     for method, change in changes:
         error = sum(part.error for part in change.parts) / max(1, len(change.parts))
-        stages.append(Stage(method, error, change.parts))
+        stages.append(TransformationReport(method, error, change.parts))
     last = changes[-1][1]
     after = sizes(last.model) | {part.name: part.size for part in last.parts}
     linears = [name for name in after if name != "embedding" and not name.endswith(("norm", "shortcut"))]

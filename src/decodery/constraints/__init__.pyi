@@ -1,9 +1,9 @@
 # Written by tools/method_index.py.
-from .tool_calls import Call as Call
 from .checker import Checker as Checker
 from .choice import Choice as Choice
 from .base import Constraint as Constraint
 from .base import ConstraintSpec as ConstraintSpec
+from .tool_calls import FunctionCall as FunctionCall
 from .grammar import Grammar as Grammar
 from .json_schema import JSONSchema as JSONSchema
 from .monitor import Monitor as Monitor

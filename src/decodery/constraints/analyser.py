@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from decodery.core.errors import ConstraintError, SettingsError
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 
 _MEMORY = 4 << 30
 """Bytes that jedi may take; what needs more is not known."""
@@ -27,7 +27,7 @@ class Analyser:
         if importlib.util.find_spec("jedi") is None:
             raise SettingsError("the monitor needs jedi: run `pip install 'decodery[constrain]'`")
         self._cache = TemporaryDirectory(prefix="decodery-jedi-")
-        self.worker = Worker(Path(__file__).with_name("jedi_worker.py"), self._cache.name, memory=_MEMORY)
+        self.workers = WorkerPool(Path(__file__).with_name("jedi_worker.py"), self._cache.name, memory=_MEMORY)
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
         """The answer of `jedi_worker.names`; None where it took too long or broke down, and what is asked is not known.
@@ -35,7 +35,7 @@ class Analyser:
         Raises ConstraintError where the process cannot be started.
         """
         try:
-            answer: dict[str, Any] = self.worker.ask(question, seconds)
+            answer: dict[str, Any] = self.workers.ask(question, seconds)
         except Unanswered:
             return None
         except NotStarted as error:

@@ -49,7 +49,7 @@ class Checker(ConstraintSpec):
         return CheckerConstraint(vocabulary, self.prefix, self.complete)
 
 
-class _State:
+class _CheckerState:
     """text: whole characters; rest: the bytes of one that is cut; ended: None before an end token, then whether
     the text was complete; wrong: a token was rejected. verdicts: by token, as far as asked."""
 
@@ -73,29 +73,33 @@ class CheckerConstraint(Constraint):
         self._prefix = prefix
         self._complete = complete
 
-    def init(self, prompt: Sequence[int]) -> _State:
-        return _State("")
+    def init(self, prompt: Sequence[int]) -> _CheckerState:
+        return _CheckerState("")
 
-    def accepts(self, state: _State, token: int) -> bool:
+    def accepts(self, state: _CheckerState, token: int) -> bool:
         if token not in state.verdicts:
             state.verdicts[token] = self._judge(state, token)
         return state.verdicts[token]
 
-    def allowed(self, state: _State) -> np.ndarray:
+    def allowed(self, state: _CheckerState) -> np.ndarray:
         return np.fromiter((self.accepts(state, token) for token in range(self.vocabulary.size)), dtype=bool)
 
-    def advance(self, state: _State, token: int) -> _State:
+    def advance(self, state: _CheckerState, token: int) -> _CheckerState:
         if token in self.vocabulary.eos_ids:
-            return _State(state.text, state.rest, ended=self.is_complete(state), wrong=state.wrong)
+            return _CheckerState(state.text, state.rest, ended=self.is_complete(state), wrong=state.wrong)
         found = None if state.ended is not None else self._after(state, token)
-        return _State(state.text, state.rest, wrong=True) if found is None else _State(*found, wrong=state.wrong)
+        return (
+            _CheckerState(state.text, state.rest, wrong=True)
+            if found is None
+            else _CheckerState(*found, wrong=state.wrong)
+        )
 
-    def is_complete(self, state: _State) -> bool:
+    def is_complete(self, state: _CheckerState) -> bool:
         if state.ended is not None or state.wrong:
             return bool(state.ended) and not state.wrong
         return not state.rest and (self._complete is None or bool(self._complete(state.text)))
 
-    def _judge(self, state: _State, token: int) -> bool:
+    def _judge(self, state: _CheckerState, token: int) -> bool:
         if token in self.vocabulary.eos_ids:
             # What is wrong already must end, so that drafts that went astray have a law as well.
             return state.ended is not None or state.wrong or self.is_complete(state)
@@ -104,7 +108,7 @@ class CheckerConstraint(Constraint):
         text, rest = found
         return bool(self._prefix(text + _CUT if rest else text))
 
-    def _after(self, state: _State, token: int) -> tuple[str, bytes] | None:
+    def _after(self, state: _CheckerState, token: int) -> tuple[str, bytes] | None:
         """Text and cut character one token on; None for a token that is no text, or that makes bytes no text has."""
         piece = self.vocabulary.pieces[token]
         if not piece or token in self.vocabulary.special_ids:

@@ -2,7 +2,7 @@
 
 No limit of the engine's own holds for all it does while compiling: remainders of a `multipleOf`, thousands of
 properties and rules that lead to each other take time and memory without bound, or end the process. It is run as a file
-by a `Worker`, which bounds both, so that nothing but the engine is loaded.
+by a `WorkerPool`, which bounds both, so that nothing but the engine is loaded.
 """
 
 from __future__ import annotations

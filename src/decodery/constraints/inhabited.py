@@ -111,7 +111,7 @@ def require_text_of_grammar(rules: str) -> None:
     """
     try:
         found = _Grammar(rules).rules
-        known = _Texts(found).fixed_point(found)
+        known = _InhabitedRules(found).fixed_point(found)
     except (_Unread, RecursionError):
         return
     if "start" in found and "start" not in known:
@@ -122,7 +122,7 @@ def require_text_of_grammar(rules: str) -> None:
         )
 
 
-class _Texts(_Search):
+class _InhabitedRules(_Search):
     """The rules of a grammar that have a text."""
 
     def __init__(self, rules: Mapping[str, _Node]) -> None:

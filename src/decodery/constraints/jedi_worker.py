@@ -1,6 +1,6 @@
 """The process in which `jedi` looks at code.
 
-It is run as a file by a `Worker`, not as a module of this package, so that nothing but jedi is loaded.
+It is run as a file by a `WorkerPool`, not as a module of this package, so that nothing but jedi is loaded.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Generic, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,7 +26,7 @@ from decodery.sampling.logits_processor import require_number
 
 from .analyser import analyser
 from .base import require_text
-from .place import BREAKING, Place
+from .place import BREAKING, CodePosition
 from .spelling import sorted_pieces
 
 _REMEMBERED = 512
@@ -100,14 +102,14 @@ class MonitorState:
 
     __slots__ = ("ended", "place", "text")
 
-    def __init__(self, text: bytes, place: Place, ended: bool = False) -> None:
+    def __init__(self, text: bytes, place: CodePosition, ended: bool = False) -> None:
         self.text = text
         self.place = place
         self.ended = ended
 
 
 class MonitorConstraint(Constraint):
-    """A monitor for one vocabulary. The analyser is asked when a mask is, so that drafts cost no questions."""
+    """A monitor for one vocabulary. The analyser is asked when a mask is, and not for drafts."""
 
     @property
     def requirements(self) -> Requirements:
@@ -130,7 +132,7 @@ class MonitorConstraint(Constraint):
     def init(self, prompt: Sequence[int]) -> MonitorState:
         text = self.vocabulary.bytes_of(list(prompt))
         text = self._prefix + (text.removeprefix(b" ") if self._indented else text)
-        return MonitorState(text, Place().after(text))
+        return MonitorState(text, CodePosition().after(text))
 
     def advance(self, state: MonitorState, token: int) -> MonitorState:
         if state.ended or token in self.vocabulary.eos_ids:
@@ -138,6 +140,12 @@ class MonitorConstraint(Constraint):
         if token in self.vocabulary.special_ids or not (piece := self.vocabulary.pieces[token]):
             return state
         return MonitorState(state.text + piece, state.place.after(piece))
+
+    def question(self, state: MonitorState) -> Callable[[], object] | None:
+        since = state.place.since
+        if state.ended or since is None or self._key(state, since) in self._found:
+            return None
+        return partial(self._rests, state)
 
     def idle(self, state: MonitorState) -> bool:
         return not state.ended and self._unseen(state) is None and not self._rests(state)
@@ -166,10 +174,8 @@ class MonitorConstraint(Constraint):
         return not rests or b"" in rests
 
     def permits(self, state: MonitorState, token: int) -> bool:
-        since = state.place.since
-        if since is not None and not state.ended and self._key(state, since) not in self._found:
-            return True  # not worth a question: whether it may come will be seen where the text gets there
-        return super().permits(state, token)
+        # A draft is not worth a question: whether the token may come shows where the text gets there.
+        return self.question(state) is not None or super().permits(state, token)
 
     def _unseen(self, state: MonitorState) -> np.ndarray | None:
         """[vocab] the tokens that would write a name after a dot unseen; None where there are none."""
@@ -197,22 +203,26 @@ class MonitorConstraint(Constraint):
 
 
 class _Recent(Generic[T]):
-    """What was worked out last, up to a number of entries."""
+    """What was worked out last, up to a number of entries. Safe to share between threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._lock = Lock()
         self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._values:
-            self._values[key] = make()
+        value = self._values.get(key)
+        if value is None:
+            value = make()
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
             if len(self._values) > self._most:
                 self._values.popitem(last=False)
-        self._values.move_to_end(key)
-        return self._values[key]
+        return value
 
 
 class _Spellings:

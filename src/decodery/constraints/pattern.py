@@ -8,22 +8,16 @@ regular language, or not certain to mean one thing, is refused by name.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
 from decodery.core.errors import ConstraintError
 
-_LAST = 0x10FFFF
-_LAST_CASED = 0x1EFFF
-"""No letter beyond has more than one case."""
-_SURROGATES = (0xD800, 0xDFFF)
+from .code_points import ANY, DIGIT, LAST, SPACE, WORD, Ranges, any_case, code_points, complement, union
+
 _DEEPEST = 100
 _MOST_REPEATS = 100_000
-
-Ranges = tuple[tuple[int, int], ...]
-"""Sorted, disjoint, inclusive ranges of code points."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +35,12 @@ class Property:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Concatenation:
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Either:
+class Alternatives:
     options: tuple[Node, ...]
 
 
@@ -66,56 +60,7 @@ class Anchor:
     begin: bool
 
 
-Node = Chars | Property | Sequence | Either | Repeat | Anchor
-
-
-def union(*ranges: Ranges) -> Ranges:
-    """The characters that are in any of these; surrogates are none."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(each for some in ranges for each in some):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        else:
-            found.append((low, high))
-    return tuple(found)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """The characters that are in none of these."""
-    found, start = [], 0
-    for low, high in (*union(ranges, (_SURROGATES,)), (_LAST + 1, _LAST + 1)):
-        if start < low:
-            found.append((start, low - 1))
-        start = high + 1
-    return tuple(found)
-
-
-def _chars(text: str) -> Ranges:
-    return union(tuple((ord(char), ord(char)) for char in text))
-
-
-DIGIT: Ranges = ((0x30, 0x39),)
-WORD = union(DIGIT, ((0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)))
-SPACE = union(_chars("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), ((0x2000, 0x200A),))
-ANY = complement(_chars("\n\r\u2028\u2029"))
-
-
-@lru_cache(maxsize=1)
-def _variants() -> tuple[list[int], list[Ranges]]:
-    """Letters with more than one case, in order, and what each stands for where case does not count."""
-    alike: dict[str, list[int]] = {}
-    for code in range(_LAST_CASED + 1):
-        folded = chr(code).casefold()
-        if len(folded) == 1:
-            alike.setdefault(folded, []).append(code)
-    found = {code: _chars("".join(map(chr, codes))) for codes in alike.values() if len(codes) > 1 for code in codes}
-    return sorted(found), [found[code] for code in sorted(found)]
-
-
-def _any_case(low: int, high: int) -> Ranges:
-    """The characters from `low` to `high`, in any case: simple case folding."""
-    codes, variants = _variants()
-    return union(((low, high),), *variants[bisect_left(codes, low) : bisect_right(codes, high)])
+Node = Chars | Property | Concatenation | Alternatives | Repeat | Anchor
 
 
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}
@@ -133,9 +78,9 @@ def parse(text: str, *, whole: bool = False) -> Node:
 
 
 def _without_outer_anchors(node: Node, text: str) -> Node:
-    if isinstance(node, Either):
-        return Either(tuple(_without_outer_anchors(option, text) for option in node.options))
-    parts = list(node.parts) if isinstance(node, Sequence) else [node]
+    if isinstance(node, Alternatives):
+        return Alternatives(tuple(_without_outer_anchors(option, text) for option in node.options))
+    parts = list(node.parts) if isinstance(node, Concatenation) else [node]
     while parts and parts[0] == Anchor(True):
         del parts[0]
     while parts and parts[-1] == Anchor(False):
@@ -145,9 +90,11 @@ def _without_outer_anchors(node: Node, text: str) -> Node:
         each = inner.pop()
         if isinstance(each, Anchor):
             raise ConstraintError(f"the pattern {text!r} has ^ or $ in its middle: leave them out, or put them outside")
-        inner += each.parts if isinstance(each, Sequence) else each.options if isinstance(each, Either) else ()
+        inner += (
+            each.parts if isinstance(each, Concatenation) else each.options if isinstance(each, Alternatives) else ()
+        )
         inner += (each.node,) if isinstance(each, Repeat) else ()
-    return Sequence(tuple(parts))
+    return Concatenation(tuple(parts))
 
 
 class _Parser:
@@ -182,13 +129,13 @@ class _Parser:
         options = [self.sequence()]
         while self.take("|"):
             options.append(self.sequence())
-        return options[0] if len(options) == 1 else Either(tuple(options))
+        return options[0] if len(options) == 1 else Alternatives(tuple(options))
 
     def sequence(self) -> Node:
         parts: list[Node] = []
         while self.at < len(self.text) and not self.peek("|") and not self.peek(")"):
             parts.append(self.repeated())
-        return Sequence(tuple(parts))
+        return Concatenation(tuple(parts))
 
     def repeated(self) -> Node:
         node = self.atom()
@@ -226,12 +173,12 @@ class _Parser:
             # Python repeats here, older JavaScript means the characters.
             self.refuse("a repetition without its least, which is to be given: write {0,n}, or \\{ for a brace")
         self.at += 1
-        return Chars(self.cased(_chars(self.text[self.at - 1])))
+        return Chars(self.cased(code_points(self.text[self.at - 1])))
 
     def cased(self, ranges: Ranges) -> Ranges:
         """A character in any case where case does not count; a class such as \\w stays what it is."""
         (low, high), *others = ranges
-        return _any_case(low, high) if self.any_case and low == high and not others else ranges
+        return any_case(low, high) if self.any_case and low == high and not others else ranges
 
     def group(self) -> Node:
         self.depth += 1
@@ -263,7 +210,7 @@ class _Parser:
                 if not single or low[0][0] > high[0][0]:
                     self.refuse("an impossible range")
                 first, last = low[0][0], high[0][0]
-                found.append(_any_case(first, last) if self.any_case else ((first, last),))
+                found.append(any_case(first, last) if self.any_case else ((first, last),))
             else:
                 found.append(self.cased(low))
         ranges = union(*found)
@@ -275,7 +222,7 @@ class _Parser:
         if self.take("\\"):
             return self.escape(in_class=True)
         self.at += 1
-        return _chars(self.text[self.at - 1])
+        return code_points(self.text[self.at - 1])
 
     def escape(self, *, in_class: bool) -> Ranges:
         if found := self.match(r"u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"):
@@ -302,7 +249,7 @@ class _Parser:
             code = ord(found[0])
         else:
             self.refuse("an unknown escape")
-        if code > _LAST:
+        if code > LAST:
             self.refuse("a character beyond Unicode")
         return ((code, code),)
 
@@ -315,9 +262,11 @@ def printed(node: Node) -> str:
         return node.text
     if isinstance(node, Anchor):
         return "^" if node.begin else "$"
-    if isinstance(node, Sequence):
-        return "".join(f"(?:{printed(part)})" if isinstance(part, Either) else printed(part) for part in node.parts)
-    if isinstance(node, Either):
+    if isinstance(node, Concatenation):
+        return "".join(
+            f"(?:{printed(part)})" if isinstance(part, Alternatives) else printed(part) for part in node.parts
+        )
+    if isinstance(node, Alternatives):
         return "|".join(printed(option) for option in node.options)
     most = "" if node.most is None else node.most
     return f"(?:{printed(node.node)}){{{node.least},{most}}}"

@@ -37,7 +37,7 @@ class _Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodePosition:
     """After some bytes of Python; `after(more)` is further on, and a place never changes.
 
     since: what is written of a name after an attribute's dot, b"" right after the dot, None elsewhere. A dot is an
@@ -60,24 +60,26 @@ class Place:
         frame = self.frames[-1]
         return frame.kind in ("comment", "spec") or (frame.kind == "string" and frame.pending != ord("{"))
 
-    def after(self, text: bytes) -> Place:
+    def after(self, text: bytes) -> CodePosition:
         """The place after `text`."""
-        walk = _Walk(self)
+        walk = _PositionScanner(self)
         for byte in text:
             walk.take(byte)
         return walk.place()
 
 
-class _Walk:
+class _PositionScanner:
     """A place on its way."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: CodePosition) -> None:
         self.frames = list(place.frames)
         self.word, self.last, self.joined = place.word, place.last, place.joined
         self.relative, self.fresh, self.since = place.relative, place.fresh, place.since
 
-    def place(self) -> Place:
-        return Place(tuple(self.frames), self.word, self.last, self.joined, self.relative, self.fresh, self.since)
+    def place(self) -> CodePosition:
+        return CodePosition(
+            tuple(self.frames), self.word, self.last, self.joined, self.relative, self.fresh, self.since
+        )
 
     def take(self, byte: int) -> None:
         frame = self.frames[-1]

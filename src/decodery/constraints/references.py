@@ -33,16 +33,16 @@ _NAMED = frozenset(["$defs", "definitions", "dependencies", "dependentSchemas", 
 
 
 @dataclass(frozen=True)
-class Place:
+class SchemaLocation:
     """Where a schema lies. base: what its references are relative to; draft: 4 to 2020; path: for messages."""
 
     base: str
     draft: int
     path: str
 
-    def at(self, *steps: object) -> Place:
+    def at(self, *steps: object) -> SchemaLocation:
         """Further inside."""
-        return Place(self.base, self.draft, "/".join([self.path, *map(str, steps)]))
+        return SchemaLocation(self.base, self.draft, "/".join([self.path, *map(str, steps)]))
 
     @property
     def replaces(self) -> bool:
@@ -55,10 +55,10 @@ class References:
 
     def __init__(self, document: Any) -> None:
         self.document = document
-        self.start = Place("", LATEST, "#")
-        self._resources: dict[str, tuple[Any, Place]] = {"": (document, self.start)}
-        self._anchors: dict[tuple[str, str], tuple[Any, Place]] = {}
-        self._around: dict[int, Place] = {}
+        self.start = SchemaLocation("", LATEST, "#")
+        self._resources: dict[str, tuple[Any, SchemaLocation]] = {"": (document, self.start)}
+        self._anchors: dict[tuple[str, str], tuple[Any, SchemaLocation]] = {}
+        self._around: dict[int, SchemaLocation] = {}
         waiting = [(document, self.start)]
         while waiting:
             schema, around = waiting.pop()
@@ -66,7 +66,7 @@ class References:
             place = self._names(schema, around)
             waiting += [(each, place.at(*steps)) for steps, each in _inside(schema)]
 
-    def _names(self, schema: Any, around: Place) -> Place:
+    def _names(self, schema: Any, around: SchemaLocation) -> SchemaLocation:
         """Remember what the schema is called."""
         place = entered(schema, around)
         if isinstance(schema, Mapping) and not (place.replaces and "$ref" in schema):
@@ -78,7 +78,7 @@ class References:
                     self._anchors.setdefault((place.base, anchor.removeprefix("#")), (schema, around))
         return place
 
-    def find(self, reference: Any, place: Place) -> tuple[Any, Place]:
+    def find(self, reference: Any, place: SchemaLocation) -> tuple[Any, SchemaLocation]:
         """The schema a reference in a schema at `place` means, and where that lies."""
         if not isinstance(reference, str):
             raise ConstraintError(f"the JSON schema is wrong at {place.path}/$ref: a reference is a text")
@@ -100,10 +100,10 @@ class References:
             around = entered(schema, around)
             schema = _step(schema, step.replace("~1", "/").replace("~0", "~"), reference, place)
             around = self._around.get(id(schema), around)
-        return schema, Place(around.base, around.draft, reference)
+        return schema, SchemaLocation(around.base, around.draft, reference)
 
 
-def entered(schema: Any, around: Place) -> Place:
+def entered(schema: Any, around: SchemaLocation) -> SchemaLocation:
     """What holds inside a schema: it may say its own draft and address. Raises ConstraintError for other drafts."""
     if not isinstance(schema, Mapping):
         return around
@@ -118,7 +118,7 @@ def entered(schema: Any, around: Place) -> Place:
     name = schema.get("id" if draft == 4 else "$id")
     if isinstance(name, str) and not name.startswith("#") and not (draft <= 7 and "$ref" in schema):
         base = urldefrag(urljoin(base, name)).url
-    return Place(base, draft, around.path)
+    return SchemaLocation(base, draft, around.path)
 
 
 def _inside(schema: Any) -> Iterator[tuple[tuple[object, ...], Any]]:
@@ -134,7 +134,7 @@ def _inside(schema: Any) -> Iterator[tuple[tuple[object, ...], Any]]:
             yield from (((keyword, name), each) for name, each in value.items())
 
 
-def _step(value: Any, step: str, reference: str, place: Place) -> Any:
+def _step(value: Any, step: str, reference: str, place: SchemaLocation) -> Any:
     if isinstance(value, Mapping) and step in value:
         return value[step]
     if isinstance(value, list) and re.fullmatch(r"0|[1-9]\d{0,8}", step) and int(step) < len(value):
@@ -142,5 +142,5 @@ def _step(value: Any, step: str, reference: str, place: Place) -> Any:
     _nowhere(reference, place)
 
 
-def _nowhere(reference: str, place: Place) -> NoReturn:
+def _nowhere(reference: str, place: SchemaLocation) -> NoReturn:
     raise ConstraintError(f"the JSON schema's reference {reference!r} at {place.path} points to nothing")

@@ -17,7 +17,7 @@ from decodery.core.errors import ConstraintError
 from .bounds import bounded, require_common_multiple, require_exact
 from .disjoint import Prover
 from .inhabited import with_values
-from .references import Place, References, entered
+from .references import References, SchemaLocation, entered
 from .size import require_size
 from .strings import also, most, with_patterns, with_strings
 from .unenforced import Unenforced
@@ -104,7 +104,7 @@ class _Preparation:
         self.unenforced = unenforced
         self.references = References(document)
         self.names = {id(document): "#"}
-        self.waiting: list[tuple[str, Any, Place]] = []
+        self.waiting: list[tuple[str, Any, SchemaLocation]] = []
         self.shared: dict[str, Any] = {}
         self.alternatives: list[tuple[dict[str, Any], str]] = []
         self.steps: list[float] = []
@@ -132,7 +132,7 @@ class _Preparation:
             )
         return root | {"$defs": self.shared} if self.shared else root
 
-    def walk(self, schema: Any, around: Place) -> Any:
+    def walk(self, schema: Any, around: SchemaLocation) -> Any:
         """One schema in the engine's form."""
         if isinstance(schema, bool):
             return schema
@@ -162,7 +162,7 @@ class _Preparation:
             self.alternatives.append((done, place.path))
         return done
 
-    def value(self, keyword: str, value: Any, place: Place) -> Any:
+    def value(self, keyword: str, value: Any, place: SchemaLocation) -> Any:
         """What a keyword says, in the engine's form."""
         inside = place.at(keyword)
         if keyword == "$ref":
@@ -178,7 +178,7 @@ class _Preparation:
             return self.walk(value, inside)
         return _plain(keyword, value, inside.path)
 
-    def named(self, reference: Any, place: Place) -> str:
+    def named(self, reference: Any, place: SchemaLocation) -> str:
         """The engine's reference to what a reference means, which is walked later."""
         target, found = self.references.find(reference, place)
         if id(target) not in self.names:
@@ -195,7 +195,7 @@ class _Preparation:
             number, found = number + 1, f"{name}_{number + 1}"
         return found
 
-    def _require_end(self, target: Any, place: Place) -> None:
+    def _require_end(self, target: Any, place: SchemaLocation) -> None:
         """Raise ConstraintError for references that only point to each other."""
         seen: set[int] = set()
         path = place.path

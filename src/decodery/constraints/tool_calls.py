@@ -20,7 +20,7 @@ from .engine import GrammarConstraint, GrammarState
 from .lark import lark
 from .schema import prepare
 
-__all__ = ["Call", "read_calls"]
+__all__ = ["FunctionCall", "read_calls"]
 
 MARK, END = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -30,7 +30,7 @@ _LAYOUT = {"whitespace_pattern": r"[ \n\r\t]{1,32}", "json_allowed_escapes": 'nr
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call of a tool. arguments: JSON text of an object."""
 
     name: str
@@ -100,9 +100,9 @@ def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
         raise ConstraintError(f"the parameters of the tool {tool['name']} cannot be enforced: {error}") from error
 
 
-def read_calls(text: str) -> tuple[str, list[Call]]:
+def read_calls(text: str) -> tuple[str, list[FunctionCall]]:
     """What a text says before its first call, and its calls; one that is cut is left in the text, unread."""
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     said, at = text, text.find(MARK)
     while at >= 0:
         try:
@@ -114,13 +114,13 @@ def read_calls(text: str) -> tuple[str, list[Call]]:
             break
         if not calls:
             said = text[:at]
-        calls.append(Call(str(name), json.dumps(arguments, ensure_ascii=False)))
+        calls.append(FunctionCall(str(name), json.dumps(arguments, ensure_ascii=False)))
         at = text.find(MARK, end)
     return said, calls
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _ToolCallState:
     """tail: the last bytes of the text, while they may begin a mark; call: where the calls after one stand."""
 
     tail: bytes = b""
@@ -151,41 +151,41 @@ class ToolCallsConstraint(Constraint):
                 mask[over] = False
                 self._beyond[mark[:length]] = mask
 
-    def init(self, prompt: Sequence[int]) -> _State:
-        return _State()
+    def init(self, prompt: Sequence[int]) -> _ToolCallState:
+        return _ToolCallState()
 
-    def idle(self, state: _State) -> bool:
+    def idle(self, state: _ToolCallState) -> bool:
         return state.call is None and not state.ended and state.tail not in self._beyond
 
-    def allowed(self, state: _State) -> np.ndarray:
+    def allowed(self, state: _ToolCallState) -> np.ndarray:
         if state.ended:
             return self._ends
         if state.call is not None:
             return self._grammar.allowed(state.call)
         return self._beyond.get(state.tail, self._all)
 
-    def advance(self, state: _State, token: int) -> _State:
+    def advance(self, state: _ToolCallState, token: int) -> _ToolCallState:
         if state.call is not None:
-            return _State(call=self._grammar.advance(state.call, token))
+            return _ToolCallState(call=self._grammar.advance(state.call, token))
         if state.ended or token in self.vocabulary.eos_ids:
-            return _State(ended=True)
+            return _ToolCallState(ended=True)
         if token in self.vocabulary.special_ids:
             return state
         text, mark = state.tail + self.vocabulary.pieces[token], MARK.encode()
         if text.endswith(mark):
-            return _State(call=self._grammar.init([]))
-        return _State(_beginning(text, mark))
+            return _ToolCallState(call=self._grammar.init([]))
+        return _ToolCallState(_beginning(text, mark))
 
-    def is_complete(self, state: _State) -> bool:
+    def is_complete(self, state: _ToolCallState) -> bool:
         return state.call is None or self._grammar.is_complete(state.call)
 
-    def completion(self, state: _State, *, thorough: bool = False) -> list[int] | None:
+    def completion(self, state: _ToolCallState, *, thorough: bool = False) -> list[int] | None:
         return [] if state.call is None else self._grammar.completion(state.call, thorough=thorough)
 
-    def takes(self, state: _State, tokens: Sequence[int]) -> bool:
+    def takes(self, state: _ToolCallState, tokens: Sequence[int]) -> bool:
         return state.call is None or self._grammar.takes(state.call, tokens)
 
-    def accepts(self, state: _State, token: int) -> bool:
+    def accepts(self, state: _ToolCallState, token: int) -> bool:
         if state.call is not None:
             return self._grammar.accepts(state.call, token)
         return bool(self.allowed(state)[token])

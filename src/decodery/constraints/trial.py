@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from decodery.core.errors import ConstraintError
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 from decodery.models.tokenizers.vocabulary import Vocabulary
 
 LIMITS: dict[str, Any] = {
@@ -63,7 +62,7 @@ def require_compilable(grammar: str, vocabulary: Vocabulary) -> None:
 def _try(grammar: str, vocabulary: list[Any]) -> None:
     question = {"grammar": grammar, "vocabulary": vocabulary, "limits": LIMITS}
     try:
-        answer = _worker().ask(question, MOST_SECONDS)
+        answer = _workers.ask(question, MOST_SECONDS)
     except NotStarted as error:
         raise ConstraintError(
             "the process that tries grammars does not start: check that `import llguidance` works"
@@ -86,6 +85,4 @@ def first_line(message: str) -> str:
     return message.strip().partition("\n")[0].removesuffix("<non-verbose/>").strip()
 
 
-@functools.cache
-def _worker() -> Worker:
-    return Worker(Path(__file__).with_name("grammar_worker.py"), memory=_MEMORY)
+_workers = WorkerPool(Path(__file__).with_name("grammar_worker.py"), memory=_MEMORY)

@@ -12,6 +12,7 @@ import torch
 
 from decodery.core.ledger import charging
 from decodery.core.threads import one_thread
+from decodery.core.worker_pool import caller
 from decodery.step.forward_request import Blocking, Returned, result_of
 
 from .task import SchedulerEntry
@@ -34,6 +35,7 @@ class BlockingCalls:
             if isinstance(ask, Blocking) and answer is None:
                 with charging(run.ledger):
                     context = copy_context()
+                context.run(caller.set, run.owner)
                 lock = self._locks.setdefault(id(ask.shared), Lock()) if ask.shared is not None else Lock()
                 call = (run, number, ask, lock)
                 Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True).start()

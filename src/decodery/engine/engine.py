@@ -259,9 +259,10 @@ class Engine:
             if (run.lost or run.forgotten) and run.waiting is None:
                 run.interrupt(again(run, self._schedule.limits.rows))
                 self._resume(run)
-        for run in self._blocking.collect(0):
+        answered = self._blocking.collect(0)
+        for run in answered:
             self._go_on(run)
-        fresh = {id(run) for run, _, _ in begun}
+        fresh = {id(run) for run in (*(run for run, _, _ in begun), *answered)}
         runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
         drafting = self._side_passes(runs, clock)
         asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]

@@ -14,12 +14,12 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, HookPoint, Intervention, Tap, hook_point
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import EmbeddingModel
-from decodery.step.acceptance_rule import Accepted, NodeDistributions
+from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions, OpenQuestion
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import reading
-from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, score
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, off_loop, score
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
@@ -65,6 +65,8 @@ def turn(seq: Sequence, share: StepBudget) -> ForwardCoroutine[None]:
         seq.model.advance(seq)
         return
     expect(seq)
+    if (question := seq.sampler.question(seq.sampler_state)) is not None:
+        yield from off_loop(question)
     try:
         yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
     finally:
@@ -175,7 +177,7 @@ def _decide(
         opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else seq.writable(opened)
     laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
-    accepted: Accepted = yield from as_coroutine(rule.choose(tree, laws, seq))
+    accepted = yield from _chosen(rule, tree, laws, seq)
     # Where the rule asked for more, its passes have steps of their own; the last one decided.
     last = seq.trace.steps[-1]
     last.choose += perf_counter() - begin
@@ -194,6 +196,17 @@ def _decide(
         _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
     if seq.watch is not None and seq.watch.pending is not None:
         seq.watch.roll_back(seq)
+
+
+def _chosen(
+    rule: AcceptanceRule, tree: DraftTree, laws: NodeDistributions, seq: Sequence
+) -> ForwardCoroutine[Accepted]:
+    """What the rule accepts; questions of a constraint about drafted tokens are answered beside the loop."""
+    while True:
+        try:
+            return (yield from as_coroutine(rule.choose(tree, laws, seq)))
+        except OpenQuestion as error:
+            yield from off_loop(error.question)
 
 
 def _observe(

@@ -25,7 +25,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.output import Output, Piece
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.extras.simultaneous.base import Stream, StreamOutput, listening
+from decodery.extras.simultaneous.base import SourceStream, StreamOutput, listening
 from decodery.extras.superposed.ngrams import NGrams, ngrams_for
 from decodery.extras.superposed.superposed import Draft, Superposition, superpose
 from decodery.models.cache.own_caches import bare
@@ -214,7 +214,7 @@ class LLM(PromptRequests):
         blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
         """
         found, engine = resolve("simultaneous", method), self.engine()
-        stream = Stream.of(self.model, self.tokenizer.eos_ids)
+        stream = SourceStream.of(self.model, self.tokenizer.eos_ids)
         stream.trace = trace or stream.trace
         coming = iter(chunks)
         chunk = next(coming, None)
@@ -278,7 +278,7 @@ class LLM(PromptRequests):
         allow_special: bool = False,
         **settings: Any,
     ) -> Any:
-        """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.Reading`.
+        """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.DecodedMessage`.
 
         text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
         """

@@ -30,7 +30,7 @@ _PEAKED = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TokenTrial:
     """What one step found. token: None where nothing was accepted. log_weight: natural log of w, -inf for 0.
 
     checks: how many tokens the check was asked about; rejections: how many of these it rejected.
@@ -63,19 +63,19 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
         done, count = count, 16 * count
 
 
-def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> Trial:
+def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> TokenTrial:
     """The first accepted token of the order: an exact draw from the law given acceptance, of weight 1."""
     rejections = 0
     for token in order:
         if accept(token):
-            return Trial(token, 0.0, rejections + 1, rejections)
+            return TokenTrial(token, 0.0, rejections + 1, rejections)
         rejections += 1
-    return Trial(None, -math.inf, rejections, rejections)
+    return TokenTrial(None, -math.inf, rejections, rejections)
 
 
 def recursive(
     p: np.ndarray, order: Iterable[int], accept: Callable[[int], bool], max_rejects: float = math.inf
-) -> Trial:
+) -> TokenTrial:
     """The recursive estimator: one check beyond the accepted token tells what that one weighs.
 
     p: [vocab], summing to 1, whose draws `order` holds. Every rejection multiplies the weight by the share of the mass
@@ -97,8 +97,8 @@ def recursive(
         whole = following or not checks
         mass = _left(p, rejected) if whole else float(p[token])
         count = len(rejected)
-        return Trial(token, _log(mass), count + 1 + checks, count + (checks - following))
-    return Trial(None, -math.inf, len(rejected), len(rejected))
+        return TokenTrial(token, _log(mass), count + 1 + checks, count + (checks - following))
+    return TokenTrial(None, -math.inf, len(rejected), len(rejected))
 
 
 def geometric(
@@ -108,7 +108,7 @@ def geometric(
     uniform: Callable[[], float],
     accepts: int = 2,
     max_rejects: float = math.inf,
-) -> Trial:
+) -> TokenTrial:
     """The geometric estimator: draws with replacement until `accepts` of them are accepted, without asking twice.
 
     p, order: as for `recursive`. uniform: numbers in (0, 1), each one once. A draw with replacement is a token known
@@ -148,9 +148,9 @@ def geometric(
             left[token] = 0.0
             mass = float(left.sum())
     if first is None:
-        return Trial(None, -math.inf, checks, refused)
+        return TokenTrial(None, -math.inf, checks, refused)
     draws = accepted + min(rejections, max_rejects)
-    return Trial(first, math.log(min(accepts - 1, accepted)) - math.log(draws - 1), checks, refused)
+    return TokenTrial(first, math.log(min(accepts - 1, accepted)) - math.log(draws - 1), checks, refused)
 
 
 def weighted(
@@ -161,7 +161,7 @@ def weighted(
     uniform: Callable[[], float],
     accepts: int = 2,
     max_rejects: float = math.inf,
-) -> Trial:
+) -> TokenTrial:
     """A token and its weight by the estimator that varies less: recursive for flat laws, geometric for peaked ones.
 
     law: [vocab] unnormalised logits. More than two `accepts` ask for the geometric one in any case.
@@ -173,7 +173,7 @@ def weighted(
     return recursive(p, order, accept, max_rejects)
 
 
-class Checks:
+class CheckedSampler:
     """A sampler whose constraint is asked about single tokens, in place of masking its law.
 
     constraint: None where the sampler has none.

@@ -94,6 +94,13 @@ class Constraint(Contract):
         """Whether these tokens may come next one after another, as far as a quick look can tell: True need not be."""
         return True
 
+    def question(self, state: Any) -> Callable[[], object] | None:
+        """What must be called before `allowed`, on any thread, because it may take long; None for nothing.
+
+        An engine calls it beside its loop, so that other requests go on meanwhile. Drafts ask no questions.
+        """
+        return None
+
     def idle(self, state: Any) -> bool:
         """Whether everything may come next: then no mask is asked for, and nothing is spent on one."""
         return False
@@ -109,7 +116,7 @@ class Constraint(Contract):
     def forced(self, state: Any, most: int) -> list[int]:
         """At most `most` tokens that come next whatever the model says, because nothing else is allowed."""
         tokens: list[int] = []
-        while len(tokens) < most and self.bonus is None and not self.idle(state):
+        while len(tokens) < most and self.bonus is None and self.question(state) is None and not self.idle(state):
             allowed = self.allowed(state)
             first = int(allowed.argmax())
             if np.count_nonzero(allowed) != 1:
@@ -139,9 +146,14 @@ class Constrained(LogitsProcessor):
         return self.constraint.requirements
 
     def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        if all(self.constraint.idle(context.state) for context in contexts):
+        free = [self._free(context) for context in contexts]
+        if all(free):
             return logits
-        masks = [self.constraint.allowed(context.state) for context in contexts]
+        anything = np.ones(logits.shape[-1], dtype=bool)
+        masks = [
+            anything if every else self.constraint.allowed(context.state)
+            for every, context in zip(free, contexts, strict=True)
+        ]
         for mask in masks:
             if len(mask) != logits.shape[-1]:
                 raise ConstraintError(f"the constraint is for {len(mask)} tokens, the model has {logits.shape[-1]}")
@@ -156,6 +168,12 @@ class Constrained(LogitsProcessor):
         if np.isneginf(rows.max(axis=-1)).any():
             raise ConstraintError("the constraint allows no token the model could write: nothing can be decoded")
         return torch.from_numpy(rows)
+
+    def _free(self, context: Context) -> bool:
+        """Whether no mask is asked for."""
+        if context.draft and self.constraint.question(context.state) is not None:
+            return True
+        return self.constraint.idle(context.state)
 
     def init(self, prompt: Sequence[int]) -> Any:
         return self.constraint.init(prompt)

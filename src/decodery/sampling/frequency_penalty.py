@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .history import Counts, token_counts
+from .history import TokenCounts, token_counts
 from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
@@ -40,8 +40,8 @@ class FrequencyPenalty(LogitsProcessor):
         fall = torch.from_numpy(counts * -self.penalty).to(logits)
         return logits.index_add(1, torch.from_numpy(ids).to(logits.device), fall)
 
-    def init(self, prompt: Sequence[int]) -> Counts:
-        return Counts.of([])
+    def init(self, prompt: Sequence[int]) -> TokenCounts:
+        return TokenCounts.of([])
 
-    def advance(self, state: Counts, token: int, logprob: float) -> Counts:
+    def advance(self, state: TokenCounts, token: int, logprob: float) -> TokenCounts:
         return state.add(token)

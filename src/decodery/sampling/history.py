@@ -17,7 +17,7 @@ _TAIL = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """How often each token occurs. ids: [m] int64 ascending, counts: [m] int64, both without `tail`."""
 
     ids: np.ndarray
@@ -25,23 +25,23 @@ class Counts:
     tail: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tokens: Sequence[int]) -> Counts:
+    def of(cls, tokens: Sequence[int]) -> TokenCounts:
         ids, counts = np.unique(np.array(tokens, dtype=np.int64), return_counts=True)
         return cls(ids, counts)
 
-    def add(self, token: int) -> Counts:
+    def add(self, token: int) -> TokenCounts:
         tail = (*self.tail, token)
         return replace(self, tail=tail) if len(tail) <= _TAIL else self._fold(tail)
 
-    def _fold(self, tail: tuple[int, ...]) -> Counts:
+    def _fold(self, tail: tuple[int, ...]) -> TokenCounts:
         ids, places = np.unique(np.concatenate([self.ids, tail]), return_inverse=True)
         weights = np.concatenate([self.counts, np.ones(len(tail), dtype=np.int64)])
         counts = np.zeros(len(ids), dtype=np.int64)
         np.add.at(counts, places, weights)
-        return Counts(ids, counts)
+        return TokenCounts(ids, counts)
 
 
-def token_counts(histories: Sequence[Counts], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+def token_counts(histories: Sequence[TokenCounts], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids [m] of the tokens that any of the histories has, and how often each history has them: [n, m] float32.
 
     Ids the model has no logit for are left out.

@@ -34,13 +34,14 @@ class Context:
     prompt_length: how many of `tokens` are prompt. tokens: prompt, generated tokens and the node's own path.
     state: in `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only its
     own entry. seed: the request's, for processors that draw (from the stateless noise, so that every node can be asked
-    again).
+    again). draft: a drafter asks, so that a mask may be left out.
     """
 
     prompt_length: int
     tokens: list[int]
     state: Any = ()
     seed: int = 0
+    draft: bool = False
 
     @property
     def position(self) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from decodery.core.registry import register
 
-from .history import Counts, token_counts
+from .history import TokenCounts, token_counts
 from .logits_processor import Context, LogitsProcessor, Stage, require_number
 
 
@@ -47,8 +47,8 @@ class RepetitionPenalty(LogitsProcessor):
         after = torch.where(before < 0, before * self.penalty, before / self.penalty)
         return logits.index_copy(1, ids, torch.where(occurred, after, before))
 
-    def init(self, prompt: Sequence[int]) -> Counts:
-        return Counts.of(prompt)
+    def init(self, prompt: Sequence[int]) -> TokenCounts:
+        return TokenCounts.of(prompt)
 
-    def advance(self, state: Counts, token: int, logprob: float) -> Counts:
+    def advance(self, state: TokenCounts, token: int, logprob: float) -> TokenCounts:
         return state.add(token)

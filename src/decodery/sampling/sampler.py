@@ -18,6 +18,7 @@ from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import argmax
 
+from .constraint import Constraint, constrained
 from .dry import DRY
 from .epsilon import Epsilon
 from .eta import Eta
@@ -223,7 +224,7 @@ class Sampler:
     def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
         """The history `tokens` on, for drafts: processors that ask how likely tokens were stay where they are."""
         state = self._deaf(context.state, tokens) if self.stateful else context.state
-        return Context(context.prompt_length, [*context.tokens, *tokens], state, context.seed)
+        return Context(context.prompt_length, [*context.tokens, *tokens], state, context.seed, draft=True)
 
     def _deaf(self, state: Sequence[Any], tokens: Iterable[int]) -> tuple[Any, ...]:
         """The state `tokens` on of the processors that do not hear log-probabilities."""
@@ -237,7 +238,15 @@ class Sampler:
     def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
         """The history one token on, see `after`; `context` stays as it is."""
         state = self.after(context, token, logits)
-        return Context(context.prompt_length, [*context.tokens, token], state, context.seed)
+        return Context(context.prompt_length, [*context.tokens, token], state, context.seed, context.draft)
+
+    def question(self, state: Sequence[Any]) -> Callable[[], object] | None:
+        """What must be called before `law` in this state, see `Constraint.question`; None for nothing."""
+        return None if self._constraint is None else self._constraint[1].question(state[self._constraint[0]])
+
+    @cached_property
+    def _constraint(self) -> tuple[int, Constraint] | None:
+        return constrained(self.processors)
 
     @one_thread()
     def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:
@@ -324,4 +333,4 @@ def _largest_finite(logits: torch.Tensor) -> bool:
 
 def _own_states(contexts: Sequence[Context], index: int) -> list[Context]:
     """The contexts as processor number `index` sees them."""
-    return [Context(each.prompt_length, each.tokens, each.state[index], each.seed) for each in contexts]
+    return [Context(each.prompt_length, each.tokens, each.state[index], each.seed, each.draft) for each in contexts]

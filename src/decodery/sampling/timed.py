@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -61,6 +61,9 @@ class _Timed(Constraint):
 
     def is_complete(self, state: Any) -> bool:
         return self._constraint.is_complete(state)
+
+    def question(self, state: Any) -> Callable[[], object] | None:
+        return self._constraint.question(state)
 
     def idle(self, state: Any) -> bool:
         with self._clock:

@@ -15,6 +15,7 @@ from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
 from .drag import DRAG as DRAG
 from .dvts import DVTS as DVTS
+from .coupling import DecodedMessage as DecodedMessage
 from .drag import Demonstration as Demonstration
 from .diverse_beam import DiverseBeam as DiverseBeam
 from .drag import Documents as Documents
@@ -35,16 +36,15 @@ from .particle_gibbs import ParticleGibbs as ParticleGibbs
 from .phase_handoff import PhaseHandoff as PhaseHandoff
 from .smc import Posterior as Posterior
 from .query_ttt import QueryTTT as QueryTTT
-from .coupling import Reading as Reading
 from .revisions import Revisions as Revisions
 from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
 from .spec_reason import SpecReason as SpecReason
 from .context_law import Split as Split
+from .context_law import SplitResult as SplitResult
 from .step_beam import StepBeam as StepBeam
 from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
-from .context_law import Trial as Trial
 from .archon_search import Tried as Tried
 from .value_guided import ValueGuided as ValueGuided
 from .weighted_vote import WeightedVote as WeightedVote

@@ -14,7 +14,8 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
-from .steps import Growth, Node, StepSearch, distinct, require_widening, widens
+from .step_nodes import Node, distinct, require_widening, widens
+from .steps import Growth, StepSearch
 
 Cost = Literal["drop", "consistent"]
 

@@ -16,8 +16,8 @@ from decodery.sampling.temperature import Temperature
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .judged import Judged
-from .pool import Pool, leave_out, require_count, same_tokens, scored
+from .judged import JudgedSearch
+from .pool import TextPool, leave_out, require_count, same_tokens, scored
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     ),
 )
 @dataclass(frozen=True)
-class AdaptiveSampling(Judged):
+class AdaptiveSampling(JudgedSearch):
     """Draws up to n texts, and stops as soon as a scorer holds one for good enough; returns them, the best one first.
 
     scorer: of finished texts. Published is the chance that a fresh text of the same model would not be better, which
@@ -65,7 +65,7 @@ class AdaptiveSampling(Judged):
             raise SettingsError("adaptive-sampling judges whole texts: give a scorer of answers")
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
-        pool = Pool(engine, request, self, 1 if request.sampler.greedy else self.n, self._warmed)
+        pool = TextPool(engine, request, self, 1 if request.sampler.greedy else self.n, self._warmed)
         self.judge.fits(pool.texts[0].model)
         drawn, errors = 0, list[Exception]()
         while pool.complete and drawn < len(pool.texts) and not self._satisfied(pool.texts[:drawn]):

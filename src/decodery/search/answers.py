@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from decodery.core.errors import SettingsError
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 from decodery.step.forward_request import ForwardCoroutine, off_loop
 from decodery.step.sequence import Sequence as Text
 
@@ -50,11 +50,11 @@ _ATTACHED = frozenset(
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
-_worker = Worker(Path(__file__).with_name("answers_child.py"), memory=_MEMORY)
+_workers = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEMORY)
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerExtractor:
     """How answers are found in texts.
 
     kind: "number" is the last number, "marked" what stands on a line after the last marker (####, \\boxed, "answer
@@ -90,7 +90,7 @@ class Answers:
         shown = [text.rpartition(_THOUGHT)[2] for text in texts]
         if self.pattern:
             try:
-                found = _worker.ask([self.pattern, shown], _SECONDS)
+                found = _workers.ask([self.pattern, shown], _SECONDS)
             except (NotStarted, Unanswered) as error:
                 raise SettingsError(
                     f"the pattern {self.pattern!r} cannot be used here: {error}; simplify it"
@@ -173,7 +173,7 @@ def _marked(text: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Group:
+class AnswerGroup:
     """Texts with the same answer. members: their numbers, in the order they were drawn; weight: of them together."""
 
     answer: str
@@ -181,7 +181,7 @@ class Group:
     weight: float
 
 
-def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> list[Group]:
+def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> list[AnswerGroup]:
     """The answers, the one of most weight first; of equals the one that was given first.
 
     weights: of each vote, at least 0; all 1 by default. What is no answer has no vote.
@@ -191,7 +191,7 @@ def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) 
         if answer is not None:
             members.setdefault(answer, []).append(number)
     groups = [
-        Group(answer, numbers, math.fsum(1.0 if weights is None else weights[number] for number in numbers))
+        AnswerGroup(answer, numbers, math.fsum(1.0 if weights is None else weights[number] for number in numbers))
         for answer, numbers in members.items()
     ]
     # A stable sort: they stand in the order of their first members.

@@ -18,10 +18,11 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
-from .judged import Judged
-from .router import Router
-from .second import Second, second_model
-from .steps import Growth, Node, Stepped
+from .judged import JudgedSearch
+from .router import RouterHead
+from .second import SecondModel, second_model
+from .step_nodes import Node
+from .steps import Growth, Stepped
 
 if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
     texts=("delimiter",),
 )
 @dataclass(frozen=True)
-class Arbitrage(Stepped, Judged):
+class Arbitrage(Stepped, JudgedSearch):
     """Lets a second model write each step, and the model itself in its place where that is worth it.
 
-    router: a file made by `decodery train router`, or a `Router`, which tells by the second model's state how likely
-    the model itself would do better; the step is kept below `theta`, and the model reads nothing until it writes.
-    Without one: "threshold" keeps a step whose score reaches `theta` (reward-guided speculation, the baseline);
+    router: a file made by `decodery train router`, or a `RouterHead`, which tells by the second model's state how
+    likely the model itself would do better; the step is kept below `theta`, and the model reads nothing until it
+    writes. Without one: "threshold" keeps a step whose score reaches `theta` (reward-guided speculation, the baseline);
     "oracle" has both models write it, and takes the model's own where that is worth more by over `theta`: no faster,
     but what any router could reach, and what one is trained on. scorer: of beginnings and answers, for these two alone.
     model, dtype: the second model, see spec-reason. The model writes from the same place with the same noise, by the
@@ -55,7 +56,7 @@ class Arbitrage(Stepped, Judged):
     scorer: Scorer | str | None = None  # type: ignore[assignment]
     rounds: int = 150
     step_tokens: int = 2048
-    router: Router | str = "oracle"
+    router: RouterHead | str = "oracle"
     theta: float = 0.0
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
@@ -67,11 +68,11 @@ class Arbitrage(Stepped, Judged):
             if self.scorer is not None:
                 raise SettingsError("arbitrage asks a trained router and no scorer: leave one of the two out")
             if isinstance(self.router, str):
-                object.__setattr__(self, "router", Router.load(self.router))
+                object.__setattr__(self, "router", RouterHead.load(self.router))
             return
         if self.scorer is None:
             raise SettingsError(f"arbitrage compares steps by a scorer where router={self.router}: give one")
-        Judged.__post_init__(self)
+        JudgedSearch.__post_init__(self)
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError("arbitrage judges texts step by step: give a scorer of beginnings and answers")
 
@@ -91,14 +92,14 @@ class Arbitrage(Stepped, Judged):
             super().fits(model)
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        second, node = Second(growth, self.model, self.dtype), growth.root
-        if isinstance(self.router, Router):
+        second, node = SecondModel(growth, self.model, self.dtype), growth.root
+        if isinstance(self.router, RouterHead):
             self.router.fits(second.model)
         else:
             yield from growth.read(node.seq)
         while not node.finished:
             drafted = yield from second.write(node)
-            if isinstance(self.router, Router):
+            if isinstance(self.router, RouterHead):
                 chosen = yield from self._by_router(self.router, growth, second, node, drafted)
             else:
                 yield from growth.read(drafted.seq)
@@ -111,7 +112,7 @@ class Arbitrage(Stepped, Judged):
         return growth.close([node.seq])
 
     def _by_router(
-        self, router: Router, growth: Growth, second: Second, node: Node, drafted: Node
+        self, router: RouterHead, growth: Growth, second: SecondModel, node: Node, drafted: Node
     ) -> ForwardCoroutine[Node]:
         state = yield from second.state(router.tap)
         escalated = node.number >= 0 and not growth.trace.grown[node.number].author

@@ -14,7 +14,7 @@ from decodery.models.loaders.store import Progress
 from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
-from .archon_layers import COMPONENTS, Component, Critic, Evaluator, Fuser, Generator, Ranker, State, UnitTests
+from .archon_layers import COMPONENTS, Component, Critic, Evaluator, Fuser, Generator, LayerState, Ranker, UnitTests
 from .pipeline import Pipeline
 
 Layers = tuple[tuple[str, ...], ...]
@@ -71,12 +71,12 @@ class Archon(Pipeline):
         return asked
 
     def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
-        state = State()
+        state = LayerState()
         for layer in self.built():
             found = yield from gather([component.apply(calls, state, progress) for component in layer])
             state = found[0]
             for other in found[1:]:
-                state = State(state.candidates + other.candidates, state.critiques + other.critiques, state.tests)
+                state = LayerState(state.candidates + other.candidates, state.critiques + other.critiques, state.tests)
             calls.standing = list(state.candidates)
         return list(state.candidates)
 

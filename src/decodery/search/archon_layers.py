@@ -16,29 +16,22 @@ from decodery.sampling.temperature import Temperature
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
+from .archon_verdicts import correct, passed, ranking, sections
 from .pool import require_count
 from .verdicts import characters, spoken, verdicts
 
-_NUMBERED = re.compile(r"^[ \t>#*_-]*\[(\d{1,4})\][*_]*", re.MULTILINE)
-_INDEX = re.compile(r"\[(\d{1,4})\]")
-_ORDER = re.compile(
-    r"\[\d{1,4}\](?:[ \t*]*>[ \t*]*\[\d{1,4}\])+|^[ \t*]*(?:answer:)?[ \t*]*\[\d{1,4}\][ \t*.]*$", re.M | re.I
-)
-_VERDICT = re.compile(r"\[(in)?correct\]", re.IGNORECASE)
-_RESULT = re.compile(r"^[^\w\n]*(?:unit )?(?:test )?#?(\d{1,4})\b([^\n]*)", re.MULTILINE | re.IGNORECASE)
-_PASSED = re.compile(r"\[(passed|failed)\]", re.IGNORECASE)
 _ITEM = re.compile(r"^[ \t]*(?:\d{1,4}[.):]|[-*])[ \t]+(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class State:
+class LayerState:
     """What a layer finds and leaves. candidates: texts; critiques: of each, "" for none; tests: of a good answer."""
 
     candidates: tuple[Sequence, ...] = ()
     critiques: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
 
-    def of(self, numbers: Ordered[int]) -> State:
+    def of(self, numbers: Ordered[int]) -> LayerState:
         """Some candidates in this order, with the critiques that belong to them."""
         return replace(
             self,
@@ -56,7 +49,7 @@ class Component(Contract):
         """How many texts it asks for where there are so many candidates, without retries, and how many it leaves."""
 
     @abstractmethod
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         """What becomes of the state."""
 
 
@@ -73,7 +66,7 @@ class Generator(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return self.n, self.n
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         texts = yield from calls.answer([calls.conversation] * self.n, progress, sampler=_at(calls, self.temperature))
         return replace(state, candidates=tuple(texts))
 
@@ -91,7 +84,7 @@ class Critic(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         n = len(state.candidates)
         prompt = (
             f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nFor every answer write one "
@@ -100,7 +93,7 @@ class Critic(Component):
         length = characters(calls.request.max_new_tokens, n)
         form = r"\n".join(rf"\[{number}\] [^\n]{{1,{length}}}" for number in range(1, n + 1))
         (found,) = yield from verdicts(
-            calls, [prompt], lambda said: _sections(said, n), form, tries=self.tries, progress=progress
+            calls, [prompt], lambda said: sections(said, n), form, tries=self.tries, progress=progress
         )
         return replace(state, critiques=tuple(found or [""] * n))
 
@@ -117,7 +110,7 @@ class Ranker(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, min(candidates, self.top_k)
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         n = len(state.candidates)
         prompt = (
             f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nRank them from best to worst. "
@@ -142,7 +135,7 @@ class Fuser(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return self.n, self.n
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         said = calls.conversation.asking(
             f"{calls.conversation.question}\n\nThese answers were given to this by others; some of what they say may "
             f"be "
@@ -159,7 +152,7 @@ class Verifier(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 2 * candidates, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         begun = [f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\n" for seq in state.candidates]
         why = yield from _said(
             calls, [each + "Give the reasoning by which this answer is right." for each in begun], progress
@@ -169,8 +162,8 @@ class Verifier(Component):
             "brackets, [Correct] or [Incorrect], and nothing else."
             for each, reasons in zip(begun, why, strict=True)
         ]
-        found = yield from verdicts(calls, prompts, _correct, r"\[(Correct|Incorrect)\]", progress=progress)
-        kept = [n for n, correct in enumerate(found) if correct]
+        found = yield from verdicts(calls, prompts, correct, r"\[(Correct|Incorrect)\]", progress=progress)
+        kept = [n for n, verdict in enumerate(found) if verdict]
         return state.of(kept or range(len(state.candidates)))
 
 
@@ -186,7 +179,7 @@ class UnitTests(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return 1, candidates
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         prompt = (
             f"{_task(calls)}\n\nWrite up to {self.most} short statements, in a numbered list, each of which is true of "
             "every good answer and can be checked."
@@ -213,7 +206,7 @@ class Evaluator(Component):
     def calls(self, candidates: int) -> tuple[int, int]:
         return candidates, min(candidates, self.top_k)
 
-    def apply(self, calls: Calls, state: State, progress: Progress) -> ForwardCoroutine[State]:
+    def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         if not state.tests:
             return state.of(range(len(state.candidates))[: self.top_k])
         n = len(state.tests)
@@ -224,10 +217,10 @@ class Evaluator(Component):
             for seq in state.candidates
         ]
         form = r"\n".join(rf"Unit Test #{number}: \[(Passed|Failed)\]" for number in range(1, n + 1))
-        found = yield from verdicts(calls, prompts, lambda said: _passed(said, n), form, progress=progress)
+        found = yield from verdicts(calls, prompts, lambda said: passed(said, n), form, progress=progress)
         # What nobody could read is no pass.
-        passed = [each or 0 for each in found]
-        return state.of(sorted(range(len(passed)), key=lambda number: -passed[number])[: self.top_k])
+        counts = [each or 0 for each in found]
+        return state.of(sorted(range(len(counts)), key=lambda number: -counts[number])[: self.top_k])
 
 
 COMPONENTS: dict[str, type[Any]] = {
@@ -240,50 +233,6 @@ COMPONENTS: dict[str, type[Any]] = {
     "evaluator": Evaluator,
 }
 """By the name they have in a text."""
-
-
-def ranking(said: str, n: int) -> list[int] | None:
-    """An order of n candidates by the last ranking in brackets.
-
-    Args:
-        said: A text with a ranking, such as [2] > [1].
-        n: The number of candidates.
-
-    Returns:
-        Their numbers, from 0: those named twice once, those not named last; None without a ranking.
-    """
-    found = [[int(index) - 1 for index in _INDEX.findall(each[0])] for each in _ORDER.finditer(said)]
-    named = [[index for index in each if 0 <= index < n] for each in found]
-    last = next(filter(None, reversed(named)), None)
-    return None if last is None else list(dict.fromkeys([*last, *range(n)]))
-
-
-def _sections(said: str, n: int) -> list[str] | None:
-    """What stands after [1] to [n], each of which is there once; None otherwise."""
-    marks = list(_NUMBERED.finditer(said))
-    if sorted(int(mark[1]) for mark in marks) != [*range(1, n + 1)]:
-        return None
-    ends = [mark.start() for mark in marks[1:]] + [len(said)]
-    found = {int(mark[1]): said[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
-    return [found[number] for number in range(1, n + 1)]
-
-
-def _correct(said: str) -> bool | None:
-    """A verdict in brackets; None where there is none, or both."""
-    found = {verdict[1] is None for verdict in _VERDICT.finditer(said)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _passed(said: str, tests: int) -> int | None:
-    """How many of the tests are said to be passed; the last line on each counts. None where one has no verdict."""
-    results: dict[int, bool] = {}
-    for number, line in _RESULT.findall(said):
-        verdict = {found.lower() for found in _PASSED.findall(line)}
-        if len(verdict) == 1:
-            results[int(number)] = verdict == {"passed"}
-    if any(number not in results for number in range(1, tests + 1)):
-        return None
-    return sum(results[number] for number in range(1, tests + 1))
 
 
 def _said(calls: Calls, prompts: list[str], progress: Progress) -> ForwardCoroutine[list[str]]:
@@ -305,7 +254,7 @@ def _task(calls: Calls) -> str:
     return f"Task:\n{calls.conversation.task}"
 
 
-def _listed(state: State) -> str:
+def _listed(state: LayerState) -> str:
     parts = []
     for number, seq in enumerate(state.candidates):
         critique = state.critiques[number] if state.critiques else ""

@@ -29,7 +29,7 @@ from decodery.models.protocol import Reader
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.embedded import reading
-from decodery.step.forward_request import ForwardCoroutine, ForwardResult, score_all
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, off_loop, score_all
 from decodery.step.scorer import Candidates
 from decodery.step.sequence import Sequence
 
@@ -130,7 +130,14 @@ class Branches:
                 branches[n].cache.keep(range(len(segment)))
                 if len(scored.logits):
                     logits[n] = scored.logits[0]
+        yield from self.find_out(branches)
         return torch.stack([row for row in logits if row is not None])
+
+    def find_out(self, branches: Ordered[Sequence]) -> ForwardCoroutine[None]:
+        """Answer the questions of a constraint about the next tokens of branches, beside the engine's loop."""
+        for branch in branches:
+            if (question := branch.sampler.question(branch.sampler_state)) is not None:
+                yield from off_loop(question)
 
     def finish(self, found: list[Sequence]) -> list[Sequence]:
         """`found`, best first, as the results of the search: their caches hold all tokens but the last."""

@@ -12,7 +12,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, law
-from .beams import EarlyStopping, Ending, Group
+from .beams import BeamGroup, EarlyStopping, Ending
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -43,7 +43,7 @@ class Beam(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
-        group = Group(branches.root, self._ending())
+        group = BeamGroup(branches.root, self._ending())
         while group.running:
             beams = [beam.seq for beam in group.running]
             logits = yield from branches.score(beams)

@@ -52,7 +52,7 @@ class Ending:
             raise SettingsError(f"early_stopping must be true, false or never, not {self.early_stopping!r}")
 
 
-class Group:
+class BeamGroup:
     """Beams that compete with each other. running: those to be extended; finished: the best ended ones, best first."""
 
     def __init__(self, root: Sequence, ending: Ending) -> None:

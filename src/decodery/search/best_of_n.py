@@ -9,8 +9,8 @@ from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .judged import Judged
-from .pool import Pool, Sampled, require_count, scored
+from .judged import JudgedSearch
+from .pool import Sampled, TextPool, require_count, scored
 
 
 @register(
@@ -20,7 +20,7 @@ from .pool import Pool, Sampled, require_count, scored
     requirements=("a scorer of answers",),
 )
 @dataclass(frozen=True)
-class BestOfN(Sampled, Judged):
+class BestOfN(Sampled, JudgedSearch):
     """Draws n texts and returns them, the one that the scorer values most first; of equals the one drawn first.
 
     scorer: of finished texts, as in log-probability(of=sum) or program-tests(file=tests.py). n: texts, by the request's
@@ -36,7 +36,7 @@ class BestOfN(Sampled, Judged):
         if not self.judge.answers:
             raise SettingsError("best-of-n judges whole texts: give a scorer of answers")
 
-    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
+    def decide(self, pool: TextPool) -> ForwardCoroutine[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
         except (ContextFull, ServerError) as error:

@@ -17,7 +17,7 @@ from decodery.step.sequence import Sequence
 
 from .allocation import Allocation
 from .base import Search
-from .pool import Pool, Sampled, require_count, scored
+from .pool import Sampled, TextPool, require_count, scored
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -90,7 +90,7 @@ class ComputeOptimal(Search):
         self._probe.fits(model)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
-        pool = Pool(engine, request, self, self.allocation.probes)
+        pool = TextPool(engine, request, self, self.allocation.probes)
         self.fits(pool.texts[0].model)
         yield from pool.write(progress)
         scores = [score for score in (yield from scored(self._probe, pool.texts)) if score is not None]

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodery.core.errors import SettingsError
 
-__all__ = ["ContextLaw", "Split", "Trial"]
+__all__ = ["ContextLaw", "Split", "SplitResult"]
 
 _NEARLY_NONE, _SURE = 0.01, 0.005
 """What counts stand for 0, whose logarithm is none; how near to 0 and 1 an accuracy counts. Both are free choices."""
@@ -35,7 +35,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Trial:
+class SplitResult:
     """What a split came to on some questions. accuracy: share right. document, example: what one document alone, and
     one example alone, gain there over neither: questions of one kind have them in common.
     """
@@ -59,7 +59,7 @@ class ContextLaw:
     c: float
 
     @classmethod
-    def fit(cls, trials: Ordered[Trial]) -> ContextLaw:
+    def fit(cls, trials: Ordered[SplitResult]) -> ContextLaw:
         """Raises SettingsError for fewer than six trials, which the law has numbers. By trials of one kind alone b and
         a cannot be told apart, and the smaller numbers are taken: it foretells that kind.
         """

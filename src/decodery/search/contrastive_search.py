@@ -59,6 +59,7 @@ class ContrastiveSearch(Search):
         states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
         logits = yield from _read(branches, states)
         while not seq.finished:
+            yield from branches.find_out([seq])
             law = seq.sampler.law(logits[None], [seq.context()])
             candidates = topk(law, self.k)[0][0]
             p = law.double().softmax(dim=-1)[0, torch.from_numpy(candidates).to(law.device)]

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from decodery.engine.engine import Engine
     from decodery.engine.request import Request
 
-__all__ = ["Reading"]
+__all__ = ["DecodedMessage"]
 
 _READ_ROWS = 64
 """Rows of a pass that reads, each with the logits of the whole vocabulary."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class DecodedMessage:
     """A message read from a text. certainty: the probability that all of it is right."""
 
     message: bytes
@@ -118,21 +118,23 @@ class Coupling(Search):
             )
         return branches.finish([seq])
 
-    def read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> Reading:
+    def read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> DecodedMessage:
         """The message of `length` bytes that the generated `tokens` carry. request: as when they were written.
 
         Raises SettingsError where these settings could not have written the tokens.
         """
         return engine.finish(self._read(engine, request, tokens, length))
 
-    def _read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> ForwardCoroutine[Reading]:
+    def _read(
+        self, engine: Engine, request: Request, tokens: list[int], length: int
+    ) -> ForwardCoroutine[DecodedMessage]:
         if length < 1:
             raise SettingsError(f"a message has at least one byte, not {length}")
         if not tokens:
             raise SettingsError("there is no text to read a message from: give what stego_encode wrote")
         branches = Branches(engine, replace(request, max_new_tokens=len(tokens) + 1), self)
         seq = branches.root
-        belief, rows = self._belief(length), _Rows(branches, tokens)
+        belief, rows = self._belief(length), _KnownTextRows(branches, tokens)
         for token in tokens:
             if belief.settled or seq.finished:
                 break
@@ -147,7 +149,7 @@ class Coupling(Search):
             belief.follow(p, _Receiver(int(places[0])).pick)
             choose(seq, token, logits)
         blocks, certainty = belief.guess()
-        return Reading(self._pad(join(blocks, self.bits)), certainty)
+        return DecodedMessage(self._pad(join(blocks, self.bits)), certainty)
 
     def _belief(self, length: int) -> Belief:
         return Belief(8 * length // self.bits, self.bits, self.rate, self.compress, self.merge)
@@ -220,7 +222,7 @@ class _Receiver:
         return int(np.flatnonzero(group == self.written)[0])
 
 
-class _Rows:
+class _KnownTextRows:
     """Logits after every token of a text that is known: in long passes where that changes no bit, else as written."""
 
     def __init__(self, branches: Branches, tokens: list[int]) -> None:

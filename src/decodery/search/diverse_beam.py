@@ -14,7 +14,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, law
-from .beams import EarlyStopping, Ending, Group
+from .beams import BeamGroup, EarlyStopping, Ending
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -53,7 +53,7 @@ class DiverseBeam(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
-        groups = [Group(branches.root, self._ending()) for _ in range(self.groups)]
+        groups = [BeamGroup(branches.root, self._ending()) for _ in range(self.groups)]
         # All groups begin with the same text, which is read once.
         logits = (yield from branches.score([branches.root])).expand(self.groups, -1)
         while True:

@@ -15,8 +15,8 @@ from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .judged import Judged
-from .pool import Pool, require_count, scored
+from .judged import JudgedSearch
+from .pool import TextPool, require_count, scored
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     requirements=("a scorer of beginnings and answers: decodery train prm --labels restart",),
 )
 @dataclass(frozen=True)
-class EarlyPruning(Judged):
+class EarlyPruning(JudgedSearch):
     """Draws n texts, judges them after `after` tokens, lets the share `keep` of them go on, and returns these by score.
 
     scorer: of beginnings and of answers; published is the chance that a fresh text of the same model would not be
@@ -57,7 +57,7 @@ class EarlyPruning(Judged):
         return Requirements(rows=True, taps=self.judge.requirements.taps)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
+        pool = TextPool(engine, request, self, self.n)
         self.judge.fits(pool.texts[0].model)
         if self.keep < 1:
             yield from pool.write(progress, lambda seq: seq.position < self.after)

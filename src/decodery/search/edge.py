@@ -22,12 +22,12 @@ from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
+from .answers import AnswerExtractor, Kind
 from .base import require_written
 from .handed import hand_over, read_prompt
-from .judged import Judged
+from .judged import JudgedSearch
 from .marks import force
-from .pool import Pool, require_count, scored
+from .pool import TextPool, require_count, scored
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     texts=("end", "cue", "pattern"),
 )
 @dataclass(frozen=True)
-class Edge(Judged):
+class Edge(JudgedSearch):
     """Draws n texts together, ends their thinking after `most` tokens, and lets them vote by what a head says of them.
 
     scorer: of finished texts, as in value-head(head=FILE), which `decodery train value` makes: it reads the state that
@@ -87,7 +87,7 @@ class Edge(Judged):
             raise SettingsError(f"edge chooses by vote or the best, not {self.choose!r}")
         if not self.judge.answers:
             raise SettingsError("edge judges whole texts: give a scorer of answers")
-        Answers(self.answer, self.pattern)
+        AnswerExtractor(self.answer, self.pattern)
 
     @property
     def requirements(self) -> Requirements:
@@ -112,7 +112,7 @@ class Edge(Judged):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         if any(isinstance(words, str) and words for words in (self.end, self.cue)) and self.most is not None:
             raise SettingsError("edge has texts: give token ids, or search through `LLM`")
-        pool = Pool(engine, request, self, 1)
+        pool = TextPool(engine, request, self, 1)
         self.fits(pool.texts[0].model)
         if (yield from self._opened(engine, pool)) and self.most is not None:
             yield from self._think(pool, self.most, progress)
@@ -121,14 +121,14 @@ class Edge(Judged):
         judged = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]
         texts, worth = [seq for seq, _ in judged], [score for _, score in judged]
         if self.choose == "vote":
-            answers = yield from Answers(self.answer, self.pattern).of_texts(texts)
+            answers = yield from AnswerExtractor(self.answer, self.pattern).of_texts(texts)
             sure = worth if self.judge.log else [max(each, 0.0) for each in worth]
             return pool.finish(elected(texts, answers, vote_weights(self.judge, sure)))
         for seq, score in judged:
             seq.score = score
         return pool.finish([texts[number] for number in sorted(range(len(texts)), key=lambda number: -worth[number])])
 
-    def _opened(self, engine: Engine, pool: Pool) -> ForwardCoroutine[bool]:
+    def _opened(self, engine: Engine, pool: TextPool) -> ForwardCoroutine[bool]:
         """Open the texts; whether they are to think."""
         if self.adapter is None and self.switch is None:
             pool.open(self.n)
@@ -158,7 +158,7 @@ class Edge(Judged):
         head = self._switch
         return float(states.to(head.weight).mean(dim=0) @ head.weight + head.bias)
 
-    def _think(self, pool: Pool, most: int, progress: Progress) -> ForwardCoroutine[None]:
+    def _think(self, pool: TextPool, most: int, progress: Progress) -> ForwardCoroutine[None]:
         """Let all texts think, up to the mark or `most` tokens, and write the mark where it did not come by itself."""
         end, cue = [int(token) for token in self.end], [int(token) for token in self.cue]
         for seq in pool.texts:

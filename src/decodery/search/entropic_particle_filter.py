@@ -13,10 +13,11 @@ from decodery.core.registry import register
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 
-from .particle_search import ParticleSearch, Resampling, note, require_resampling, require_temperature
-from .steps import Growth, Node
-from .sweeps import Resample, Sweep
-from .weights import effective_size, normalised
+from .particle_filter import ParticleFilter
+from .particles import Resample, Resampling, effective_size, normalised
+from .step_nodes import Node
+from .steps import Growth
+from .sweep import Sweep
 
 Annealing = Literal["ess", "entropy", "base"]
 
@@ -33,7 +34,7 @@ _PEAK = 2.0
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)
-class EntropicParticleFilter(ParticleSearch):
+class EntropicParticleFilter(ParticleFilter):
     """A particle filter that keeps texts apart early, and may look a step ahead before it draws among them.
 
     Where the effective number of texts is below `least` of all, and less than `early` of the `rounds` are over, weights
@@ -47,7 +48,6 @@ class EntropicParticleFilter(ParticleSearch):
     those of particle-filter, the others those of all searches over steps, see step-beam.
     """
 
-    reward_temperature: float = 1.0
     resampling: Resampling = "systematic"
     annealing: Annealing = "ess"
     least: float = 0.5
@@ -57,8 +57,6 @@ class EntropicParticleFilter(ParticleSearch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_temperature(self.reward_temperature)
-        require_resampling(self._name, self.resampling)
         for name in ("least", "early"):
             require_number(f"{name} of {self._name}", getattr(self, name), least=0.0, most=1.0)
         if self.annealing not in ("ess", "entropy", "base"):
@@ -66,12 +64,8 @@ class EntropicParticleFilter(ParticleSearch):
         if self.lookahead not in (None, "fresh", "reuse"):
             raise SettingsError(f"lookahead of {self._name} is fresh, reuse or none, not {self.lookahead!r}")
 
-    @property
-    def draws(self) -> Resampling:
-        return self.resampling
-
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
+        sweep = Sweep(growth.root, self.particles, self.weighting(self.reward_temperature), resample)
         yield from self.step(growth, [sweep])
         while sweep.open:
             over = sweep.steps / self.rounds
@@ -83,15 +77,15 @@ class EntropicParticleFilter(ParticleSearch):
                 (gains,) = yield from self.step(growth, [sweep])
                 chosen = sweep.resample(anneal=anneal)
                 sweep.log_weights += self.double_count * gains[chosen]
-                growth.settle(line.last for line in sweep.lines)
+                growth.settle(each.last for each in sweep.members)
                 continue
             # Where there is one text there is nothing to draw among.
             looks = self.lookahead == "fresh" and self.particles > 1
             ahead = (yield from self._ahead(growth, sweep)) if looks else None
             sweep.resample(ahead, anneal)
-            growth.settle(line.last for line in sweep.lines)
+            growth.settle(each.last for each in sweep.members)
             yield from self.step(growth, [sweep])
-        note(sweep)
+        self.record(sweep)
         count("log_normaliser", sweep.log_normaliser)
         return [sweep]
 

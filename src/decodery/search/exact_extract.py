@@ -129,7 +129,7 @@ class ExactExtract(Search):
 
 
 @dataclass(slots=True)
-class _Node:
+class _SpanNode:
     """A beginning of spans. places: where each occurrence of it goes on; limits: where that must end. loss: -log P."""
 
     token: int
@@ -154,7 +154,7 @@ class _Trie:
     apart: np.ndarray
     longest: int
     normalised: bool
-    nodes: list[_Node] = field(default_factory=list)
+    nodes: list[_SpanNode] = field(default_factory=list)
     open: list[tuple[float, int]] = field(default_factory=list)
     children: dict[tuple[int, int], int] = field(default_factory=dict)
     settled: set[int] = field(default_factory=set)
@@ -173,7 +173,7 @@ class _Trie:
         limits = np.minimum(
             borders[np.searchsorted(borders, places, side="right")], ended[np.searchsorted(ended, places)]
         )
-        self.nodes.append(_Node(-1, -1, 0, 0.0, places, np.minimum(limits, places + self.longest)))
+        self.nodes.append(_SpanNode(-1, -1, 0, 0.0, places, np.minimum(limits, places + self.longest)))
 
     def settle(self, node: int, logits: torch.Tensor) -> None:
         """Take in what the model says after `node`: [vocab] logits."""
@@ -191,7 +191,9 @@ class _Trie:
         tokens = self.source[places]
         for token in np.unique(tokens).tolist():
             same = tokens == token
-            child = _Node(token, node, here.depth + 1, here.loss + float(losses[token]), places[same] + 1, limits[same])
+            child = _SpanNode(
+                token, node, here.depth + 1, here.loss + float(losses[token]), places[same] + 1, limits[same]
+            )
             if self._may_win(child):
                 heapq.heappush(self.open, (child.loss, len(self.nodes)))
                 self.children[node, token] = len(self.nodes)
@@ -247,7 +249,7 @@ class _Trie:
             node = self.nodes[node].parent
         return missing[::-1]
 
-    def _only(self, node: _Node, most: int) -> list[int]:
+    def _only(self, node: _SpanNode, most: int) -> list[int]:
         """Tokens that follow all occurrences of `node` alike, up to `most`."""
         places, limits, tokens = node.places, node.limits, list[int]()
         while len(tokens) < most:
@@ -259,7 +261,7 @@ class _Trie:
             places = places + 1
         return tokens
 
-    def _may_win(self, node: _Node) -> bool:
+    def _may_win(self, node: _SpanNode) -> bool:
         """Losses only grow along a path, so no answer that begins like this one can do better than this bound."""
         if self.best is None:
             return True

@@ -14,10 +14,10 @@ from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
+from .answers import AnswerExtractor, Kind
 from .base import written
 from .features import features, standardised
-from .pool import Pool, Sampled, require_count
+from .pool import Sampled, TextPool, require_count
 from .votes import elected, no_answer
 
 
@@ -57,13 +57,13 @@ class FeatureVote(Sampled):
             require_number("a weight of feature-vote", each)
         self._answers()
 
-    def _answers(self) -> Answers:
-        return Answers(self.answer, self.pattern)
+    def _answers(self) -> AnswerExtractor:
+        return AnswerExtractor(self.answer, self.pattern)
 
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
+    def decide(self, pool: TextPool) -> ForwardCoroutine[list[Sequence]]:
         return pool.finish(self._elected(pool.texts, (yield from self._answers().of_texts(pool.texts))))
 
     def _elected(self, texts: list[Sequence], answers: list[str | None]) -> list[Sequence]:

@@ -21,7 +21,7 @@ _MARKERS = tuple(_of(words) for words in (HEDGING, THINKING, DISCOURSE))
 
 
 @dataclass(frozen=True)
-class Features:
+class TextFeatures:
     """Of one text. length: tokens; hedging, thinking, discourse: markers of each kind per 1000 tokens."""
 
     length: float
@@ -30,13 +30,13 @@ class Features:
     discourse: float
 
 
-def features(text: str, length: int) -> Features:
+def features(text: str, length: int) -> TextFeatures:
     """length: its tokens."""
     counts = [len(markers.findall(text)) * 1000 / max(length, 1) for markers in _MARKERS]
-    return Features(float(length), *counts)
+    return TextFeatures(float(length), *counts)
 
 
-def standardised(pool: Sequence[Features]) -> np.ndarray:
+def standardised(pool: Sequence[TextFeatures]) -> np.ndarray:
     """[n, 4] features, each with mean 0 and deviation 1 within the pool, so that they compare texts and not problems.
 
     A feature that is the same in all texts is 0.

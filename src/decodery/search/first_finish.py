@@ -12,9 +12,9 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
+from .answers import AnswerExtractor, Kind
 from .base import Search
-from .pool import Pool, require_count
+from .pool import TextPool, require_count
 from .votes import elected
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class FirstFinish(Search):
             raise SettingsError(f"first-finish waits for {self.k} of {self.n} texts: give a k of at most n")
         self._answers()
 
-    def _answers(self) -> Answers:
-        return Answers(self.answer, self.pattern)
+    def _answers(self) -> AnswerExtractor:
+        return AnswerExtractor(self.answer, self.pattern)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
-        pool, race = Pool(engine, request, self, self.n), _Race(self._answers(), self.k)
+        pool, race = TextPool(engine, request, self, self.n), _Race(self._answers(), self.k)
         place = {id(seq): number for number, seq in enumerate(pool.texts)}
 
         def ended() -> list[_Ended]:
@@ -91,7 +91,7 @@ _Ended = tuple[int, int, Sequence]
 class _Race:
     """Who has ended with an answer. ended: the best first."""
 
-    def __init__(self, answers: Answers, k: int) -> None:
+    def __init__(self, answers: AnswerExtractor, k: int) -> None:
         self.ended: list[_Ended] = []
         self._seen: set[int] = set()
         self._find, self._k = answers, k

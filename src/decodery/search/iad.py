@@ -16,7 +16,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import remark_of
 from decodery.step.sequence import Sequence
 
-from .judged import Judged, require_attempt
+from .judged import JudgedSearch, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
 from .verdicts import spoken
@@ -40,7 +40,7 @@ Feedback = Literal["none", "score", "best", "best-worst", "critique"]
     texts=("shown",),
 )
 @dataclass(frozen=True)
-class IAD(Judged, Pipeline):
+class IAD(JudgedSearch, Pipeline):
     """Draws n texts a round and scores them; from the second round on the prompt shows what was best and worst so far.
 
     scorer: of finished texts. n: texts a round; rounds: with feedback, after the first one. feedback: what later

@@ -25,7 +25,7 @@ def require_attempt(name: str, form: str) -> None:
 
 
 @dataclass(frozen=True)
-class Judged(Search):
+class JudgedSearch(Search):
     """Needs what its scorer needs. scorer: a scorer, or its name."""
 
     scorer: Scorer | str

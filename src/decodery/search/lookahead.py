@@ -19,7 +19,8 @@ from decodery.step.sequence import Sequence
 
 from .base import Search
 from .pool import require_count
-from .steps import Growth, Node, Stepped, StepSearch
+from .step_nodes import Node
+from .steps import Growth, Stepped, StepSearch
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine

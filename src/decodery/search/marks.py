@@ -16,7 +16,7 @@ from .base import choose
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TextSnapshot:
     """Where a text stood: its length, prompt included, and the states that acted on it there."""
 
     length: int
@@ -24,7 +24,7 @@ class Mark:
     text: TextStream | None
 
     @classmethod
-    def of(cls, seq: Sequence) -> Mark:
+    def of(cls, seq: Sequence) -> TextSnapshot:
         return cls(len(seq.tokens), seq.sampler_state, None if seq.text is None else seq.text.fork())
 
     def restore(self, seq: Sequence) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 
 _LONGEST = 200
 """Characters of an answer that is compared; a longer one is the same only where it is spelt the same."""
@@ -24,7 +24,7 @@ _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\
 _FUNCTIONS = re.compile(r"\b(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-z])")
 _DELIMITED = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
-_worker = Worker(Path(__file__).with_name("maths_child.py"), memory=_MEMORY)
+_workers = WorkerPool(Path(__file__).with_name("maths_worker.py"), memory=_MEMORY)
 
 
 def formula(answer: str) -> str | None:
@@ -70,7 +70,7 @@ def merged(answers: Sequence[str | None], formulas: Sequence[str | None]) -> lis
         if left <= 0 or len(failed) >= _MOST_FAILURES:
             break
         try:
-            same, seconds = _worker.ask([said, list(known)], min(_SECONDS, left))
+            same, seconds = _workers.ask([said, list(known)], min(_SECONDS, left))
         except (NotStarted, Unanswered) as error:
             # No later formula is compared with one that takes too long.
             failed.append(error)

@@ -13,9 +13,11 @@ from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, require_temperature, require_width
+from .particles import Resample
 from .pool import require_count
-from .steps import Growth, Node
-from .sweeps import Line, Resample, Sweep
+from .step_nodes import Node
+from .steps import Growth
+from .sweep import Sweep, Trajectory
 
 
 @register(
@@ -59,21 +61,21 @@ class ParallelTempering(ParticleSearch):
         return self.particles * len(self.temperatures)
 
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        chains = [self.weighing(temperature) for temperature in self.temperatures]
-        references: list[Line[Node] | None] = [None] * len(chains)
+        chains = [self.weighting(temperature) for temperature in self.temperatures]
+        references: list[Trajectory[Node] | None] = [None] * len(chains)
         for number in range(self.sweeps):
             sweeps = [
-                Sweep(growth.root, self.particles, weighing, resample, reference)
-                for weighing, reference in zip(chains, references, strict=True)
+                Sweep(growth.root, self.particles, weighting, resample, reference)
+                for weighting, reference in zip(chains, references, strict=True)
             ]
             yield from self.run_on(growth, sweeps)
             if number + 1 < self.sweeps:
                 references = list(self.exchanged([sweep.drawn() for sweep in sweeps], resample))
         return sweeps[:1]
 
-    def exchanged(self, references: list[Line[Node]], resample: Resample) -> list[Line[Node]]:
+    def exchanged(self, references: list[Trajectory[Node]], resample: Resample) -> list[Trajectory[Node]]:
         """The chains' references after neighbours were offered each other's, the coldest pair first."""
-        total = self.weighing(1.0).log_total
+        total = self.weighting(1.0).log_total
         for k in range(len(references) - 1):
             count("exchanges_offered")
             ours, theirs = references[k : k + 2]

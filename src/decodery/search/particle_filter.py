@@ -8,9 +8,11 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .particle_search import ParticleSearch, Resampling, require_resampling, require_temperature
-from .steps import Growth, Node
-from .sweeps import Resample, Sweep
+from .particle_search import ParticleSearch, require_temperature
+from .particles import Resample, Resampling, require_resampling
+from .step_nodes import Node
+from .steps import Growth
+from .sweep import Sweep
 
 
 @register(
@@ -54,7 +56,7 @@ class ParticleFilter(ParticleSearch):
         return self.resampling
 
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
+        sweep = Sweep(growth.root, self.particles, self.weighting(self.reward_temperature), resample)
         yield from self.run_on(growth, [sweep], alone=True)
         count("log_normaliser", sweep.log_normaliser)
         return [sweep]

@@ -8,9 +8,11 @@ from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
 from .particle_search import ParticleSearch, require_temperature, require_width
+from .particles import Resample
 from .pool import require_count
-from .steps import Growth, Node
-from .sweeps import Line, Resample, Sweep
+from .step_nodes import Node
+from .steps import Growth
+from .sweep import Sweep, Trajectory
 
 
 @register(
@@ -46,11 +48,11 @@ class ParticleGibbs(ParticleSearch):
         require_width(self._name, self.particles, self.sweeps)
 
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        weighing = self.weighing(self.reward_temperature)
+        weighting = self.weighting(self.reward_temperature)
         done: list[Sweep[Node]] = []
-        reference: Line[Node] | None = None
+        reference: Trajectory[Node] | None = None
         for _ in range(self.sweeps):
-            sweep = Sweep(growth.root, self.particles, weighing, resample, reference)
+            sweep = Sweep(growth.root, self.particles, weighting, resample, reference)
             yield from self.run_on(growth, [sweep])
             reference = sweep.drawn()
             done = [*done, sweep] if self.pool else [sweep]

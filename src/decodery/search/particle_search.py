@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -12,22 +11,15 @@ from typing import Literal
 import numpy as np
 
 from decodery.core.errors import SettingsError
-from decodery.core.ledger import count
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
+from .particles import Resample, Resampling, resampler, run, uniforms
 from .pool import require_count
-from .steps import Growth, Node, StepSearch
-from .sweeps import Potential, Resample, Sweep, Weighing, log_potential
-from .weights import multinomial, systematic, uniforms
-
-Resampling = Literal["multinomial", "systematic"]
-
-_EARLY = 3
-"""Texts collapse early where only one is kept within the first of so many parts of the steps."""
-_TELLING = 4
-"""Among fewer texts one is often drawn alone, whatever they weigh."""
+from .step_nodes import Node
+from .steps import Growth, StepSearch
+from .sweep import Potential, Sweep, Weighting, log_potential
 
 
 @dataclass(frozen=True)
@@ -56,8 +48,8 @@ class ParticleSearch(StepSearch):
             if getattr(self, name) not in known:
                 raise SettingsError(f"{name} of {self._name} is {' or '.join(known)}, not {getattr(self, name)!r}")
 
-    def weighing(self, temperature: float) -> Weighing:
-        return Weighing(temperature, self.accumulation, self.ended)
+    def weighting(self, temperature: float) -> Weighting:
+        return Weighting(temperature, self.accumulation, self.ended)
 
     def log_potential(self, node: Node) -> float:
         """What the last step of a text weighs; nothing where its scorer failed."""
@@ -71,7 +63,8 @@ class ParticleSearch(StepSearch):
         return "multinomial"
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        sweeps = yield from self.explore(growth, resampler(self.draws, growth.root.seq.seed))
+        resample = resampler(self.draws, uniforms(growth.root.seq.seed))
+        sweeps = yield from self.explore(growth, resample)
         return (yield from self._elected(growth, sweeps))
 
     @abstractmethod
@@ -96,68 +89,39 @@ class ParticleSearch(StepSearch):
         return gains
 
     def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]], *, alone: bool = False) -> ForwardCoroutine[None]:
-        """Let these sweeps come to their ends, and note what became of them. alone: whether all results are theirs."""
-        active = list(sweeps)
-        while active:
+        """Let these sweeps come to their ends, and record them. alone: whether all results are theirs."""
+
+        def step(active: list[Sweep[Node]]) -> ForwardCoroutine[None]:
             yield from self.step(growth, active)
-            active = [sweep for sweep in active if sweep.open]
-            for sweep in active:
-                sweep.resample()
+
+        def settle() -> None:
             if alone:
-                growth.settle(line.last for sweep in sweeps for line in sweep.lines)
+                growth.settle(each.last for sweep in sweeps for each in sweep.members)
+
+        yield from run(sweeps, step, settle)
         for sweep in sweeps:
-            note(sweep)
+            self.record(sweep)
+
+    def record(self, sweep: Sweep[Node]) -> None:
+        """See `Particles.record`."""
+        sweep.record("raise reward_temperature, take more texts, or use entropic-particle-filter")
 
     def _elected(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> ForwardCoroutine[list[Sequence]]:
         """Different texts of these sweeps as results; in a vote they count what all particles with them weigh."""
         nodes: dict[tuple[int, ...], Node] = {}
         votes: dict[tuple[int, ...], float] = {}
         for sweep in sweeps:
-            for line, weight in zip(sweep.lines, sweep.weights, strict=True):
+            for trajectory, weight in zip(sweep.members, sweep.weights, strict=True):
                 if weight > 0:
-                    tokens = tuple(line.last.seq.tokens)
-                    nodes.setdefault(tokens, line.last)
+                    tokens = tuple(trajectory.last.seq.tokens)
+                    nodes.setdefault(tokens, trajectory.last)
                     votes[tokens] = votes.get(tokens, 0.0) + float(weight)
         return (yield from growth.finish(list(nodes.values()), list(votes.values())))
-
-
-def note(sweep: Sweep[Node]) -> None:
-    """Enter in the ledger how a sweep has kept its texts apart, as sums over its resamplings; warn if it has not."""
-    count("resamplings", len(sweep.ancestors))
-    count("effective", math.fsum(sweep.effective))
-    count("ancestors", sum(sweep.ancestors))
-    early = sweep.ancestors[: sweep.steps // _EARLY]
-    if 1 in early and len(sweep.lines) >= _TELLING:
-        count("collapsed")
-        warnings.warn(
-            f"all {len(sweep.lines)} texts come from one after {early.index(1) + 1} of {sweep.steps} steps: what that "
-            "one got wrong is in all of them; raise reward_temperature, take more texts, or use "
-            "entropic-particle-filter",
-            stacklevel=2,
-        )
-
-
-def resampler(how: Resampling, seed: int) -> Resample:
-    """How texts are drawn by weight, each time with fresh numbers."""
-    uniform = uniforms(seed)
-
-    def drawn(weights: np.ndarray, size: int) -> list[int]:
-        if how == "systematic":
-            return systematic(weights, uniform())
-        return multinomial(weights, [uniform() for _ in range(size)])
-
-    return drawn
 
 
 def require_temperature(value: float) -> None:
     """Raise SettingsError for what no potential can be raised to the inverse of."""
     require_number("reward_temperature", value, above=0.0)
-
-
-def require_resampling(name: str, value: str) -> None:
-    """Raise SettingsError for an unknown way."""
-    if value not in ("multinomial", "systematic"):
-        raise SettingsError(f"{name} resamples multinomial or systematic, not {value!r}")
 
 
 def require_width(name: str, particles: int, sweeps: int) -> None:

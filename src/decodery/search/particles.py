@@ -1,282 +1,248 @@
-"""Sequential Monte Carlo over texts: weighted particles that grow block by block, are resampled and moved.
+"""Sequential Monte Carlo: weighted particles, resampling schemes, and the loop of all searches that use them.
 
-Nothing here knows a model: a `World` extends particles, and what it reports about their blocks decides their weights.
+A search gives the rest: how its particles draw on (the proposal), what that multiplies their weights by, and so the
+target that the weights stand for. Nothing here knows a model.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import count as numbers_from
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
 from decodery.core.abstract import Contract
-from decodery.core.errors import ConstraintError
-from decodery.step.forward_request import ForwardCoroutine, as_coroutine
+from decodery.core.errors import SettingsError
+from decodery.core.ledger import count
+from decodery.core.noise import RESAMPLE, draw
+from decodery.step.forward_request import ForwardCoroutine
 
-from .weights import effective_size, log_mean, systematic
+Resampling = Literal["multinomial", "systematic"]
+Resample = Callable[[np.ndarray, int], list[int]]
+"""So many indices, drawn by weights [n] that sum to 1."""
 
-_TRIES = 8
-"""How often a population of which nothing lives starts again."""
-_NEAR = 2
-"""As many of these go on from the last block; the others from the beginning."""
-_FLOOR = 10.0
-"""How far below the least valued particle, in nats, one stands whose rollouts all died: it may be completed yet."""
+_EARLY = 3
+"""A collapse is early within the first of so many parts of the steps."""
+_FEWEST = 4
+"""Among fewer particles one is often drawn alone, whatever they weigh."""
+
+P = TypeVar("P")
 
 
-@dataclass(slots=True)
-class Block:
-    """Natural logarithms of what the tokens of one block weigh.
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """One resampling. step: after how many steps; effective: effective sample size before it; ancestors: how many
+    different particles it chose."""
 
-    mass: the unbiased weights of what a constraint accepts, -inf for a dead end. request, model, drawn: their
-    probability under the law the request asks for, under the model's own, and under what they were drawn from.
+    step: int
+    effective: float
+    ancestors: int
+
+
+class Particles(Contract, Generic[P]):
+    """N weighted particles on their way to a target.
+
+    After the last step exp(log_normaliser) estimates the mass of the target: without a bias where resampling draws
+    without one and nothing is annealed, moved, restarted or given as a reference.
+
+    Args:
+        members: The particles at the start, all of weight 1.
+        resample: Draws indices by weights.
+        threshold: Share of N below which the effective sample size calls for resampling; infinite: after every step.
+
+    Attributes:
+        log_weights: [N] natural logarithms. Resampling leaves their mean weight as it is.
+        steps: How often the weights were multiplied.
+        history: The resamplings so far.
+        moves: How often each particle is moved after a resampling.
     """
 
-    mass: float = 0.0
-    request: float = 0.0
-    model: float = 0.0
-    drawn: float = 0.0
+    moves = 0
 
-
-@dataclass
-class Particle(Contract):
-    """A weighted text. blocks: what was drawn; value: log of the potential, or of the lookahead, where it stands now.
-
-    finished: its text has ended, so that its weight stays as it is.
-    """
-
-    blocks: list[Block] = field(default_factory=list)
-    value: float = 0.0
-    log_weight: float = 0.0
+    def __init__(self, members: Ordered[P], resample: Resample, threshold: float = math.inf) -> None:
+        self.members = list(members)
+        self.log_weights = np.zeros(len(self.members))
+        self.steps = 0
+        self.history: list[Resampled] = []
+        self._resample = resample
+        self._threshold = threshold
 
     @property
     @abstractmethod
-    def finished(self) -> bool:
-        """Whether its text has ended."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not run into a dead end."""
-        return not self.blocks or self.blocks[-1].mass > -math.inf
-
-
-P = TypeVar("P", bound=Particle)
-
-
-class World(Protocol[P]):
-    """What particles live in."""
-
-    def start(self, count: int) -> list[P] | ForwardCoroutine[list[P]]:
-        """Particles that have drawn nothing yet, each with randomness of its own."""
-        ...
-
-    def extend(
-        self, particles: Sequence[P], length: int | None, temperature: float = 1.0
-    ) -> ForwardCoroutine[None] | None:
-        """Draw on until texts end or hold `length` tokens (None: until they end), by the request's law raised to
-        1 / temperature. Blocks are appended; a block begins at every multiple of the block's length."""
-        ...
-
-    def fork(self, particle: P) -> P:
-        """The same text, which goes on with randomness of its own."""
-        ...
-
-    def cut(self, particle: P, block: int) -> P:
-        """A fork that lost its blocks from `block` on."""
-        ...
-
-    def potentials(self, particles: Sequence[P]) -> list[float] | ForwardCoroutine[list[float]]:
-        """Log-weights of their texts, begun or finished."""
-        ...
-
-
-@dataclass(frozen=True)
-class Target:
-    """Which distribution over texts is aimed at, besides its potential.
-
-    power: None for the request's law, else the model's own to this power. rollouts: how many continuations estimate
-    what a beginning is worth, 0 to take its potential for that. temperature: of the rollouts.
-    """
-
-    power: float | None = None
-    rollouts: int = 0
-    temperature: float = 0.1
-
-    def log_ratio(self, block: Block) -> float:
-        """Log of the target's factor over what the block was drawn from; its mean over draws is the block's mass."""
-        wanted = block.request if self.power is None else self.power * block.model
-        return block.mass + wanted - block.drawn if block.mass > -math.inf else -math.inf
-
-
-class Population(Generic[P]):
-    """N particles on their way to a target.
-
-    block: tokens drawn between two looks at the weights. threshold: share of N below which the effective sample size
-    calls for resampling. moves: Metropolis-Hastings steps per particle after that, towards `moving`. uniform: numbers
-    in (0, 1), each one once. After `run`, counts tells what was done, and exp(log_normaliser) estimates the target's
-    mass: consistently as N grows. Its mean is the mass for any N if nothing is moved and nothing has to start again.
-    With moves it is not: whether they are made hangs on the particles, by their weights and by whether any text is
-    still open, and a step that is taken in response to what was drawn favours some draws over others.
-    """
-
-    def __init__(
-        self,
-        world: World[P],
-        count: int,
-        *,
-        target: Target,
-        block: int,
-        threshold: float,
-        moves: int,
-        moving: Target,
-        uniform: Callable[[], float],
-    ) -> None:
-        self.world = world
-        self.target = target
-        self.moving = moving
-        self.block = block
-        self.threshold = threshold
-        self.moves = moves
-        self.uniform = uniform
-        self.counts = {"resamplings": 0, "moves": 0, "moved": 0, "restarts": 0}
-        self.particles: list[P] = []
-        self._count = count
-        self._length = 0
-        self._floor: float | None = None
-
-    @property
-    def log_weights(self) -> np.ndarray:
-        return np.array([particle.log_weight for particle in self.particles])
+    def open(self) -> bool:
+        """Whether any particle goes on."""
 
     @property
     def log_normaliser(self) -> float:
         return log_mean(self.log_weights)
 
-    def run(self, progress: Callable[[int], None] = lambda length: None) -> ForwardCoroutine[None]:
-        """Extend, weigh, resample and move until every living text has ended. Raises ConstraintError if none lives."""
-        self.particles = yield from as_coroutine(self.world.start(self._count))
-        while self._open():
-            before = [(len(each.blocks), each.value, each.log_weight) for each in self.particles]
-            yield from self._advance()
-            if log_mean(self.log_weights) == -math.inf:
-                self._restart(before)
-            elif (self.moves or self._open()) and self._effective_share() < self.threshold:
-                self._resample()
-                for _ in range(self.moves):
-                    yield from self._move()
-            progress(self._length)
+    @property
+    def weights(self) -> np.ndarray:
+        """[N], summing to 1."""
+        return normalised(self.log_weights)
 
-    def _effective_share(self) -> float:
-        return effective_size(self.log_weights) / len(self.particles)
+    @property
+    def due(self) -> bool:
+        """Whether to resample after this step."""
+        needed = self.open or self.moves > 0
+        return needed and effective_size(self.log_weights) / len(self.members) < self._threshold
 
-    def _open(self) -> list[P]:
-        return [each for each in self.particles if not each.finished and each.log_weight > -math.inf]
+    def multiply(self, log_factors: np.ndarray) -> None:
+        """End a step: multiply the weights by exp(log_factors) [N]."""
+        self.steps += 1
+        self.log_weights = self.log_weights + log_factors
 
-    def _advance(self) -> ForwardCoroutine[None]:
-        self._length += self.block
-        active = self._open()
-        yield from as_coroutine(self.world.extend(active, self._length))
-        values, self._floor = yield from self._values(active, self.target, None)
-        for particle, value in zip(active, values, strict=True):
-            gain = self.target.log_ratio(particle.blocks[-1])
-            particle.log_weight += gain + value - particle.value if value > -math.inf else -math.inf
-            particle.value = value
+    def resample(
+        self, ahead: Ordered[float] | None = None, anneal: Callable[[np.ndarray], float] = lambda log_weights: 1.0
+    ) -> list[int]:
+        """Keep N particles drawn by weight, which all weigh the same then.
 
-    def _values(
-        self, particles: Sequence[P], target: Target, floor: float | None
-    ) -> ForwardCoroutine[tuple[list[float], float | None]]:
-        """What the particles are worth, and what those count that may be completed though no rollout was.
+        Args:
+            ahead: [N] logs of any guesses at the next factors. The draw counts them, and the weights then lack them.
+            anneal: The temperature of the draw, from log-weights [N]. What it favours is not taken back.
 
-        A value may be any positive number that is kept with its particle: the next weight divides by it. floor: None
-        to find it from these particles; all that are compared with each other need the same.
+        Returns:
+            Which particles [N] were kept.
         """
-        living = [each for each in particles if each.alive]
-        weights = yield from as_coroutine(self.world.potentials(living))
-        found = dict(zip(map(id, living), weights, strict=True))
-        if target.rollouts:
-            ahead = [each for each in living if not each.finished and found[id(each)] > -math.inf]
-            estimates = yield from self._lookahead(ahead, target)
-            if floor is None:
-                floor = min((each for each in estimates if each > -math.inf), default=_FLOOR) - _FLOOR
-            found |= {id(each): max(value, floor) for each, value in zip(ahead, estimates, strict=True)}
-        return [found.get(id(each), -math.inf) for each in particles], floor
+        guesses = np.zeros(len(self.members)) if ahead is None else np.asarray(ahead)
+        weighed = self.log_weights + guesses
+        chosen = self.chosen(normalised(weighed / anneal(weighed)))
+        self.history.append(Resampled(self.steps, effective_size(weighed), len(set(chosen))))
+        self.members = [self.members[number] for number in chosen]
+        self.log_weights = log_mean(weighed) - guesses[chosen]
+        return chosen
 
-    def _lookahead(self, particles: Sequence[P], target: Target) -> ForwardCoroutine[list[float]]:
-        """Unbiased estimates of the log of the target's mass after these texts, potential included."""
-        rollouts = [self.world.fork(each) for each in particles for _ in range(target.rollouts)]
-        yield from as_coroutine(self.world.extend(rollouts, None, target.temperature))
-        living = [each for each in rollouts if each.alive]
-        ended = yield from as_coroutine(self.world.potentials(living))
-        ends = dict(zip(map(id, living), ended, strict=True))
-        weights = np.full(len(rollouts), -math.inf)
-        for number, rollout in enumerate(rollouts):
-            known = len(particles[number // target.rollouts].blocks)
-            if id(rollout) in ends:
-                weights[number] = sum(target.log_ratio(block) for block in rollout.blocks[known:]) + ends[id(rollout)]
-        return [log_mean(row) for row in weights.reshape(len(particles), target.rollouts)]
+    def chosen(self, weights: np.ndarray) -> list[int]:
+        """N indices, drawn by weights [N] that sum to 1."""
+        return self._resample(weights, len(weights))
 
-    def _resample(self) -> None:
-        self.counts["resamplings"] += 1
-        weights, count = self.log_weights, len(self.particles)
-        mean = log_mean(weights)
-        chosen = systematic(np.exp(weights - mean) / count, self.uniform())
-        self.particles = [self.world.fork(self.particles[ancestor]) for ancestor in chosen]
-        for particle in self.particles:
-            particle.log_weight = mean
+    def move(self) -> ForwardCoroutine[None]:
+        """A step of each particle that keeps the target, after a resampling."""
+        return
+        yield
 
-    def _move(self) -> ForwardCoroutine[None]:
-        """Offer every particle another ending, from a block of its own choice on."""
-        same = self.moving == self.target
-        held, floor = [each.value for each in self.particles], self._floor
-        if not same:
-            held, floor = yield from self._values(self.particles, self.moving, None)
-        cuts = [min(int(self.uniform() * len(each.blocks)), len(each.blocks) - 1) for each in self.particles]
-        offers = [self.world.cut(each, cut) for each, cut in zip(self.particles, cuts, strict=True)]
-        yield from as_coroutine(self.world.extend(offers, self._length))
-        values, _ = yield from self._values(offers, self.moving, floor)
-        for number, (offer, cut) in enumerate(zip(offers, cuts, strict=True)):
-            old = self.particles[number]
-            self.counts["moves"] += 1
-            ratio = move_log_ratio(self.moving, old.blocks, held[number], offer.blocks, values[number], cut)
-            if math.log(self.uniform()) < ratio:
-                offer.log_weight, offer.value = old.log_weight, values[number]
-                self.particles[number] = offer
-                self.counts["moved"] += 1
-        if not same:
-            living, _ = yield from self._values(self.particles, self.target, None)
-            for particle, value in zip(self.particles, living, strict=True):
-                particle.value = value
+    def drawn(self) -> P:
+        """One of the particles, by weight."""
+        (number,) = self._resample(self.weights, 1)
+        return self.members[number]
 
-    def _restart(self, before: Sequence[tuple[int, float, float]]) -> None:
-        """Go back by a block, and after some tries to the beginning, with fresh randomness."""
-        if self.counts["restarts"] >= _TRIES:
-            raise ConstraintError(
-                f"none of {len(self.particles)} particles lived to its end in {_TRIES + 1} tries: use more particles, "
-                "a larger max_new_tokens, or ask for something the model is likelier to write"
+    def record(self, advice: str) -> None:
+        """Count the resamplings in the ledger: their number, and sums of effective sizes and of ancestors.
+
+        Warns where all particles came from one early on and no moves part them, with `advice`: what to do then.
+        """
+        count("resamplings", len(self.history))
+        count("effective", math.fsum(each.effective for each in self.history))
+        count("ancestors", sum(each.ancestors for each in self.history))
+        collapsed = [each.step for each in self.history if each.ancestors == 1 and not self.moves]
+        if collapsed and collapsed[0] <= self.steps // _EARLY and len(self.members) >= _FEWEST:
+            count("collapsed")
+            warnings.warn(
+                f"all {len(self.members)} texts come from one after {collapsed[0]} of {self.steps} steps: what that "
+                f"one got wrong is in all of them; {advice}",
+                stacklevel=2,
             )
-        self.counts["restarts"] += 1
-        if self.counts["restarts"] > _NEAR:
-            self._length, before = 0, [(0, 0.0, 0.0)] * len(self.particles)
-        else:
-            self._length -= self.block
-        for number, (blocks, value, weight) in enumerate(before):
-            if len(self.particles[number].blocks) > blocks:
-                self.particles[number] = self.world.cut(self.particles[number], blocks)
-            self.particles[number].value, self.particles[number].log_weight = value, weight
 
 
-def move_log_ratio(
-    target: Target, old: Sequence[Block], value: float, new: Sequence[Block], offered: float, cut: int
-) -> float:
-    """Log of the Metropolis-Hastings ratio of replacing the blocks from `cut` on, which were drawn anew.
+G = TypeVar("G", bound="Particles")
 
-    value, offered: what the old and the new text are worth. The cut was one of as many as the old text has blocks; the
-    way back has as many as the new one.
+
+def run(
+    groups: Ordered[G],
+    step: Callable[[list[G]], ForwardCoroutine[None]],
+    after: Callable[[], None] = lambda: None,
+) -> ForwardCoroutine[None]:
+    """Let all particles of these groups come to their ends.
+
+    Args:
+        groups: Particles that share their passes.
+        step: Extends and weighs the particles of groups that are open.
+        after: Called after each step and what follows from it.
     """
-    if offered == -math.inf:
-        return -math.inf
-    gain = sum(target.log_ratio(block) for block in new[cut:]) - sum(target.log_ratio(block) for block in old[cut:])
-    return gain + offered - value + math.log(len(old)) - math.log(len(new))
+    active = list(groups)
+    while active:
+        yield from step(active)
+        stepped = active
+        # Before the resampling: where it keeps ended particles alone, they are weighed once more.
+        active = [group for group in stepped if group.open]
+        for group in stepped:
+            if group.due:
+                group.resample()
+                for _ in range(group.moves):
+                    yield from group.move()
+        after()
+
+
+def resampler(how: Resampling, uniform: Callable[[], float]) -> Resample:
+    """A resampling scheme. uniform: numbers in (0, 1), each one once. systematic: as many as there are weights."""
+
+    def drawn(weights: np.ndarray, size: int) -> list[int]:
+        if how == "systematic":
+            return systematic(weights, uniform())
+        return multinomial(weights, [uniform() for _ in range(size)])
+
+    return drawn
+
+
+def require_resampling(name: str, value: str) -> None:
+    """Raise SettingsError for an unknown resampling scheme."""
+    if value not in ("multinomial", "systematic"):
+        raise SettingsError(f"{name} resamples multinomial or systematic, not {value!r}")
+
+
+def log_mean(log_weights: np.ndarray) -> float:
+    """Log of the mean of exp(log_weights), -inf where all are."""
+    top = float(log_weights.max())
+    return top + math.log(float(np.exp(log_weights - top).mean())) if top > -math.inf else -math.inf
+
+
+def effective_size(log_weights: np.ndarray) -> float:
+    """(sum w)^2 / sum w^2, between 1 and their number; 0 where all weights are 0."""
+    top = log_weights.max()
+    if top == -math.inf:
+        return 0.0
+    weights = np.exp(log_weights - top)
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def normalised(log_weights: np.ndarray) -> np.ndarray:
+    """exp(log_weights) over their sum; at least one of them must be more than -inf."""
+    weights = np.exp(log_weights - log_weights.max())
+    return weights / weights.sum()
+
+
+def systematic(weights: np.ndarray, uniform: float) -> list[int]:
+    """Indices [n]: number i comes floor or ceil of n times weights[i] often, on average exactly that.
+
+    weights: [n], summing to 1. uniform: one number in (0, 1) that shifts n equal steps.
+    """
+    count = len(weights)
+    return np.searchsorted(_edges(weights), (np.arange(count) + uniform) / count, side="right").tolist()
+
+
+def multinomial(weights: np.ndarray, uniforms: Ordered[float]) -> list[int]:
+    """Indices [m], each drawn by itself: number i with probability weights[i].
+
+    weights: [n], summing to 1. uniforms: [m] numbers in (0, 1).
+    """
+    return np.searchsorted(_edges(weights), uniforms, side="right").tolist()
+
+
+def _edges(weights: np.ndarray) -> np.ndarray:
+    """[n] where the share of each particle ends."""
+    edges = np.cumsum(weights)
+    # The last step must meet a particle that lives, whatever the sum rounds to.
+    edges[np.flatnonzero(weights)[-1] :] = np.inf
+    return edges
+
+
+def uniforms(seed: int) -> Callable[[], float]:
+    """One number in (0, 1) after another, for a population; the first is left to the draw of the answer."""
+    numbers = numbers_from(1)
+    return lambda: draw(seed, next(numbers), stream=RESAMPLE)

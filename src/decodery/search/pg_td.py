@@ -22,7 +22,7 @@ from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, candidates, choose, law
-from .beams import Ending, Group
+from .beams import BeamGroup, Ending
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -109,28 +109,28 @@ class PGTD(Search):
 
 
 @dataclass(slots=True)
-class Edge:
+class TreeEdge:
     """A token after a node. visits: rollouts through it; best: the highest reward of these, 0 before the first."""
 
     token: int
     probability: float
     visits: int = 0
     best: float = 0.0
-    node: Node | None = None
+    node: ProgramNode | None = None
 
 
 @dataclass(slots=True)
-class Node:
+class ProgramNode:
     """A beginning of programs. visits: 1, and one more for every rollout through it. closed: nothing new is after."""
 
     path: Path
-    edges: list[Edge]
+    edges: list[TreeEdge]
     visits: int = 1
     closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FinishedProgram:
     """A finished text: its tokens and what it is worth."""
 
     path: Path
@@ -140,9 +140,9 @@ class Program:
 class Tree:
     """The nodes, and the rollouts that were made. rollouts: per rollout, the path to its node and the reward."""
 
-    def __init__(self, settings: PGTD, programs: Programs, edges: list[Edge]) -> None:
+    def __init__(self, settings: PGTD, programs: Programs, edges: list[TreeEdge]) -> None:
         self.settings, self.programs = settings, programs
-        self.root = Node((), edges)
+        self.root = ProgramNode((), edges)
         self.rollouts: list[tuple[Path, float]] = []
 
     @property
@@ -161,7 +161,7 @@ class Tree:
         program = yield from self.programs.completed(path)
         ended = program.path == path
         following = [] if ended else (yield from self.programs.edges(path))
-        edges[-1].node = Node(path, following, closed=ended)
+        edges[-1].node = ProgramNode(path, following, closed=ended)
         self.rollouts.append((path, program.reward))
         for node, edge in zip(nodes[::-1], edges[::-1], strict=True):
             node.visits += 1
@@ -169,12 +169,12 @@ class Tree:
             edge.visits += 1
             node.closed = all(each.node is not None and each.node.closed for each in node.edges)
 
-    def _select(self, node: Node) -> Edge:
+    def _select(self, node: ProgramNode) -> TreeEdge:
         """The edge to follow; the most likely among equals."""
         open_edges = [edge for edge in node.edges if edge.node is None or not edge.node.closed]
         return max(open_edges, key=lambda edge: self._value(node, edge))
 
-    def _value(self, node: Node, edge: Edge) -> float:
+    def _value(self, node: ProgramNode, edge: TreeEdge) -> float:
         settings, log = self.settings, math.log(node.visits)
         if settings.variant == "uct":
             return edge.best + settings.c * math.sqrt(log / (1 + edge.visits))
@@ -194,7 +194,7 @@ class Programs:
     def __init__(self, settings: PGTD, branches: Branches) -> None:
         self.settings, self.branches = settings, branches
         self.rewards: dict[Path, float] = {}
-        self.best: tuple[Program, Sequence] | None = None
+        self.best: tuple[FinishedProgram, Sequence] | None = None
         self.completions = 0
         # For every beginning met: the program that completes it greedily, and the most likely tokens after it.
         self._greedy: dict[Path, Path] = {}
@@ -209,21 +209,21 @@ class Programs:
         # The last token of a beginning stays to be read with what follows it.
         root.cache.truncate(len(root.tokens) - 1)
 
-    def edges(self, path: Path) -> ForwardCoroutine[list[Edge]]:
+    def edges(self, path: Path) -> ForwardCoroutine[list[TreeEdge]]:
         """What may follow `path`, most likely first."""
         if not self.settings.caches and path:
             seq = yield from self._at(path)
             self._learn(seq, (yield from self.branches.score([seq])))
-        return [Edge(token, probability) for token, probability in self._following[path]]
+        return [TreeEdge(token, probability) for token, probability in self._following[path]]
 
-    def completed(self, path: Path) -> ForwardCoroutine[Program]:
+    def completed(self, path: Path) -> ForwardCoroutine[FinishedProgram]:
         """The program that begins with `path`."""
         known = self._greedy.get(path) if self.settings.caches else None
         if known is None:
             seq = yield from self._complete((yield from self._at(path)), path)
             known = tuple(seq.generated)
             yield from self._value(known, seq)
-        return Program(known, self.rewards[known])
+        return FinishedProgram(known, self.rewards[known])
 
     def finish(self, rollouts: list[tuple[Path, float]]) -> list[Sequence]:
         """The best program, its trace with what the search did."""
@@ -243,7 +243,7 @@ class Programs:
             raise SettingsError(f"the reward of a program must be a finite number, not {reward}")
         self.rewards[path] = reward
         if self.best is None or reward > self.best[0].reward:
-            self.best = Program(path, reward), seq
+            self.best = FinishedProgram(path, reward), seq
 
     def _complete(self, seq: Sequence, path: Path) -> ForwardCoroutine[Sequence]:
         """`seq` written to its end, and what was met on the way."""
@@ -262,7 +262,7 @@ class Programs:
         return seq
 
     def _beams(self, seq: Sequence) -> ForwardCoroutine[Sequence]:
-        group = Group(seq, Ending(self.settings.beams, 1.0, False))
+        group = BeamGroup(seq, Ending(self.settings.beams, 1.0, False))
         while group.running:
             beams = [beam.seq for beam in group.running]
             logits = yield from self.branches.score(beams)

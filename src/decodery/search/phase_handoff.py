@@ -18,8 +18,9 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence, TokenLogprob
 
 from .pool import require_count
-from .second import Second
-from .steps import Growth, Node, Stepped
+from .second import SecondModel
+from .step_nodes import Node
+from .steps import Growth, Stepped
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -100,7 +101,7 @@ class PhaseHandoff(Stepped):
         return held
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        second, node = Second(growth, self.model, self.dtype), growth.root
+        second, node = SecondModel(growth, self.model, self.dtype), growth.root
         while not node.finished:
             if self._by_model(node):
                 (node,) = yield from growth.extend([node])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from decodery.engine.request import Request
 
 
-class Pool:
+class TextPool:
     """Texts of one prompt that are drawn apart: number i is what the request would write with its seed + i.
 
     They share what is read of the prompt, and their passes. trace: of all of them together. complete: whether none was
@@ -120,11 +120,11 @@ class Sampled(Search):
     n: int
 
     @abstractmethod
-    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
+    def decide(self, pool: TextPool) -> ForwardCoroutine[list[Sequence]]:
         """The results, best first, by `pool.finish`."""
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
+        pool = TextPool(engine, request, self, self.n)
         self.fits(pool.texts[0].model)
         yield from pool.write(progress)
         return (yield from self.decide(pool))

@@ -12,8 +12,8 @@ from decodery.models.loaders.store import Progress
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind, vote
-from .judged import Judged, require_attempt
+from .answers import AnswerExtractor, Kind, vote
+from .judged import JudgedSearch, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
 from .votes import elected, no_answer, vote_weights
@@ -27,7 +27,7 @@ from .votes import elected, no_answer, vote_weights
     texts=("pattern", "shown", "ask"),
 )
 @dataclass(frozen=True)
-class Revisions(Judged, Pipeline):
+class Revisions(JudgedSearch, Pipeline):
     """Writes n chains of `length` attempts side by side, each of which is shown those before it, and lets them vote.
 
     An attempt is asked for after the prompt, the last `window` attempts of its chain, each as `shown` says, and `ask`.
@@ -57,8 +57,8 @@ class Revisions(Judged, Pipeline):
         require_attempt("revisions", self.shown)
         self._answers()
 
-    def _answers(self) -> Answers:
-        return Answers(self.answer, self.pattern)
+    def _answers(self) -> AnswerExtractor:
+        return AnswerExtractor(self.answer, self.pattern)
 
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n * self.length)

@@ -18,7 +18,7 @@ _NAMES = "weight", "bias", "out", "out_bias"
 
 
 @dataclass(frozen=True, eq=False)
-class Router:
+class RouterHead:
     """Two layers on the second model's state of the last token of its step, and on who wrote the step before.
 
     weight: [inner, hidden + 1], the last column that of the author; bias: [inner]; out: [inner]; out_bias: []; float32.
@@ -57,16 +57,16 @@ class Router:
         Artifact("router", tensors, {"tap": self.tap}, self.model).save(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Router:
+    def load(cls, path: str | Path) -> RouterHead:
         """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
         return _load(path)
 
 
 @remembered
-def _load(path: Path) -> Router:
+def _load(path: Path) -> RouterHead:
     found = Artifact.read(path, "router", _MADE, {"tap": Whole(0, LAYERS.most)})
     tensors = [found.tensors.get(name, torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")) for name in _NAMES]
     weight, bias, out, out_bias = tensors
     if [each.dim() for each in tensors] != [2, 1, 1, 0] or not len(weight) == len(bias) == len(out) > 0:
         raise CorruptFile(f"{path} holds no router: its layers do not fit together; {_MADE}")
-    return Router(weight.float(), bias.float(), out.float(), out_bias.float(), found.facts["tap"], found.model)
+    return RouterHead(weight.float(), bias.float(), out.float(), out_bias.float(), found.facts["tap"], found.model)

@@ -18,12 +18,13 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
-from .steps import Growth, Node
+from .step_nodes import Node
+from .steps import Growth
 
 _ROLE = "draft"
 
 
-class Second:
+class SecondModel:
     """Writes steps as the request's sampler would, with the noise of the text, and so what it would write by itself.
 
     model: a `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for the
@@ -102,6 +103,6 @@ class Second:
 
 
 def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
-    """The model that steps beside `target`; see `Second`."""
+    """The model that steps beside `target`; see `SecondModel`."""
     (found,) = DraftModel(model, dtype).readers(target)
     return cast(LanguageModel, fitted(found, target))

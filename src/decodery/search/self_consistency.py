@@ -9,8 +9,8 @@ from decodery.core.requirements import Requirements
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
-from .pool import Pool, Sampled, require_count
+from .answers import AnswerExtractor, Kind
+from .pool import Sampled, TextPool, require_count
 from .votes import elected, no_answer
 
 
@@ -42,11 +42,11 @@ class SelfConsistency(Sampled):
         require_count("self-consistency", "n", self.n)
         self._answers()
 
-    def _answers(self) -> Answers:
-        return Answers(self.answer, self.pattern)
+    def _answers(self) -> AnswerExtractor:
+        return AnswerExtractor(self.answer, self.pattern)
 
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
+    def decide(self, pool: TextPool) -> ForwardCoroutine[list[Sequence]]:
         return pool.finish(elected(pool.texts, (yield from self._answers().of_texts(pool.texts))))

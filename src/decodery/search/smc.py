@@ -21,9 +21,9 @@ from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search
-from .particles import Population, Target
-from .walk import Branch, Walk, same_texts
-from .weights import uniforms
+from .model_proposal import Branch, ModelProposal, same_texts
+from .particles import uniforms
+from .population import Population, TargetDistribution
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -67,8 +67,9 @@ class SMC(Search):
     is unlimited. strict: one target throughout; else, as published, weights are those of the tempered target without
     lookahead and moves go to the powered one with it. answer: "majority" ranks texts by the weight of all their
     particles, "heaviest" by their heaviest one, "draw" returns one text drawn by weight; scores are the logarithms of
-    these weights. Texts that do not end within max_new_tokens are ended there and count by the probability of that.
-    Sources: the above for constraints, Sampling for Quality for potentials, lookahead and moves.
+    these weights. Ledger and the warning of a collapse: as of particle-filter. Texts that do not end within
+    max_new_tokens are ended there and count by the probability of that. Sources: the above for constraints, Sampling
+    for Quality for potentials, lookahead and moves.
     """
 
     particles: int = 16
@@ -156,7 +157,7 @@ class SMC(Search):
         rewarded = self.potential is not None
         block = self.block or (64 if rewarded else 1)
         steps, moving = self._targets()
-        walk = Walk(
+        proposal = ModelProposal(
             branches,
             block=block,
             potential=self.scorer if rewarded else None,
@@ -166,7 +167,7 @@ class SMC(Search):
             max_rejects=math.inf if self.max_rejects is None else self.max_rejects,
         )
         population: Population[Branch] = Population(
-            walk,
+            proposal,
             self.particles,
             target=steps,
             block=block,
@@ -180,14 +181,21 @@ class SMC(Search):
         for name, amount in population.counts.items():
             if amount:
                 count(name, amount)
-        kept = [each for each in population.particles if each.log_weight > -math.inf]
-        log_weights = np.array([each.log_weight for each in kept])
+        population.record("use more particles, or moves")
+        living = np.flatnonzero(population.log_weights > -math.inf)
         total = population.log_normaliser + math.log(self.particles)
-        return Posterior([each.seq for each in kept], log_weights - total, population.log_normaliser, population.counts)
+        return Posterior(
+            [population.members[number].seq for number in living],
+            population.log_weights[living] - total,
+            population.log_normaliser,
+            {"resamplings": len(population.history), **population.counts},
+        )
 
-    def _targets(self) -> tuple[Target, Target]:
+    def _targets(self) -> tuple[TargetDistribution, TargetDistribution]:
         """What texts grow towards, and what moves go to."""
         if self.strict:
-            only = Target(self.power if self.target == "powered" else None, self.lookahead, self.rollout_temperature)
+            only = TargetDistribution(
+                self.power if self.target == "powered" else None, self.lookahead, self.rollout_temperature
+            )
             return only, only
-        return Target(), Target(self.power, self.lookahead or 2, self.rollout_temperature)
+        return TargetDistribution(), TargetDistribution(self.power, self.lookahead or 2, self.rollout_temperature)

@@ -15,8 +15,8 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
-from .judged import Judged
-from .second import Second
+from .judged import JudgedSearch
+from .second import SecondModel
 from .steps import Growth, Stepped
 
 _ASKED = (
@@ -33,7 +33,7 @@ _ASKED = (
     texts=("delimiter",),
 )
 @dataclass(frozen=True)
-class SpecReason(Stepped, Judged):
+class SpecReason(Stepped, JudgedSearch):
     """Lets a second model write each step, has it scored, and keeps it where the score reaches the threshold.
 
     scorer: by default the model itself is asked for a digit, in one token after the step; its most likely token counts,
@@ -56,7 +56,7 @@ class SpecReason(Stepped, Judged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Judged.__post_init__(self)
+        JudgedSearch.__post_init__(self)
         require_number("the threshold of spec-reason", self.threshold)
         require_count("first of spec-reason", self.first)
         if not (self.judge.answers and self.judge.prefixes):
@@ -67,7 +67,7 @@ class SpecReason(Stepped, Judged):
         return Requirements(rows=True, taps=self.judge.requirements.taps)
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        second, node = Second(growth, self.model, self.dtype), growth.root
+        second, node = SecondModel(growth, self.model, self.dtype), growth.root
         yield from growth.read(node.seq)
         while not node.finished:
             if node.depth >= self.first:

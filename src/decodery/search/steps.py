@@ -25,44 +25,19 @@ from decodery.engine.text import unread
 from decodery.models.loaders.store import Progress, silent
 from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, score
-from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
+from .answers import AnswerExtractor, Kind
 from .base import Search, credit, require_written
-from .judged import Judged
+from .judged import JudgedSearch
 from .pool import leave_out, require_count, scored, write_on
+from .step_nodes import Aggregate, Node, StepEnd, aggregated
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
-
-Aggregate = Literal["last", "min", "prod", "mean"]
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """A text that stands at the end of a step, or of itself.
-
-    begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
-    where nothing is written. scores: of its steps so far, in order; judged: whether that of the last one is among them.
-    children: how many continuations have been begun. only: the one there is where the sampler draws nothing.
-    """
-
-    seq: Sequence
-    begin: int
-    number: int = -1
-    scores: tuple[float, ...] = ()
-    depth: int = 0
-    children: int = 0
-    judged: bool = False
-    only: Node | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.seq.finished
 
 
 @dataclass(frozen=True)
@@ -107,7 +82,7 @@ class Stepped(Search):
 
 
 @dataclass(frozen=True)
-class StepSearch(Stepped, Judged):
+class StepSearch(Stepped, JudgedSearch):
     """What searches over steps have in common; see their own descriptions.
 
     scorer: of beginnings and answers, as in value-head(head=prm.safetensors). aggregate: how the scores of its steps
@@ -122,14 +97,14 @@ class StepSearch(Stepped, Judged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Judged.__post_init__(self)
+        JudgedSearch.__post_init__(self)
         if self.aggregate not in ("last", "min", "prod", "mean"):
             raise SettingsError(f"{self._name} aggregates by last, min, prod or mean, not {self.aggregate!r}")
         if self.choose not in ("best", "vote"):
             raise SettingsError(f"{self._name} chooses the best or by vote, not {self.choose!r}")
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError(f"{self._name} judges texts step by step: give a scorer of beginnings and answers")
-        Answers(self.answer, self.pattern)
+        AnswerExtractor(self.answer, self.pattern)
 
     @property
     def requirements(self) -> Requirements:
@@ -148,19 +123,6 @@ class StepSearch(Stepped, Judged):
                 "and 1: give a scorer of probabilities"
             )
         return reward
-
-
-def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
-    """One number for the scores of a text's steps; -inf for none. prod: the sum where scores are logarithms."""
-    if not scores:
-        return -math.inf
-    if how == "last":
-        return scores[-1]
-    if how == "min":
-        return min(scores)
-    if how == "mean":
-        return math.fsum(scores) / len(scores)
-    return math.fsum(scores) if scorer.log else math.prod(scores)
 
 
 class Growth:
@@ -213,7 +175,7 @@ class Growth:
 
         Raises the scorer's error where it fails for all, and no text has got a score yet.
         """
-        assert isinstance(self.search, Judged)
+        assert isinstance(self.search, JudgedSearch)
         fresh = list({id(node): node for node in nodes if not node.judged}.values())
         texts = yield from self.shown(fresh)
         keys = [tuple(text.tokens) for text in texts]
@@ -229,7 +191,7 @@ class Growth:
         return [node for node in nodes if node.judged]
 
     def _scored(self, texts: list[Sequence], begins: list[int]) -> ForwardCoroutine[list[float | None]]:
-        assert isinstance(self.search, Judged)
+        assert isinstance(self.search, JudgedSearch)
         try:
             return (yield from scored(self.search.judge, texts, begins))
         except (OutOfMemory, ServerError):
@@ -278,7 +240,7 @@ class Growth:
             if weights is None:
                 weights = vote_weights(search.judge, [search.worth(node) for node in found])
             votes = dict(zip(map(id, found), weights, strict=True))
-            answers = yield from Answers(search.answer, search.pattern).of_texts(texts)
+            answers = yield from AnswerExtractor(search.answer, search.pattern).of_texts(texts)
             texts = elected(texts, answers, [votes[id(node)] for node in ranked])
         return self.close(texts)
 
@@ -334,57 +296,3 @@ class Growth:
         prompt = self.root.seq
         if prompt.like is not None:
             share_prompt(prompt, prompt.like)
-
-
-class StepEnd:
-    """Whether a text that goes on from where `seq` stands has come to the end of a step.
-
-    delimiter: a text, or token ids; None where only the length counts. most: tokens of a step.
-    """
-
-    def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...] | None, most: int) -> None:
-        self._delimiter = delimiter
-        self._most = most
-        self._tokens = len(seq.tokens)
-        self._characters = 0 if seq.text is None else len(seq.text.text)
-
-    def __call__(self, seq: Sequence) -> bool:
-        if len(seq.tokens) - self._tokens >= self._most:
-            return True
-        if self._delimiter is None:
-            return False
-        if isinstance(self._delimiter, str):
-            assert seq.text is not None
-            return self._in_text(seq.text.text[self._characters :], self._delimiter)
-        ids = list(self._delimiter)
-        written = seq.tokens[self._tokens :]
-        return written[-len(ids) :] == ids and bool(set(written) - set(ids))
-
-    @staticmethod
-    def _in_text(piece: str, delimiter: str) -> bool:
-        """Whether it stands in a piece of text, and something before it."""
-        at = piece.find(delimiter)
-        while at >= 0:
-            if piece[:at].replace(delimiter, "").strip():
-                return True
-            at = piece.find(delimiter, at + 1)
-        return False
-
-
-def distinct(nodes: Iterable[Node]) -> list[Node]:
-    """Of nodes with equal texts the first."""
-    first: dict[tuple[int, ...], Node] = {}
-    for node in nodes:
-        first.setdefault(tuple(node.seq.tokens), node)
-    return list(first.values())
-
-
-def widens(power: float | None, visits: int, draws: int) -> bool:
-    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
-    return power is not None and visits**power >= draws + 1
-
-
-def require_widening(name: str, power: float | None) -> None:
-    """Raise SettingsError for what is no power of visits."""
-    if power is not None and not 0 < power <= 1:
-        raise SettingsError(f"the widening of {name} is a power above 0 and up to 1, or None, not {power!r}")

@@ -17,7 +17,8 @@ from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
-from .steps import Growth, Node, StepSearch, distinct
+from .step_nodes import Node, distinct
+from .steps import Growth, StepSearch
 
 
 @register(

@@ -11,7 +11,8 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .pool import require_count
-from .steps import Growth, Node, StepSearch, distinct
+from .step_nodes import Node, distinct
+from .steps import Growth, StepSearch
 
 
 @register(

@@ -9,9 +9,9 @@ from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import Answers, Kind
-from .judged import Judged
-from .pool import Pool, Sampled, require_count, scored
+from .answers import AnswerExtractor, Kind
+from .judged import JudgedSearch
+from .pool import Sampled, TextPool, require_count, scored
 from .votes import elected, no_answer, vote_weights
 
 
@@ -23,7 +23,7 @@ from .votes import elected, no_answer, vote_weights
     texts=("pattern",),
 )
 @dataclass(frozen=True)
-class WeightedVote(Sampled, Judged):
+class WeightedVote(Sampled, JudgedSearch):
     """Draws n texts, and returns one for each of their answers, that of the answer with most weight first.
 
     scorer: of finished texts; a vote counts by its score, or by exp(score) where scores are logarithms. Scores are
@@ -42,13 +42,13 @@ class WeightedVote(Sampled, Judged):
             raise SettingsError("weighted-vote judges whole texts: give a scorer of answers")
         self._answers()
 
-    def _answers(self) -> Answers:
-        return Answers(self.answer, self.pattern)
+    def _answers(self) -> AnswerExtractor:
+        return AnswerExtractor(self.answer, self.pattern)
 
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def decide(self, pool: Pool) -> ForwardCoroutine[list[Sequence]]:
+    def decide(self, pool: TextPool) -> ForwardCoroutine[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
         except (ContextFull, ServerError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from decodery.constraints import JSONSchema
-from decodery.constraints.tool_calls import MARK, Call, ToolCalls, read_calls
+from decodery.constraints.tool_calls import MARK, FunctionCall, ToolCalls, read_calls
 from decodery.core.registry import resolve
 from decodery.speculative.drafters.prediction import Prediction
 
@@ -174,10 +174,10 @@ class ChatForm(Form):
         last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)} | answer.beside(text, self.told)
         return [*found, last]
 
-    def _read(self, text: FinishedText) -> tuple[str, list[Call]]:
+    def _read(self, text: FinishedText) -> tuple[str, list[FunctionCall]]:
         return read_calls(text.text) if self.calls else (text.text, [])
 
-    def _reason(self, text: FinishedText, calls: list[Call]) -> str:
+    def _reason(self, text: FinishedText, calls: list[FunctionCall]) -> str:
         return "tool_calls" if calls and text.reason == "stop" else text.reason
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -203,6 +203,6 @@ class _Kept:
         return said
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: FunctionCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

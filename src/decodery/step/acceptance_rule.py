@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,6 +38,14 @@ class Accepted:
 
     path: list[int]
     bonus: int
+
+
+class OpenQuestion(Exception):
+    """The law of a node hangs on a question that nobody has asked yet. question: see `Constraint.question`."""
+
+    def __init__(self, question: Callable[[], object]) -> None:
+        super().__init__("a question of the constraint has to be answered first")
+        self.question = question
 
 
 class NodeDistributions:
@@ -127,7 +135,15 @@ class NodeDistributions:
 
     def rows(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] warped logits, -inf where a token is excluded."""
+        self.require_answers(nodes)
         return self.seq.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
+
+    def require_answers(self, nodes: Ordered[int]) -> None:
+        """Raise OpenQuestion where the constraint has a question about the token after one of `nodes`."""
+        for node in nodes:
+            question = self.seq.sampler.question(self.context(node).state)
+            if question is not None:
+                raise OpenQuestion(question)
 
     def _own(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] the model's own logits."""

@@ -283,7 +283,7 @@ class TreeDrafter(Drafter):
         return tree
 
     def _chain(self, seq: Sequence, budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
-        sampler, context = seq.sampler, seq.context()
+        sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), ())
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
         tree, logits = DraftTree.root(seq.pending), torch.empty(0, dtype=torch.float32, device="cpu")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodery.constraints.pattern import Chars, Either, Node, Ranges, Repeat, Sequence, parse, union
+from decodery.constraints.code_points import Ranges, union
+from decodery.constraints.pattern import Alternatives, Chars, Concatenation, Node, Repeat, parse
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
@@ -66,18 +67,18 @@ class ReferenceRegex(Constraint):
 
 def nullable(node: Node) -> bool:
     """Whether the empty text matches."""
-    if isinstance(node, Sequence):
+    if isinstance(node, Concatenation):
         return all(nullable(part) for part in node.parts)
-    if isinstance(node, Either):
+    if isinstance(node, Alternatives):
         return any(nullable(option) for option in node.options)
     return isinstance(node, Repeat) and (node.least == 0 or nullable(node.node))
 
 
 def possible(node: Node) -> bool:
     """Whether any text matches."""
-    if isinstance(node, Sequence):
+    if isinstance(node, Concatenation):
         return all(possible(part) for part in node.parts)
-    if isinstance(node, Either):
+    if isinstance(node, Alternatives):
         return any(possible(option) for option in node.options)
     if isinstance(node, Repeat):
         return node.least == 0 or possible(node.node)
@@ -87,16 +88,16 @@ def possible(node: Node) -> bool:
 def derivative(node: Node, code: int) -> Node:
     """What matches after the character `code`."""
     if isinstance(node, Chars):
-        return Sequence(()) if any(low <= code <= high for low, high in node.ranges) else NOTHING
-    if isinstance(node, Either):
+        return Concatenation(()) if any(low <= code <= high for low, high in node.ranges) else NOTHING
+    if isinstance(node, Alternatives):
         options = {each: None for option in node.options if possible(each := derivative(option, code))}
-        return Either(tuple(options)) if options else NOTHING
+        return Alternatives(tuple(options)) if options else NOTHING
     if isinstance(node, Repeat):
         if node.most == 0:
             return NOTHING
         least, most = max(0, node.least - 1), None if node.most is None else node.most - 1
         return _joined(derivative(node.node, code), (Repeat(node.node, least, most),))
-    assert isinstance(node, Sequence), "properties and anchors have no derivative here"
+    assert isinstance(node, Concatenation), "properties and anchors have no derivative here"
     options = {}
     for at, part in enumerate(node.parts):
         after = _joined(derivative(part, code), node.parts[at + 1 :])
@@ -104,25 +105,25 @@ def derivative(node: Node, code: int) -> Node:
             options[after] = None
         if not nullable(part):
             break
-    return Either(tuple(options)) if options else NOTHING
+    return Alternatives(tuple(options)) if options else NOTHING
 
 
 def _joined(first: Node, rest: tuple[Node, ...]) -> Node:
     if not possible(first):
         return NOTHING
-    parts = (*first.parts, *rest) if isinstance(first, Sequence) else (first, *rest)
-    return parts[0] if len(parts) == 1 else Sequence(parts)
+    parts = (*first.parts, *rest) if isinstance(first, Concatenation) else (first, *rest)
+    return parts[0] if len(parts) == 1 else Concatenation(parts)
 
 
 def first_characters(node: Node) -> Ranges:
     """The characters a matching text may begin with."""
     if isinstance(node, Chars):
         return node.ranges
-    if isinstance(node, Either):
+    if isinstance(node, Alternatives):
         return union(*(first_characters(option) for option in node.options))
     if isinstance(node, Repeat):
         return first_characters(node.node) if node.most != 0 else ()
-    assert isinstance(node, Sequence)
+    assert isinstance(node, Concatenation)
     found: list[Ranges] = []
     for part in node.parts:
         found.append(first_characters(part))

@@ -23,8 +23,8 @@ from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.draft_length.specdec_pp import HEAD, AcceptanceHead
 
 from .card import CARD, refuse_others
-from .corpus import Corpus, Text, check_texts
-from .loop import History, Plan, batches, train
+from .corpus import Corpus, TrainingText, check_texts
+from .loop import History, TrainingPlan, batches, train
 
 _SHARD = 32
 """Texts whose states are kept in one file."""
@@ -108,7 +108,7 @@ def train_acceptance(
             scores = head.scores(held_states)
             return {"loss": float(weighted_loss(scores, held_labels, recipe.rejected) - least)}
 
-    plan = Plan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20))
+    plan = TrainingPlan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20))
     settings = {"recipe": repr(recipe), "made": made}
     history = train(
         *(parameters, loss, plan, out),
@@ -182,7 +182,7 @@ Examples = tuple[torch.Tensor, torch.Tensor]
 
 @torch.no_grad()
 def judged(
-    target: LanguageModel, draft: LanguageModel, text: Text, *, temperature: float, kept: float, seed: int
+    target: LanguageModel, draft: LanguageModel, text: TrainingText, *, temperature: float, kept: float, seed: int
 ) -> Examples:
     """One text's examples.
 

@@ -19,7 +19,7 @@ from decodery.models.trained.artifact import read_tensors
 from decodery.monitors.recorder import Recorder
 from decodery.step.sequence import Sequence
 
-from .checkable import Question
+from .checkable import CheckableQuestion
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -37,7 +37,7 @@ class Answered:
     the last of them; new: {site: [n, width]}, the rows that the tokens were chosen at.
     """
 
-    question: Question
+    question: CheckableQuestion
     wrong: bool
     tokens: list[int]
     signatures: torch.Tensor
@@ -67,7 +67,7 @@ class ActivationCollector:
         self.lm, self.out, self.max_new_tokens, self.chat = lm, out, max_new_tokens, chat
         self.recorder = Recorder(tuple(sites), k)
 
-    def collect(self, questions: Ordered[Question], progress: Progress = silent) -> list[Answered]:
+    def collect(self, questions: Ordered[CheckableQuestion], progress: Progress = silent) -> list[Answered]:
         """Answer them all, or read what is there. Raises SettingsError for a folder with answers to others."""
         self.out.mkdir(parents=True, exist_ok=True)
         found: list[Answered] = []
@@ -80,7 +80,7 @@ class ActivationCollector:
             progress("answering questions", first + len(asked), len(questions))
         return found
 
-    def _made(self, asked: Ordered[Question]) -> str:
+    def _made(self, asked: Ordered[CheckableQuestion]) -> str:
         """What tells a shard from those of other questions, models and settings."""
         about = [
             self.lm.model.fingerprint,
@@ -93,7 +93,7 @@ class ActivationCollector:
         about += [[each.prompt, each.answer, each.group] for each in asked]
         return hashlib.sha256(json.dumps([str(each) for each in about]).encode()).hexdigest()
 
-    def _answer(self, asked: Ordered[Question]) -> Iterator[Answered]:
+    def _answer(self, asked: Ordered[CheckableQuestion]) -> Iterator[Answered]:
         for first in range(0, len(asked), _TOGETHER):
             engine, texts = self.lm.engine(), list[Sequence]()
             for question in asked[first : first + _TOGETHER]:
@@ -120,7 +120,7 @@ class ActivationCollector:
                     {site: torch.stack([hidden[site] for _, hidden in rows]) for site in self.recorder.sites},
                 )
 
-    def _write(self, path: Path, answers: list[Answered], asked: Ordered[Question]) -> None:
+    def _write(self, path: Path, answers: list[Answered], asked: Ordered[CheckableQuestion]) -> None:
         from safetensors.torch import save_file
 
         tensors = {
@@ -137,7 +137,7 @@ class ActivationCollector:
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={"made": self._made(asked)})
 
-    def _read(self, path: Path, asked: Ordered[Question]) -> list[Answered]:
+    def _read(self, path: Path, asked: Ordered[CheckableQuestion]) -> list[Answered]:
         try:
             tensors, about = read_tensors(path)
             if about.get("made") != self._made(asked):

@@ -24,7 +24,7 @@ _HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
-class Threshold:
+class EntropyThreshold:
     """tau: the entropy in nats above which the first choice is more likely wrong than right.
 
     weight, bias: of the logistic regression P(right) = sigmoid(weight * H + bias); cutoff: the probability that tau
@@ -82,7 +82,7 @@ def observe(
     return np.array(entropies), np.array(right, dtype=bool)
 
 
-def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> Threshold:
+def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyThreshold:
     """The threshold from entropies [n] and whether the first choice was right [n]: both kinds weigh the same.
 
     A fifth is held out; the cut-off is the one of 0.01 to 0.99 that tells most of it right, the middle one of equals.
@@ -104,7 +104,7 @@ def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> Threshold
     scores = ((entropies[testing] < taus[:, None]) == right[testing]).mean(axis=1)
     best = np.flatnonzero(scores == scores.max())
     chosen = int(best[len(best) // 2])
-    return Threshold(
+    return EntropyThreshold(
         *(float(taus[chosen]), weight, bias, float(cutoffs[chosen]), float(scores[chosen])),
         tokens=len(right),
         wrong=int((~right).sum()),

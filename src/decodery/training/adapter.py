@@ -22,21 +22,23 @@ from decodery.models.torch.weights import Dense
 
 from .card import CARD, refuse_others
 from .corpus import Corpus
-from .lesson import judged
-from .remade import CopyRecipe, Course, Form, Remade, Remaking, learn
+from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
+from .training_batch import judged
 
 check_folder = partial(refuse_others, made=FILE, what="is no adapter")
 """Raises SettingsError where training would overwrite something else."""
 
 
-class Tuning(Form):
+class AdaptedLinear(TrainedForm):
     """A linear layer that stays, and what is added to it. part: None where nothing is.
 
-    course: whose `written` rows alone it is added to, None for all rows.
+    progress_made: whose `written` rows alone it is added to, None for all rows.
     """
 
-    def __init__(self, whole: Dense, part: Columns | Thin | None, course: Course | None = None) -> None:
-        self.whole, self.part, self.course = whole, part, course
+    def __init__(
+        self, whole: Dense, part: Columns | Thin | None, progress_made: TrainingProgress | None = None
+    ) -> None:
+        self.whole, self.part, self.progress_made = whole, part, progress_made
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -51,8 +53,8 @@ class Tuning(Form):
         if self.part is None:
             return plain
         thin = rows @ self.part.second.T
-        if self.course is not None and self.course.written is not None:
-            thin = thin * self.course.written
+        if self.progress_made is not None and self.progress_made.written is not None:
+            thin = thin * self.progress_made.written
         return plain + thin @ self.part.first.T
 
     def made(self, itemsize: int) -> Made:
@@ -83,7 +85,7 @@ class S2FTRemaking(Remaking):
     def norms(self) -> bool:
         return False
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         _, layer, kind = name.split(".")
         shares = {
             "output": (self.heads, self.config.num_heads),
@@ -91,13 +93,13 @@ class S2FTRemaking(Remaking):
         }
         share, groups = shares.get(kind, (0.0, 1))
         if not share:
-            return Tuning(whole, None)
+            return AdaptedLinear(whole, None)
         count = max(1, round(share * groups))
         drawn = np.random.default_rng([self.seed, int(layer), LINEARS.index(kind)]).permutation(groups)[:count]
         width = whole.shape[1] // groups
         columns = np.sort((drawn[:, None] * width + np.arange(width)).ravel())
         delta = torch.zeros(whole.shape[0], len(columns), dtype=whole.weight.dtype, device=whole.weight.device)
-        return Tuning(whole, Columns(torch.from_numpy(columns).to(delta.device), delta))
+        return AdaptedLinear(whole, Columns(torch.from_numpy(columns).to(delta.device), delta))
 
 
 @dataclass(frozen=True)
@@ -123,17 +125,17 @@ class LoRARemaking(Remaking):
     def norms(self) -> bool:
         return False
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         _, layer, kind = name.split(".")
         if kind not in self.layers:
-            return Tuning(whole, None)
+            return AdaptedLinear(whole, None)
         (outputs, inputs), weight = whole.shape, whole.weight
         draws = np.random.default_rng([self.seed, int(layer), LINEARS.index(kind)])
         # The scale is in what is drawn: a step of the other then moves the product as far as in the paper.
         drawn = draws.uniform(-1.0, 1.0, (self.rank, inputs)) * inputs**-0.5 * self.alpha / self.rank
         second = torch.from_numpy(drawn).to(weight)
         part = Thin(torch.zeros(outputs, self.rank, dtype=torch.float32, device="cpu").to(weight), second)
-        return Tuning(whole, part, course if self.masked else None)
+        return AdaptedLinear(whole, part, progress_made if self.masked else None)
 
 
 def train_adapter(

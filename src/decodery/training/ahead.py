@@ -25,8 +25,8 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
-from .corpus import Corpus, Text
-from .loop import History, Plan, batches, train
+from .corpus import Corpus, TrainingText
+from .loop import History, TrainingPlan, batches, train
 from .traced import TracedCache
 
 _HELD = 8
@@ -48,7 +48,7 @@ _BELIEF = 32.0
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AheadRecipe:
     """How it is learned. places: how many places of a text are taught in a step; batch: texts per step."""
 
     steps: int = 300
@@ -63,7 +63,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class AheadBatch:
     """Some places of one text, each with a segment of rows after it; [p, n] is by place and row.
 
     A place is the last token known: the model itself says the next one, the rows those after it. likely, share: [p, n,
@@ -78,7 +78,7 @@ class Lesson:
     right: torch.Tensor
 
 
-def sure_runs(text: Text, alpha: float) -> np.ndarray:
+def sure_runs(text: TrainingText, alpha: float) -> np.ndarray:
     """[n] int64: from each token on, how many in a row the model gave at least the probability `alpha`.
 
     0 for tokens of the prompt and the first one after it, about which the model was not asked.
@@ -94,7 +94,7 @@ def sure_runs(text: Text, alpha: float) -> np.ndarray:
     return (ends - np.arange(n + 1))[:n]
 
 
-class School:
+class AheadTrainee:
     """The model, which stays as it is, what learns, and what that is taught.
 
     reader: the model at the precision it is used at; it reads the texts. model: the same one in floating point. ahead:
@@ -128,9 +128,9 @@ class School:
         at `taps`, [n, hidden], up to there.
         """
 
-    def lesson(
-        self, text: Text, alpha: float, random: np.random.Generator | None = None, places: int | None = None
-    ) -> Lesson | None:
+    def training_batch(
+        self, text: TrainingText, alpha: float, random: np.random.Generator | None = None, places: int | None = None
+    ) -> AheadBatch | None:
         """`places` places of a text, random ones or evenly spread; None where it teaches nothing.
 
         Places are those whose next two tokens at least were sure.
@@ -155,7 +155,7 @@ class School:
         assert text.likely is not None and text.logprobs is not None
         taught = there & (np.arange(2, count + 2) <= runs[known + 1][:, None])
         share = np.where(taught[..., None], np.exp(text.logprobs[at].astype(np.float32)), 0.0)
-        return Lesson(
+        return AheadBatch(
             segments,
             torch.from_numpy(text.likely[at].astype(np.int64)),
             torch.from_numpy(share / share.sum(axis=-1, keepdims=True).clip(min=1e-9)),
@@ -172,21 +172,23 @@ class School:
         hidden = {tap: rows.to(self.model.device, self.model.dtype) for tap, rows in scores.hidden.items()}
         return cache.data[:, :, :, : len(tokens)].to(self.model.device), hidden
 
-    def logq(self, lessons: Sequence[Lesson]) -> torch.Tensor:
+    def logq(self, training_batches: Sequence[AheadBatch]) -> torch.Tensor:
         """Log-probabilities [places, n, vocab] where rows stand."""
-        batch = Batch([each for lesson in lessons for each in lesson.segments])
+        batch = Batch([each for training_batch in training_batches for each in training_batch.segments])
         logits = self.model.forward(batch, route=self.route).logits
         return logits.view(-1, self.ahead, logits.shape[-1]).log_softmax(dim=-1)
 
-    def loss(self, texts: Sequence[Text], random: np.random.Generator) -> torch.Tensor:
+    def loss(self, texts: Sequence[TrainingText], random: np.random.Generator) -> torch.Tensor:
         """Cross-entropy against what the model expected, in nats per token taught."""
-        lessons = [each for text in texts if (each := self.lesson(text, self.alpha, random)) is not None]
-        if not lessons:
+        training_batches = [
+            each for text in texts if (each := self.training_batch(text, self.alpha, random)) is not None
+        ]
+        if not training_batches:
             return torch.stack([each.sum() * 0.0 for each in self.parameters.values()]).sum()
-        return distance(self.logq(lessons), lessons)
+        return distance(self.logq(training_batches), training_batches)
 
     @torch.no_grad()
-    def figures(self, texts: Sequence[Text]) -> dict[str, float]:
+    def figures(self, texts: Sequence[TrainingText]) -> dict[str, float]:
         """What validation looks at, over places evenly spread along texts that were not learned from.
 
         right_n: how often the most likely token at row n was the text's. accepted: how many in a row were right before
@@ -194,19 +196,19 @@ class School:
         """
         totals, nats, places = np.zeros(self.ahead + 1), 0.0, 0
         for text in texts:
-            if (lesson := self.lesson(text, 0.0)) is None:
+            if (training_batch := self.training_batch(text, 0.0)) is None:
                 continue
-            logq = self.logq([lesson])
-            same = (logq.argmax(dim=-1).cpu() == lesson.right).numpy()
+            logq = self.logq([training_batch])
+            same = (logq.argmax(dim=-1).cpu() == training_batch.right).numpy()
             totals += [*same.sum(axis=0), np.logical_and.accumulate(same, axis=1).sum()]
-            nats += float(distance(logq, [lesson])) * len(same)
+            nats += float(distance(logq, [training_batch])) * len(same)
             places += len(same)
         *each, accepted = (totals / max(1, places)).tolist()
         found = {f"right_{number}": share for number, share in enumerate(each, start=1)}
         return {"accepted": accepted, **found, "cross_entropy": nats / max(1, places)}
 
     @torch.no_grad()
-    def rates(self, texts: Sequence[Text], progress: Progress) -> torch.Tensor:
+    def rates(self, texts: Sequence[TrainingText], progress: Progress) -> torch.Tensor:
         """[ahead, ranks] float32: how often each of the most likely tokens at a row was the text's.
 
         Nowhere 0 and falling along the ranks: rank r is assumed to be right once in 2 (r + 1)(r + 2) times, which
@@ -220,17 +222,18 @@ class School:
         seen = torch.full((self.ahead, 1), _BELIEF, dtype=torch.float32, device="cpu")
         for number, text in enumerate(counted := texts[:_COUNTED_TEXTS]):
             progress("counting guesses", number, len(counted))
-            if (lesson := self.lesson(text, 0.0, places=_COUNTED)) is not None:
-                likeliest = self.logq([lesson]).topk(ranks, dim=-1).indices.cpu()
-                hits += (likeliest == lesson.right[..., None]).sum(dim=0)
-                seen += (lesson.right >= 0).sum(dim=0)[:, None]
+            if (training_batch := self.training_batch(text, 0.0, places=_COUNTED)) is not None:
+                likeliest = self.logq([training_batch]).topk(ranks, dim=-1).indices.cpu()
+                hits += (likeliest == training_batch.right[..., None]).sum(dim=0)
+                seen += (training_batch.right >= 0).sum(dim=0)[:, None]
         return (hits / seen).sort(dim=1, descending=True).values
 
 
-def distance(logq: torch.Tensor, lessons: Sequence[Lesson]) -> torch.Tensor:
+def distance(logq: torch.Tensor, training_batches: Sequence[AheadBatch]) -> torch.Tensor:
     """Cross-entropy of `logq` [places, n, vocab] against what the model expected, in nats per token taught."""
     likely, share, weight = (
-        torch.cat([getattr(each, name) for each in lessons]).to(logq.device) for name in ("likely", "share", "weight")
+        torch.cat([getattr(each, name) for each in training_batches]).to(logq.device)
+        for name in ("likely", "share", "weight")
     )
     each = -(share * logq.gather(2, likely)).sum(dim=-1)
     return (each * weight).sum() / weight.sum().clamp(min=1e-9)
@@ -254,16 +257,16 @@ def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int =
 
 
 def teach(
-    school: School,
+    trainee: AheadTrainee,
     corpus: Corpus,
     learned: Sequence[int],
     held: Sequence[int],
     out: Path,
-    recipe: Recipe,
+    recipe: AheadRecipe,
     progress: Progress,
     what: str,
 ) -> History:
-    """Let what learns in `school` learn; it goes on from the checkpoint that is in `out`.
+    """Let what learns in `trainee` learn; it goes on from the checkpoint that is in `out`.
 
     Kept is what has the least cross-entropy on texts held out: how often guesses are right needs many more places.
     """
@@ -272,14 +275,14 @@ def teach(
 
     def loss(step: int) -> torch.Tensor:
         random = np.random.default_rng([recipe.seed, step])
-        return school.loss([corpus[learned[number]] for number in batch(step)], random)
+        return trainee.loss([corpus[learned[number]] for number in batch(step)], random)
 
     return train(
-        school.parameters,
+        trainee.parameters,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
+        TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
         out / "training",
-        validate=lambda: school.figures(others),
+        validate=lambda: trainee.figures(others),
         metric="cross_entropy",
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
         progress=progress,
@@ -287,7 +290,9 @@ def teach(
     )
 
 
-def facts_of(target: LoadedModel, corpus: Corpus, recipe: Recipe, history: History, command: str) -> dict[str, Any]:
+def facts_of(
+    target: LoadedModel, corpus: Corpus, recipe: AheadRecipe, history: History, command: str
+) -> dict[str, Any]:
     """What a file says of how it was made."""
     figures = history.metrics[str(history.best_step)]
     return {

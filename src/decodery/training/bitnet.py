@@ -14,7 +14,7 @@ from decodery.core.errors import SettingsError
 from decodery.models.native.int8 import quantize_rows
 from decodery.models.torch.weights import Dense
 
-from .remade import Course, Form, Remaking
+from .remade import Remaking, TrainedForm, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class TernaryRemaking(Remaking):
     def whole_numbers(self) -> bool:
         return True
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
-        return Ternary(whole, self, course)
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
+        return Ternary(whole, self, progress_made)
 
 
-class Ternary(Form):
+class Ternary(TrainedForm):
     """One such layer. Its weights are those in floating point whose rounding is what the copy keeps."""
 
-    def __init__(self, whole: Dense, remaking: TernaryRemaking, course: Course) -> None:
-        self.whole, self._remaking, self._course = whole, remaking, course
+    def __init__(self, whole: Dense, remaking: TernaryRemaking, progress_made: TrainingProgress) -> None:
+        self.whole, self._remaking, self._progress_made = whole, remaking, progress_made
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return {"weight": self.whole.weight}
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        done, ramp = self._course.done, self._remaking.ramp
+        done, ramp = self._progress_made.done, self._remaking.ramp
         share = min(1.0, done / ramp) if ramp else 1.0
         trits, scale = three(self.whole.weight, self._remaking.measure)
         weight = _towards(self.whole.weight, trits * scale, share)

@@ -30,7 +30,7 @@ from decodery.step.logits_source import LogitsSource
 
 from .card import CARD, refuse_others
 from .data import write_texts
-from .exits import Checks, fit_agreement
+from .exits import ExitChecks, fit_agreement
 
 TESTED = "tested.json"
 NEVER = 2.0
@@ -184,7 +184,7 @@ def _classifier(
     """
     if recipe.confidence != "classifier":
         return None, {}
-    checks = Checks(target, recipe.every)
+    checks = ExitChecks(target, recipe.every)
     corpus = write_texts(
         target, learned, out / "text", max_new_tokens=recipe.tokens, temperatures=(0.0,), progress=progress
     )

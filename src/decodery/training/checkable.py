@@ -64,7 +64,7 @@ MORE = ("opposites", "continents")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CheckableQuestion:
     """prompt: plain text, after which the answer is the rest of the line, or what a user says in a chat. group: what
     must not be both learned from and tested on. family: the kind of question; stratum: how hard it looks from outside,
     such as its number of digits.
@@ -96,27 +96,29 @@ def capitals() -> dict[str, str]:
     return {country: capital for country, _, capital in pairs}
 
 
-def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False) -> list[Question]:
+def built_in(
+    count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False
+) -> list[CheckableQuestion]:
     """`count` questions in a random order: sums of numbers of one to three digits, and lists as far as they go.
 
     chat: as a user asks them; else after examples.
     """
     if count < 1 or not families or set(families) - {*FAMILIES, *MORE}:
         raise SettingsError(f"built-in questions are of {', '.join((*FAMILIES, *MORE))}, and at least one is needed")
-    random, found = np.random.default_rng(seed), dict[str, Question]()
+    random, found = np.random.default_rng(seed), dict[str, CheckableQuestion]()
     if "capitals" in families:
         for country, capital in capitals().items():
             asked = _asked(f"What is the capital of {country}?", chat)
-            found[country] = Question(asked, capital, country, "capitals", "capitals")
+            found[country] = CheckableQuestion(asked, capital, country, "capitals", "capitals")
     if "opposites" in families:
         for word, opposite in (pair.split("/") for pair in _OPPOSITES.split()):
             asked = _asked(f"What is the opposite of {word}?", chat)
-            found[f"opposite {word}"] = Question(asked, opposite, f"opposite {word}", "opposites", "opposites")
+            found[f"opposite {word}"] = CheckableQuestion(asked, opposite, f"opposite {word}", "opposites", "opposites")
     if "continents" in families:
         for continent, country in ((each, one) for each, some in _CONTINENTS.items() for one in some.split()):
             asked = _asked(f"On which continent is {country}?", chat)
             # What is known of a country may help with its capital.
-            found[f"continent {country}"] = Question(asked, continent, country, "continents", "continents")
+            found[f"continent {country}"] = CheckableQuestion(asked, continent, country, "continents", "continents")
     # At least every other one, where there are fewer than there are capitals.
     wanted = len(found) + max(count - len(found), (count + 1) // 2)
     while "sums" in families and len(found) < wanted:
@@ -124,12 +126,12 @@ def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *,
         one, other = (int(random.integers(10 ** (n - 1) if n > 1 else 0, 10**n)) for n in digits)
         group = f"{min(one, other)}+{max(one, other)}"
         asked = _asked(f"What is {one} + {other}?", chat)
-        found.setdefault(group, Question(asked, str(one + other), group, "sums", f"sums {sum(digits)}"))
+        found.setdefault(group, CheckableQuestion(asked, str(one + other), group, "sums", f"sums {sum(digits)}"))
     questions = list(found.values())
     return [questions[at] for at in random.permutation(len(questions))[:count]]
 
 
-def read_checkable(path: Path) -> list[Question]:
+def read_checkable(path: Path) -> list[CheckableQuestion]:
     """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}; without a group each stands alone."""
     found = []
     for number, entry in read_json_lines(path):
@@ -137,7 +139,7 @@ def read_checkable(path: Path) -> list[Question]:
         texts = [known.get("prompt"), known.get("answer"), known.get("group", f"line {number}")]
         if not all(isinstance(text, str) and text for text in texts):
             raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "answer": text, "group": text}}')
-        found.append(Question(*texts))
+        found.append(CheckableQuestion(*texts))
     return found
 
 

@@ -20,7 +20,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
@@ -48,7 +48,7 @@ class CoprocessorRecipe:
             raise SettingsError("a coprocessor needs latents, ahead and rank of at least 1")
 
 
-class School:
+class CoprocessorTrainee:
     """The model, which stays as it is, and what learns beside it."""
 
     def __init__(self, model: Transformer, recipe: CoprocessorRecipe) -> None:
@@ -136,22 +136,22 @@ def train_coprocessor(
     """
     recipe = recipe or CoprocessorRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "coprocessors"), recipe)
+    trainee = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
     long_enough(texts, recipe.ahead + 2)
-    course = Course(texts, recipe)
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: {"loss": float(school.foreseen(course.held).mean())},
+    examples = ExampleSplit(texts, recipe)
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: {"loss": float(trainee.foreseen(examples.held).mean())},
         out,
         data=as_ids(texts),
         what="training a coprocessor",
         progress=progress,
     )
     alone, with_it = (
-        [round(value, 4) for value in school.foreseen(course.held, each).tolist()] for each in (True, False)
+        [round(value, 4) for value in trainee.foreseen(examples.held, each).tolist()] for each in (True, False)
     )
-    facts = course.facts(command, history, alone=alone, validation=with_it)
-    found = CoprocessorWeights(kept(school.tensors), facts, target.model.fingerprint)
+    facts = examples.facts(command, history, alone=alone, validation=with_it)
+    found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / COPROCESSOR)
     return found

@@ -27,7 +27,7 @@ _FACTS = "corpus.json"
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """One text to learn from.
 
     tokens: [n] int32. written: where what is to be learned begins: tokens before it are a prompt.
@@ -64,13 +64,13 @@ class Corpus:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __getitem__(self, number: int) -> Text:
+    def __getitem__(self, number: int) -> TrainingText:
         if not 0 <= number < len(self):
             raise IndexError(number)
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._read(self._shards[shard])[number - int(self._starts[shard])]
 
-    def __iter__(self) -> Iterator[Text]:
+    def __iter__(self) -> Iterator[TrainingText]:
         for path in self._shards:
             yield from self._read(path)
 
@@ -84,7 +84,7 @@ class Corpus:
         return [number for number in range(len(self)) if number not in out], held
 
 
-def padded(texts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(texts: Sequence[TrainingText]) -> tuple[torch.Tensor, torch.Tensor]:
     """Texts side by side: ids [b, n] int64, zeros after each end, and [b, n] bool: which token is to be learned."""
     size = max(len(text.tokens) for text in texts)
     ids = torch.zeros(len(texts), size, dtype=torch.int64, device="cpu")
@@ -119,7 +119,7 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05d}.safetensors"
 
 
-def write_shard(path: Path, texts: Sequence[Text], top: int) -> None:
+def write_shard(path: Path, texts: Sequence[TrainingText], top: int) -> None:
     from safetensors.numpy import save_file
 
     tensors = {
@@ -147,7 +147,7 @@ def _tensors(path: Path, *names: str) -> dict[str, np.ndarray]:
         raise CorruptFile(f"{path} is damaged: remove that file and make the training text again") from error
 
 
-def _read(path: Path) -> list[Text]:
+def _read(path: Path) -> list[TrainingText]:
     found = _tensors(path)
     try:
         tokens, bounds, written = found["tokens"], found["bounds"], found["written"]
@@ -160,7 +160,7 @@ def _read(path: Path) -> list[Text]:
     if not sound:
         raise CorruptFile(f"{path} does not fit together: remove that file and make the training text again")
     return [
-        Text(
+        TrainingText(
             tokens[begin:end],
             int(first),
             None if likely is None else likely[begin:end],

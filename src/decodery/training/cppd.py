@@ -30,7 +30,7 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import SLOTS, Slots, shapes
 
 from .card import CARD, refuse_others
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
 from .two_stacks import read
 
 HELD_OUT = 9
@@ -94,14 +94,14 @@ def train_cppd(
     pairs = written(model, sources, target.tokenizer.eos_ids, recipe.longest + 1, out, progress)
     held = [pair for number, pair in enumerate(pairs) if number % HELD_OUT == 0][:_MOST_VALIDATED]
     learned = [pair for number, pair in enumerate(pairs) if number % HELD_OUT]
-    school = School(model, learned, target.tokenizer.eos_ids, recipe)
+    trainee = CPPDTrainee(model, learned, target.tokenizer.eos_ids, recipe)
     order = batches(len(learned), recipe.batch, recipe.seed)
     history = train(
-        school.parameters,
-        lambda step: school.loss([learned[number] for number in order(step)]),
-        Plan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
+        trainee.parameters,
+        lambda step: trainee.loss([learned[number] for number in order(step)]),
+        TrainingPlan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
         out / "training",
-        validate=lambda: figures(model, school.slots, held),
+        validate=lambda: figures(model, trainee.slots, held),
         metric="passes",
         enough=lambda values: values["passes"] == 1.0,
         settings={"recipe": asdict(recipe), "model": model.fingerprint, "texts": _digest(sources)},
@@ -109,7 +109,7 @@ def train_cppd(
         what="training slots",
     )
     facts = _facts(target, len(pairs), recipe, history, command)
-    slots = school.slots
+    slots = trainee.slots
     kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
     found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)
     found.save(out / SLOTS)
@@ -172,7 +172,7 @@ def _digest(sources: Sequence[Sequence[int]]) -> str:
     return hashlib.sha256(json.dumps([list(map(int, each)) for each in sources]).encode()).hexdigest()
 
 
-class School:
+class CPPDTrainee:
     """Slots that learn, with what they learn beside the tokens.
 
     counting: [c, hidden] symbols and what says how often each occurs; existing: a direction of its own for every slot.

@@ -16,11 +16,11 @@ from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Layer, Weights, copied, exchanged, floating, holders
 
-from .data import Text
+from .data import TrainingText
 
 
 @dataclass(frozen=True)
-class Shape:
+class DraftShape:
     """What the draft looks like. layers: as many of the target's first ones; width of their feed-forward part: inner.
 
     tokens: how many have a row in embedding and head. window: how far back attention sees, in tokens; texts may then be
@@ -51,7 +51,7 @@ class Shape:
             )
 
 
-def keep_tokens(texts: Iterable[Text], size: int, target: Transformer, always: Sequence[int] = ()) -> Kept:
+def keep_tokens(texts: Iterable[TrainingText], size: int, target: Transformer, always: Sequence[int] = ()) -> Kept:
     """The `size` tokens that are written most often, `always` among them; the target's embeddings say what is similar.
 
     Tokens never written fill up what is left, those with the lowest ids first.
@@ -70,7 +70,7 @@ def keep_tokens(texts: Iterable[Text], size: int, target: Transformer, always: S
     return Kept(ids, rows)
 
 
-def cut_draft(target: Transformer, shape: Shape, kept: Kept) -> Transformer:
+def cut_draft(target: Transformer, shape: DraftShape, kept: Kept) -> Transformer:
     """The draft before training, float32: the target's first layers, their strongest inner units, its `kept` rows."""
     old = target.config
     shape.check(old)

@@ -29,11 +29,11 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 
-from .corpus import SHARD, Corpus, Text, claim, padded, shard_path, write_shard
+from .corpus import SHARD, Corpus, TrainingText, claim, padded, shard_path, write_shard
 from .lines import read_lines
 from .prompts import instructions
 
-__all__ = ["Corpus", "Text", "built_in_prompts", "cut_files", "padded", "read_prompts", "write_texts"]
+__all__ = ["Corpus", "TrainingText", "built_in_prompts", "cut_files", "padded", "read_prompts", "write_texts"]
 
 _BLOCK = 1 << 20
 _NOTHING = -float("inf")
@@ -55,10 +55,9 @@ def write_texts(
     """Let `target` continue each of `prompts` (token ids) and keep what it writes in the folder `out`.
 
     Text i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. top: how many of the most likely
-    tokens to keep beside each one but the first, see `Text`. batch: texts decoded at a time. progress: told how many
-    texts of how many are written, halves of two counting as one. embeddings: what each of the prompts holds beside
-    tokens, where they hold any. A folder that was begun with the same settings is
-    continued; with others refused.
+    tokens to keep beside each one but the first, see `TrainingText`. batch: texts decoded at a time. progress: told how
+    many texts of how many are written, halves of two counting as one. embeddings: what each of the prompts holds beside
+    tokens, where they hold any. A folder that was begun with the same settings is continued; with others refused.
     """
     if not prompts:
         raise PromptError("there are no prompts to write from: give at least one")
@@ -125,7 +124,7 @@ def cut_files(
         "length": length,
     }
     claim(out, facts, vocab_size)
-    waiting: list[Text] = []
+    waiting: list[TrainingText] = []
     number = 0
     for text in _windows(files, tokenizer, length, progress):
         waiting.append(text)
@@ -175,9 +174,9 @@ class _Recorder(Drafter):
 
 def _decode(
     engine: Engine, requests: Sequence[Request], top: int, batch: int, first: int, total: int, progress: Progress
-) -> list[Text]:
+) -> list[TrainingText]:
     """The texts of `requests`, of which `batch` are decoded at a time."""
-    waiting, active, done = deque(enumerate(requests)), dict[int, Decoded](), dict[int, Text]()
+    waiting, active, done = deque(enumerate(requests)), dict[int, Decoded](), dict[int, TrainingText]()
     while waiting or active:
         while waiting and len(active) < batch:
             number, request = waiting.popleft()
@@ -191,10 +190,10 @@ def _decode(
     return [done[number] for number in range(len(requests))]
 
 
-def _text(seq: Decoded, top: int) -> Text:
+def _text(seq: Decoded, top: int) -> TrainingText:
     if seq.error is not None:
         raise seq.error
-    text = Text(np.asarray(seq.tokens, dtype=np.int32), seq.prompt_length)
+    text = TrainingText(np.asarray(seq.tokens, dtype=np.int32), seq.prompt_length)
     if not top:
         return text
     likely = np.zeros((len(text.tokens), top), dtype=np.int32)
@@ -205,7 +204,7 @@ def _text(seq: Decoded, top: int) -> Text:
     return replace(text, likely=likely, logprobs=logprobs)
 
 
-def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress: Progress) -> Iterator[Text]:
+def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress: Progress) -> Iterator[TrainingText]:
     files = list(files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
@@ -216,7 +215,7 @@ def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress:
                 while block := file.read(_BLOCK) + file.readline(_BLOCK):
                     held += tokenizer.encode(block, special=False)
                     while len(held) > length:
-                        yield Text(np.asarray(held[:length], dtype=np.int32), 0)
+                        yield TrainingText(np.asarray(held[:length], dtype=np.int32), 0)
                         del held[:length]
                     done += len(block.encode())
                     progress("reading texts", done, total)
@@ -224,4 +223,4 @@ def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress:
             raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
         held += tokenizer.eos_ids[:1]
         if len(held) > 1:
-            yield Text(np.asarray(held, dtype=np.int32), 0)
+            yield TrainingText(np.asarray(held, dtype=np.int32), 0)

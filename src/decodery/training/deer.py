@@ -25,11 +25,11 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
 from .card import refuse_others
-from .corpus import Corpus, Text
-from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
+from .corpus import Corpus, TrainingText
+from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import check_target, temper, write_draft
-from .lesson import Lesson, Part, distance, lesson, of_parts, predictions
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
+from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no block drafter")
 """Raises SettingsError where training would overwrite something else."""
@@ -64,7 +64,7 @@ class DeerRecipe:
 
 
 @dataclass(frozen=True)
-class Block:
+class MaskedBlock:
     """A block after a place of a text, the last token that is known. hidden: [length] which of its tokens are masked.
 
     weight: [length] what each counts. The first one is said by the row of the place itself, and is always hidden; so is
@@ -76,26 +76,26 @@ class Block:
     weight: np.ndarray
 
 
-def continuation(place: int, length: int, random: np.random.Generator) -> Block:
+def continuation(place: int, length: int, random: np.random.Generator) -> MaskedBlock:
     """Of the first stage: any number of tokens is masked, each number as often, and they share a weight."""
     hidden = np.ones(length, dtype=bool)
     open_, count = length - 1, 1 + int(random.integers(length - 1))
     hidden[:open_] = random.permutation(open_) < count
-    return Block(place, hidden, hidden / hidden.sum())
+    return MaskedBlock(place, hidden, hidden / hidden.sum())
 
 
-def suffix(place: int, length: int, alpha: float) -> Block:
+def suffix(place: int, length: int, alpha: float) -> MaskedBlock:
     """Of the second stage: nothing is known, and tokens count the more the nearer they are to the text."""
-    return Block(place, np.ones(length, dtype=bool), alpha ** np.arange(length - 1, -1, -1.0))
+    return MaskedBlock(place, np.ones(length, dtype=bool), alpha ** np.arange(length - 1, -1, -1.0))
 
 
-def blocks_behind(text: Text, blocks: Sequence[Block], mask: int) -> Part:
+def blocks_behind(text: TrainingText, blocks: Sequence[MaskedBlock], mask: int) -> BatchPart:
     """A text with blocks after places of it, each of which sees the text up to there and itself.
 
     Every row of the text after the prompt learns to predict what follows, too: it is what says the first token of a
     block. Those of a block count one each on average.
     """
-    part, n = Part.read(text), len(text.tokens) - 1
+    part, n = BatchPart.read(text), len(text.tokens) - 1
     total = n + sum(len(block.hidden) for block in blocks)
     seen = np.zeros((total, total), dtype=bool)
     seen[:n, :n] = np.tri(n, dtype=bool)
@@ -117,7 +117,7 @@ def blocks_behind(text: Text, blocks: Sequence[Block], mask: int) -> Part:
         first += length
     taught = np.concatenate(weights)
     segment = Segment(np.concatenate(positions), np.concatenate(ids).astype(np.int64), mask=seen)
-    return Part(
+    return BatchPart(
         text,
         segment,
         np.concatenate([part.rows, *rows]),
@@ -126,12 +126,12 @@ def blocks_behind(text: Text, blocks: Sequence[Block], mask: int) -> Part:
     )
 
 
-def places_of(text: Text, least: int) -> np.ndarray:
+def places_of(text: TrainingText, least: int) -> np.ndarray:
     """Places after which at least `least` tokens of what the target wrote follow."""
     return np.arange(max(text.written - 1, 0), len(text.tokens) - least)
 
 
-def drawn(text: Text, recipe: DeerRecipe, stage: int, random: np.random.Generator) -> list[Block]:
+def drawn(text: TrainingText, recipe: DeerRecipe, stage: int, random: np.random.Generator) -> list[MaskedBlock]:
     """Blocks after random places of a text, for a stage, 1 or 2; none where it is too short."""
     found = places_of(text, 2)
     found = random.choice(found, min(recipe.places, len(found)), replace=False) if len(found) else found
@@ -162,7 +162,7 @@ def with_mask(draft: Transformer, block: int) -> Transformer:
     return Transformer(config, Weights(table, old.layers, old.norm, Dense(table), kept))
 
 
-class _Course:
+class _DEERTraining:
     """What both stages share: the drafter, how it is taught and what it is judged by."""
 
     def __init__(self, draft: Transformer, corpus: Corpus, recipe: DeerRecipe, progress: Progress) -> None:
@@ -181,7 +181,7 @@ class _Course:
                 "some out: write more, or longer ones"
             )
         self.held = [self._judged(text) for text in whole]
-        temper(draft, lesson(whole, self.kept, self.place))
+        temper(draft, training_batch(whole, self.kept, self.place))
         self.parameters = parameters(draft)
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
 
@@ -200,7 +200,7 @@ class _Course:
         return train(
             self.parameters,
             loss,
-            Plan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=50),
+            TrainingPlan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=50),
             out,
             validate=self.figures,
             metric="cross_entropy",
@@ -228,7 +228,7 @@ class _Course:
         found = {f"right_{number}": share for number, share in enumerate(each, start=1)}
         return {"cross_entropy": nats / weight, "accepted": accepted, **found}
 
-    def _judged(self, text: Text) -> tuple[Lesson, np.ndarray, np.ndarray]:
+    def _judged(self, text: TrainingText) -> tuple[TrainingBatch, np.ndarray, np.ndarray]:
         """A text with whole blocks, and by place and token of a block the output wanted and the row that says it."""
         found, block = places_of(text, self.recipe.block), self.recipe.block
         found = found[np.linspace(0, len(found) - 1, min(_JUDGED, len(found))).round().astype(np.int64)]
@@ -244,7 +244,7 @@ def train_deer(
     corpus: Corpus,
     out: Path,
     *,
-    shape: Shape | None = None,
+    shape: DraftShape | None = None,
     recipe: DeerRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
@@ -255,7 +255,7 @@ def train_deer(
     the finished drafter, before it is quantized. Interrupted, it goes on from its last checkpoint in `out` when called
     again.
     """
-    shape, recipe = shape or Shape(layers=3), recipe or DeerRecipe()
+    shape, recipe = shape or DraftShape(layers=3), recipe or DeerRecipe()
     check_folder(out)
     model = check_target(target)
     if corpus.facts.get("vocab_size") != model.vocab_size:
@@ -263,14 +263,14 @@ def train_deer(
     learned, _ = corpus.split()
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = with_mask(cut_draft(model, shape, kept), recipe.block)
-    course = _Course(draft, corpus, recipe, progress)
+    training_run = _DEERTraining(draft, corpus, recipe, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
-    told, before = [], course.figures()
+    told, before = [], training_run.figures()
     stages = ((1, "continuation", recipe.continuing, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
     for stage, name, epochs, lr in stages:
         if epochs:
-            course.run(stage, epochs, lr, out / "training" / name, facts)
-            told.append((f"after stage {stage}", course.figures()))
+            training_run.run(stage, epochs, lr, out / "training" / name, facts)
+            told.append((f"after stage {stage}", training_run.figures()))
     write_draft(quantized(draft), target, out, _card(target, corpus, shape, recipe, before, told, command))
     return told[-1][1]
 
@@ -278,7 +278,7 @@ def train_deer(
 def _card(
     target: LoadedModel,
     corpus: Corpus,
-    shape: Shape,
+    shape: DraftShape,
     recipe: DeerRecipe,
     before: dict[str, float],
     told: Sequence[tuple[str, dict[str, float]]],

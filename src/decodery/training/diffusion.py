@@ -22,13 +22,13 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
 from .card import CARD, refuse_others
-from .lists import END, LEAST, MASK, MOST, VOCABULARY, Example, canvas_length, examples, ids, known, prompt_length
+from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
-from .loop import History, Plan, train
+from .loop import History, TrainingPlan, train
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """experts: of which each row takes two, each with `inner` units; 0 is an MLP that all rows take."""
 
     width: int
@@ -39,11 +39,11 @@ class Size:
 
 
 SIZES = {
-    "xs": Size(64, 3, 4, 256),
-    "s": Size(160, 4, 5, 640),
-    "m": Size(256, 6, 8, 1024),
-    "xs-moe": Size(64, 3, 4, 64, 16),
-    "s-moe": Size(160, 4, 5, 160, 16),
+    "xs": ModelSize(64, 3, 4, 256),
+    "s": ModelSize(160, 4, 5, 640),
+    "m": ModelSize(256, 6, 8, 1024),
+    "xs-moe": ModelSize(64, 3, 4, 64, 16),
+    "s-moe": ModelSize(160, 4, 5, 160, 16),
 }
 """By name."""
 CONTEXT = 256
@@ -56,7 +56,7 @@ check_folder = partial(refuse_others, made=MODEL, what="is no model")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DiffusionRecipe:
     """tasks: names, see `lists`; letters: of the longest list; size: see `SIZES`.
 
     blank: how often a prompt is masked too, which guidance needs. places: canvases of a step have any one length up to
@@ -97,7 +97,7 @@ class Recipe:
 
 
 def train_diffusion(
-    recipe: Recipe, out: Path, *, command: str = "", validate_every: int = 100, progress: Progress = silent
+    recipe: DiffusionRecipe, out: Path, *, command: str = "", validate_every: int = 100, progress: Progress = silent
 ) -> History:
     """Train a model in the folder `out`, ready to be loaded; interrupted, it goes on from there when called again.
 
@@ -118,7 +118,7 @@ def train_diffusion(
         with torch.no_grad():
             return {"loss": float(distance(model, held))}
 
-    plan = Plan(recipe.steps, lr=recipe.lr, betas=(0.9, 0.98), validate_every=validate_every)
+    plan = TrainingPlan(recipe.steps, lr=recipe.lr, betas=(0.9, 0.98), validate_every=validate_every)
     history = train(
         parameters(model), loss, plan, out / "training",
         validate=judged, metric="loss", settings=asdict(recipe), progress=progress, what="training",
@@ -132,7 +132,7 @@ def tune(
     model: Transformer,
     loss: Callable[[int], torch.Tensor],
     held: Callable[[], torch.Tensor],
-    plan: Plan,
+    plan: TrainingPlan,
     out: Path,
     *,
     settings: Mapping[str, Any],
@@ -161,7 +161,7 @@ def tune(
     return history
 
 
-def held_back(model: Transformer, recipe: Recipe) -> torch.Tensor:
+def held_back(model: Transformer, recipe: DiffusionRecipe) -> torch.Tensor:
     """`distance` on examples that no training sees."""
     return distance(model, Masked.draw(recipe, 256, HELD))
 
@@ -188,7 +188,7 @@ class Masked:
     weights: np.ndarray
 
     @classmethod
-    def draw(cls, recipe: Recipe, count: int, number: int) -> Masked:
+    def draw(cls, recipe: DiffusionRecipe, count: int, number: int) -> Masked:
         """A function of the recipe's seed and a number alone."""
         draws = np.random.default_rng([recipe.seed, number])
         drawn, canvas = examples(recipe.tasks, count, draws, recipe.letters), recipe.canvas
@@ -224,7 +224,7 @@ def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> to
     return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)], dtype=torch.int64, device="cpu"), -torch.inf)
 
 
-def untrained(recipe: Recipe) -> Transformer:
+def untrained(recipe: DiffusionRecipe) -> Transformer:
     """A model of the recipe's size, random as its seed says."""
     size = SIZES[recipe.size]
     width, count, inner, parts = size.width, size.layers, size.inner, max(size.experts, 1)
@@ -275,7 +275,7 @@ def parameters(model: Transformer) -> dict[str, torch.Tensor]:
     return {name: tensor.requires_grad_() for name, tensor in named_tensors(model).items()}
 
 
-def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict[str, float]:
+def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[ListExample]) -> dict[str, float]:
     """By task, the share of answers that are right; outputs: words, without an end."""
     found: dict[str, list[bool]] = {}
     for words, example in zip(outputs, asked, strict=True):
@@ -283,12 +283,12 @@ def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict
     return {task: sum(each) / len(each) for task, each in found.items()}
 
 
-def held_out(recipe: Recipe, count: int) -> list[Example]:
+def held_out(recipe: DiffusionRecipe, count: int) -> list[ListExample]:
     """Examples that training never sees, of all tasks in turn."""
     return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, HELD + 1]), recipe.letters)
 
 
-def _card(recipe: Recipe, history: History, command: str) -> str:
+def _card(recipe: DiffusionRecipe, history: History, command: str) -> str:
     size = SIZES[recipe.size]
     units = f"{size.experts} MLPs of {size.inner}, two for each row" if size.experts else f"{size.inner} inner units"
     example = " ".join(held_out(recipe, 1)[0].prompt)

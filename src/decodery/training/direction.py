@@ -88,7 +88,7 @@ def halves(statements: Ordered[Statement], seed: int = 0) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
+class ReadStatement:
     """A statement as the model read it. states: {site: [width]}, means of its rows; tokens: of it; doubt: the mean of
     -log p over them, in nats.
     """
@@ -99,18 +99,22 @@ class Said:
     doubt: float
 
 
-def read_by(lm: LLM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent) -> list[Said]:
+def read_by(
+    lm: LLM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent
+) -> list[ReadStatement]:
     """The statements as the model reads them, each as the answer to `ASKED`."""
     states, prompt = said(lm, [each.text for each in statements], sites, progress), _before(lm)
     texts = [lm.tokenizer.encode(each.text, special=False) for each in statements]
     unsure = doubts(lm, [(prompt, text) for text in texts])
     return [
-        Said(each, {site: rows[at] for site, rows in states.items()}, len(texts[at]), unsure[at])
+        ReadStatement(each, {site: rows[at] for site, rows in states.items()}, len(texts[at]), unsure[at])
         for at, each in enumerate(statements)
     ]
 
 
-def evaluated(read: Ordered[Said], train: Callable[[Ordered[Said]], Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
+def evaluated(
+    read: Ordered[ReadStatement], train: Callable[[Ordered[ReadStatement]], Probe], seed: int
+) -> tuple[Probe, dict[str, Any]]:
     """An axis of statements, and its report; see `Evaluation.run`.
 
     Args:
@@ -122,11 +126,11 @@ def evaluated(read: Ordered[Said], train: Callable[[Ordered[Said]], Probe], seed
         The axis, and its report of statements.
     """
 
-    def score(axis: Probe, items: Ordered[Said]) -> list[float]:
+    def score(axis: Probe, items: Ordered[ReadStatement]) -> list[float]:
         rows = torch.stack([each.states[axis.site] for each in items])
         return (axis.logits(rows)[:, 0] * axis.facts["way"]).tolist()
 
-    trial = Evaluation[Said, Probe](
+    trial = Evaluation[ReadStatement, Probe](
         train,
         score,
         label=lambda each: each.statement.label,
@@ -140,7 +144,7 @@ def evaluated(read: Ordered[Said], train: Callable[[Ordered[Said]], Probe], seed
     return trial.run(read, seed, "statements")
 
 
-def axis_by(read: Ordered[Said], kind: str, **settings: Any) -> Probe:
+def axis_by(read: Ordered[ReadStatement], kind: str, **settings: Any) -> Probe:
     """`best_axis` of statements that were read."""
     states = {site: torch.stack([each.states[site] for each in read]) for site in read[0].states}
     return best_axis(states, [each.statement for each in read], kind, **settings)

@@ -23,7 +23,7 @@ from .two_stacks import behind, predicted, read
 
 
 @dataclass(frozen=True)
-class Distillation:
+class DistillationRecipe:
     """How a student learns from a teacher.
 
     share: of KL(teacher || student) along the student's own texts in the loss; the rest is the loss on right texts.
@@ -50,7 +50,7 @@ def check_teacher(model: LanguageModel, vocabulary: str) -> None:
 
 @torch.no_grad()
 def drawn(
-    model: EncoderDecoder, given: torch.Tensor, most: int, how: Distillation, chance: torch.Generator
+    model: EncoderDecoder, given: torch.Tensor, most: int, how: DistillationRecipe, chance: torch.Generator
 ) -> torch.Tensor:
     """[b, <= most] int64 texts that a model draws of sources [b, n], each with its end, -1 after that.
 

@@ -25,10 +25,10 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
 from .card import CARD, refuse_others
-from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
-from .data import Corpus, Text
-from .lesson import Lesson, distance, judged, lesson, predictions
-from .loop import History, Plan, batches, train
+from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
+from .data import Corpus, TrainingText
+from .loop import History, TrainingPlan, batches, train
+from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
 """Raises SettingsError where training would overwrite something else."""
@@ -58,9 +58,9 @@ def train_draft(
     corpus: Corpus,
     out: Path,
     *,
-    shape: Shape | None = None,
+    shape: DraftShape | None = None,
     epochs: float = 4.0,
-    plan: Plan | None = None,
+    plan: TrainingPlan | None = None,
     pretraining: Corpus | None = None,
     batch: int = 4,
     seed: int = 0,
@@ -72,7 +72,7 @@ def train_draft(
     once over. plan: None for one of `epochs` over the corpus. Returns what `judged` says of the finished, quantized
     draft on the texts held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
     """
-    shape = shape or Shape()
+    shape = shape or DraftShape()
     check_folder(out)
     model = check_target(target)
     if corpus.facts.get("vocab_size") != model.vocab_size:
@@ -82,45 +82,51 @@ def train_draft(
         raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = cut_draft(model, shape, kept)
-    course = _Course(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
+    training_run = _DraftTraining(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
     if pretraining is not None:
         numbers, _ = pretraining.split()
-        once = Plan(max(1, len(numbers) // batch), lr=2e-3)
-        course.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
+        once = TrainingPlan(max(1, len(numbers) // batch), lr=2e-3)
+        training_run.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
         facts["pretraining"] = pretraining.facts
-    plan = plan or Plan(max(1, round(epochs * len(learned) / batch)))
-    history = course.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
+    plan = plan or TrainingPlan(max(1, round(epochs * len(learned) / batch)))
+    history = training_run.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
     finished = quantized(draft)
     assert finished.weights.kept is not None
-    scores = judged(finished, lesson(course.held, finished.weights.kept, course.place))
+    scores = judged(finished, training_batch(training_run.held, finished.weights.kept, training_run.place))
     write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
     return scores
 
 
-class _Course:
+class _DraftTraining:
     """What the stages of a training share: the draft, how it is taught and what it is judged by."""
 
     def __init__(
-        self, draft: Transformer, kept: Kept, held: Sequence[Text], batch: int, seed: int, progress: Progress
+        self, draft: Transformer, kept: Kept, held: Sequence[TrainingText], batch: int, seed: int, progress: Progress
     ) -> None:
         self.draft, self.kept, self.held = draft, kept, held
         self.batch, self.seed, self.progress = batch, seed, progress
         self.place = np.full(draft.vocab_size, -1)
         self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
-        self.validation = lesson(held, kept, self.place)
+        self.validation = training_batch(held, kept, self.place)
         temper(draft, self.validation)
         self.parameters = parameters(draft)
         # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
 
     def run(
-        self, what: str, corpus: Corpus, numbers: Sequence[int], plan: Plan, out: Path, facts: Mapping[str, object]
+        self,
+        what: str,
+        corpus: Corpus,
+        numbers: Sequence[int],
+        plan: TrainingPlan,
+        out: Path,
+        facts: Mapping[str, object],
     ) -> History:
         batch = batches(len(numbers), self.batch, self.seed)
 
         def loss(step: int) -> torch.Tensor:
-            taught = lesson([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
+            taught = training_batch([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
             with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
                 return distance(predictions(self.draft, taught), taught)
 
@@ -138,7 +144,7 @@ class _Course:
         )
 
 
-def temper(draft: Transformer, taught: Lesson) -> None:
+def temper(draft: Transformer, taught: TrainingBatch) -> None:
     """Begin no surer than pays: what few layers say in place of many, the head reads with false certainty."""
     norm = draft.weights.norm.clone()
     tried = []
@@ -164,7 +170,7 @@ def _card(
     target: LoadedModel,
     corpus: Corpus,
     pretraining: Corpus | None,
-    shape: Shape,
+    shape: DraftShape,
     draft: Transformer,
     history: History,
     scores: dict[str, float],

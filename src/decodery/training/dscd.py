@@ -14,15 +14,15 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import HELD, Masked, Recipe, distance, held_back, logits_at, trained, tune
+from .diffusion import HELD, DiffusionRecipe, Masked, distance, held_back, logits_at, trained, tune
 from .lists import MASK, MOST, VOCABULARY, examples, ids
-from .loop import History, Plan
+from .loop import History, TrainingPlan
 
 _MOST_LOSS = 5.0
 
 
 @dataclass(frozen=True)
-class Distillation:
+class SelfDistillationRecipe:
     """tasks, letters: of the examples, as the teacher knows them. control: train as long on the examples alone, masked
     as they were for the teacher, to tell what the distillation brings from what more training does.
 
@@ -48,8 +48,8 @@ class Distillation:
             raise SettingsError("distillation needs an example a step, a temperature above 0 and shares from 1 to 0")
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
+    def recipe(self) -> DiffusionRecipe:
+        return DiffusionRecipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
 
     def share(self, step: int) -> float:
         """Of the consistency loss in the whole."""
@@ -58,7 +58,7 @@ class Distillation:
 
 
 @dataclass(frozen=True)
-class Nested:
+class NestedMasks:
     """Examples masked twice. tokens: [n, length]; student, teacher: [n, length] bool, the latter inside the former."""
 
     tokens: np.ndarray
@@ -66,7 +66,7 @@ class Nested:
     teacher: np.ndarray
 
     @classmethod
-    def draw(cls, settings: Distillation, number: int) -> Nested:
+    def draw(cls, settings: SelfDistillationRecipe, number: int) -> NestedMasks:
         """A function of the seed and a number alone."""
         recipe, draws = settings.recipe, np.random.default_rng([settings.seed, number, 1])
         drawn = examples(recipe.tasks, settings.batch, draws, recipe.letters)
@@ -96,7 +96,7 @@ def _sizes(places: int, draws: np.random.Generator) -> tuple[int, int]:
 
 
 def losses(
-    student: Transformer, teacher: Transformer, nested: Nested, settings: Distillation
+    student: Transformer, teacher: Transformer, nested: NestedMasks, settings: SelfDistillationRecipe
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Consistency with the teacher, and cross-entropy of the data, each in nats a place and at most 5."""
     places = torch.from_numpy(np.flatnonzero(nested.student))
@@ -115,7 +115,7 @@ def losses(
 
 
 def distil(
-    folder: Path, settings: Distillation, out: Path, *, command: str = "", progress: Progress = silent
+    folder: Path, settings: SelfDistillationRecipe, out: Path, *, command: str = "", progress: Progress = silent
 ) -> History:
     """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there."""
     student, teacher = (trained(folder) for _ in range(2))
@@ -123,20 +123,22 @@ def distil(
     def loss(step: int) -> torch.Tensor:
         if settings.control:
             return distance(student, Masked.draw(settings.recipe, settings.batch, step))
-        return weighed(Nested.draw(settings, step), settings.share(step))
+        return weighed(NestedMasks.draw(settings, step), settings.share(step))
 
-    def weighed(nested: Nested, share: float) -> torch.Tensor:
+    def weighed(nested: NestedMasks, share: float) -> torch.Tensor:
         consistency, data = losses(student, teacher, nested, settings)
         return share * consistency + (1 - share) * data
 
     def held() -> torch.Tensor:
         if settings.control:
             return held_back(student, settings.recipe)
-        return torch.stack([weighed(Nested.draw(settings, HELD + number), settings.last) for number in range(4)]).mean()
+        return torch.stack(
+            [weighed(NestedMasks.draw(settings, HELD + number), settings.last) for number in range(4)]
+        ).mean()
 
     how = "trained on, as a control," if settings.control else "distilled"
     return tune(
-        student, loss, held, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        student, loss, held, TrainingPlan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
         settings={**asdict(settings), "teacher": teacher.fingerprint},
         told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
     )  # fmt: skip

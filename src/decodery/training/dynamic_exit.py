@@ -18,7 +18,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import OpenModel
 from decodery.speculative.drafters.dynamic_exit import tokens_per_layer
 
-from .corpus import Text
+from .corpus import TrainingText
 
 _ROWS = 512
 """Places at which all layers' tokens are found at a time."""
@@ -41,7 +41,7 @@ class ExitChoice:
 
 
 @torch.no_grad()
-def shadows(model: OpenModel, text: Text) -> tuple[np.ndarray, int]:
+def shadows(model: OpenModel, text: TrainingText) -> tuple[np.ndarray, int]:
     """[layers] at how many written places each layer's token is the one that the model says, and of how many."""
     layers, first = model.config.num_layers, max(text.written - 1, 0)
     taps = tuple(range(1, layers + 1))
@@ -92,7 +92,7 @@ def choose(right: np.ndarray, asked: np.ndarray, *, exits: int = 3, longest: int
 
 def find_exits(
     model: OpenModel,
-    texts: Sequence[Text],
+    texts: Sequence[TrainingText],
     *,
     exits: int = 3,
     longest: int = 18,

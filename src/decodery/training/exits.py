@@ -18,7 +18,7 @@ from decodery.models.trained.exits import ExitHeads, agreeing, unit
 
 from .corpus import Corpus
 from .features import FeatureStore
-from .loop import Plan, batches, train
+from .loop import TrainingPlan, batches, train
 
 HELD = 10
 """One text in so many is held out."""
@@ -37,7 +37,7 @@ class Places:
     last: torch.Tensor
 
 
-class Checks:
+class ExitChecks:
     """The checks of a model that can be left early, and the texts it is seen to read at them.
 
     Raises SettingsError for models that have no checks or cannot be left early.
@@ -56,11 +56,11 @@ class Checks:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def read(self, corpus: Corpus, out: Path, progress: Progress) -> Reading:
+    def read(self, corpus: Corpus, out: Path, progress: Progress) -> ExitTexts:
         """The texts of a corpus at these checks; what is read is kept in the folder `out`."""
         if corpus.facts.get("vocab_size") != self.model.vocab_size:
             raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {self.target.name}")
-        return Reading(self, FeatureStore(self.model, corpus, self.layers, out, 1, progress))
+        return ExitTexts(self, FeatureStore(self.model, corpus, self.layers, out, 1, progress))
 
     @torch.no_grad()
     def said(self, states: torch.Tensor, heads: ExitHeads | None = None) -> torch.Tensor:
@@ -77,13 +77,13 @@ class Checks:
         return torch.cat(found).view(n, checks)
 
 
-class Reading:
+class ExitTexts:
     """Texts as a model reads them, by number. learned, held: the numbers of those to learn from and of those held out.
 
     Raises SettingsError where there is nothing to learn from or to hold out.
     """
 
-    def __init__(self, checks: Checks, store: FeatureStore) -> None:
+    def __init__(self, checks: ExitChecks, store: FeatureStore) -> None:
         self.checks, self.store, self.corpus = checks, store, store.corpus
         learned, held = self.corpus.split(HELD)
         self.learned, self.held = ([n for n in part if self._rows(n)] for part in (learned, held))
@@ -102,7 +102,7 @@ class Reading:
         return range(max(text.written - 1, 0), len(text.tokens) - 1)
 
     def said(self, numbers: Sequence[int], heads: ExitHeads | None, progress: Progress) -> dict[int, torch.Tensor]:
-        """By number, what is found most likely at the checks of these texts, see `Checks.said`."""
+        """By number, what is found most likely at the checks of these texts, see `ExitChecks.said`."""
         found: dict[int, torch.Tensor] = {}
         for number in numbers:
             found[number] = self.checks.said(self[number].states, heads)
@@ -110,7 +110,7 @@ class Reading:
         return found
 
 
-def fit_agreement(reading: Reading, out: Path, *, progress: Progress) -> tuple[torch.Tensor, dict[str, float]]:
+def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple[torch.Tensor, dict[str, float]]:
     """What tells, by states at the checks, whether the model's head finds the last layer's token most likely there.
 
     A logistic regression [hidden + 1] float32 (`models.trained.exits.agreeing`), both answers counting the same; and of
@@ -140,7 +140,9 @@ def fit_agreement(reading: Reading, out: Path, *, progress: Progress) -> tuple[t
     train(
         {"classifier": classifier},
         lambda step: loss([reading.learned[number] for number in chosen(step)]),
-        Plan(steps := max(1, epochs * len(reading.learned) // batch), lr=3e-3, validate_every=max(1, steps // 10)),
+        TrainingPlan(
+            steps := max(1, epochs * len(reading.learned) // batch), lr=3e-3, validate_every=max(1, steps // 10)
+        ),
         out,
         validate=validate,
         metric="cross_entropy",

@@ -19,7 +19,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.artifact import read_tensors
 from decodery.step.embedded import Embeddings, chunk
 
-from .corpus import Corpus, Text
+from .corpus import Corpus, TrainingText
 
 SHARD = 32
 """Texts whose features are kept in one file."""
@@ -31,14 +31,14 @@ _TOGETHER = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
+class FeatureRows:
     """One text as the target reads it. text: its tokens; states: {tap: [n, width]} float16 after each of them.
 
     likely, logprobs: [n, k] int64 and float32, the k tokens the target finds most likely after each, at temperature 1.
     after: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
     """
 
-    text: Text
+    text: TrainingText
     states: dict[Tap, torch.Tensor]
     likely: torch.Tensor
     logprobs: torch.Tensor
@@ -78,7 +78,7 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self.corpus)
 
-    def __getitem__(self, number: int) -> Features:
+    def __getitem__(self, number: int) -> FeatureRows:
         found, held = self._read(number // SHARD)[number % SHARD], self._embeddings(number)
         return found if held is None else replace(found, behind=held.behind(0, len(found.text.tokens)))
 
@@ -95,14 +95,14 @@ def _cached(device: torch.device, paths: Sequence[Path]) -> int:
     return max(1, free // 2 // (2 * max(path.stat().st_size for path in paths)))
 
 
-def _texts(corpus: Corpus, shard: int) -> Iterator[Text]:
+def _texts(corpus: Corpus, shard: int) -> Iterator[TrainingText]:
     return (corpus[number] for number in range(shard * SHARD, min((shard + 1) * SHARD, len(corpus))))
 
 
 def _write(
     path: Path,
     target: LanguageModel,
-    texts: list[Text],
+    texts: list[TrainingText],
     embeddings: list[Embeddings | None],
     taps: tuple[Tap, ...],
     top: int,
@@ -133,7 +133,7 @@ def _write(
 
 def _read(
     path: Path, corpus: Corpus, shard: int, taps: tuple[Tap, ...], made: str, device: torch.device
-) -> list[Features]:
+) -> list[FeatureRows]:
     texts = list(_texts(corpus, shard))
     sizes = [len(text.tokens) for text in texts]
     try:
@@ -145,7 +145,7 @@ def _read(
     except (CorruptFile, KeyError, RuntimeError) as error:
         raise CorruptFile(f"{path} is damaged: remove it and train again") from error
     return [
-        Features(
+        FeatureRows(
             text,
             {tap: states[at][number] for at, tap in enumerate(taps)},
             likely[number].long(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .programs import Pair
+from .programs import ProgramPair
 
 # A program about $noun in which `@` is what the fix changes, and that before and after it.
 _TEMPLATES = (
@@ -138,10 +138,10 @@ _TEMPLATES = (
 _NOUNS = ("config", "report", "invoice", "archive", "order", "backup", "picture", "recipe", "ticket", "letter")
 
 
-def built_in_pairs(count: int) -> list[Pair]:
+def built_in_pairs(count: int) -> list[ProgramPair]:
     """The first `count` of 200 pairs: every template about one thing, then about the next one."""
     made = [
-        Pair(*(frame.replace("@", change).replace("$noun", noun) for change in (before, after)))
+        ProgramPair(*(frame.replace("@", change).replace("$noun", noun) for change in (before, after)))
         for noun in _NOUNS
         for frame, before, after in _TEMPLATES
     ]

@@ -30,8 +30,8 @@ from decodery.models.trained.token_routers import TokenRouters, inputs, least_im
 from decodery.step.forward_request import run_sync, score
 
 from .card import CARD, refuse_others
-from .corpus import Corpus, Text
-from .loop import History, Plan, batches, train
+from .corpus import Corpus, TrainingText
+from .loop import History, TrainingPlan, batches, train
 from .schedules import Evolution, evolve
 
 TRIED = "tried.json"
@@ -123,13 +123,13 @@ class Expected:
     others together.
     """
 
-    text: Text
+    text: TrainingText
     ids: torch.Tensor
     logprobs: torch.Tensor
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: LanguageModel, text: Text) -> Expected:
+    def of(cls, model: LanguageModel, text: TrainingText) -> Expected:
         segment = Segment.chunk(text.tokens, model.new_cache(), logit_rows=_rows(text))
         logits = model.forward(Batch([segment])).logits
         ids = torch.from_numpy(topk(logits, min(_LIKELY, logits.shape[1] - 1))[0].astype(np.int64)).to(logits.device)
@@ -140,7 +140,7 @@ class Expected:
         return (self.logprobs.exp() * (self.logprobs - _gathered(logits, self.ids))).sum(dim=-1).mean()
 
 
-def _rows(text: Text) -> range:
+def _rows(text: TrainingText) -> range:
     """The rows after which something was written."""
     return range(text.written - 1, len(text.tokens))
 
@@ -155,8 +155,8 @@ def _gathered(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def train_routers(
     model: LanguageModel,
     routers: TokenRouters,
-    texts: Sequence[Text],
-    held: Sequence[Text],
+    texts: Sequence[TrainingText],
+    held: Sequence[TrainingText],
     out: Path,
     recipe: FTPRecipe,
     progress: Progress = silent,
@@ -185,7 +185,7 @@ def train_routers(
         return train(
             parameters,
             loss,
-            Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 4)),
+            TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 4)),
             out,
             validate=validate,
             metric="loss",
@@ -240,7 +240,7 @@ def assess(model: LanguageModel, routers: TokenRouters, expected: Expected, reci
 
 
 def find_schedule(
-    model: LanguageModel, texts: Sequence[Text], out: Path, recipe: FTPRecipe, progress: Progress = silent
+    model: LanguageModel, texts: Sequence[TrainingText], out: Path, recipe: FTPRecipe, progress: Progress = silent
 ) -> tuple[tuple[float, ...], list[float]]:
     """The schedule under which the static router changes least what follows prompts, and all losses tried.
 
@@ -334,11 +334,11 @@ def train_ftp(
     return routers
 
 
-def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[Text]:
+def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[TrainingText]:
     """The first tokens of those texts whose prompts have something to prune; at least a quarter of them is written."""
     most = 3 * recipe.length // 4
     found = [
-        Text(text.tokens[: recipe.length].astype(np.int64), min(text.written, most))
+        TrainingText(text.tokens[: recipe.length].astype(np.int64), min(text.written, most))
         for text in (corpus[number] for number in numbers)
         if text.written > recipe.sinks + 1 and len(text.tokens) > min(text.written, most)
     ]

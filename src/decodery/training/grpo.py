@@ -25,7 +25,7 @@ from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .cut import changeable, parameters, quantized
-from .loop import Plan, batches, train
+from .loop import TrainingPlan, batches, train
 from .puzzle_model import check_folder, log_probability, save
 from .solving import solved
 
@@ -144,7 +144,7 @@ def train_grpo(
     history = train(
         parameters(policy),
         loss,
-        Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 5)),
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 5)),
         out / "training",
         validate=lambda: judged(policy),
         metric="objective",

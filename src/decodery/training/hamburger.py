@@ -27,10 +27,10 @@ from decodery.models.torch.weights import floating
 from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
 
 from .card import CARD, refuse_others
-from .corpus import Corpus, Text
+from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
 
 MODEL = "model"
 """The folder of the tuned model, in the one that is made."""
@@ -41,7 +41,7 @@ what the loss of the stop head weighs; how many tokens a group has on average, a
 check_folder = partial(refuse_others, made=MICRO, what="holds no micro steps")
 """Raises SettingsError where training would overwrite something else."""
 _HELD = 64
-Grouped = tuple[Text, list[int]]
+Grouped = tuple[TrainingText, list[int]]
 """A text, and the sizes of the groups of what was written."""
 
 
@@ -68,7 +68,7 @@ class HamburgerRecipe:
             raise SettingsError("hamburger needs an lr above 0 and a base-lr of at least 0")
 
 
-def entropies(text: Text) -> np.ndarray:
+def entropies(text: TrainingText) -> np.ndarray:
     """[m] nats, how unsure the model was of each written token, by those that it found most likely; 0 where unknown."""
     assert text.logprobs is not None
     logprobs = text.logprobs[text.written - 1 : -1].astype(np.float64)
@@ -91,12 +91,12 @@ def groups(entropy: np.ndarray, most: int) -> list[int]:
     return sizes
 
 
-def _grouped(text: Text, most: int) -> Grouped:
+def _grouped(text: TrainingText, most: int) -> Grouped:
     return text, groups(entropies(text), most)
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class GroupBatch:
     """Texts in groups. ids: [t] all their tokens. members: [g, most] which of them each group has; lengths: [g].
 
     parts: of each text its rows: where its prompt lies among the tokens, which groups are its own, and their positions.
@@ -116,7 +116,7 @@ class Lesson:
     behind: torch.Tensor
 
     @classmethod
-    def of(cls, texts: Sequence[Text], sizes: Sequence[Sequence[int]], most: int) -> Lesson:
+    def of(cls, texts: Sequence[TrainingText], sizes: Sequence[Sequence[int]], most: int) -> GroupBatch:
         """sizes: of the groups of each text."""
         ids, members, parts, heads, likely, share = [], [], [], [], [], []
         first, rows = 0, 0
@@ -146,7 +146,7 @@ class Lesson:
         return cls(ids_, members_, lengths_, parts, heads_, likely_, share_, right, *last)
 
 
-def _wanted(text: Text) -> tuple[np.ndarray, np.ndarray]:
+def _wanted(text: TrainingText) -> tuple[np.ndarray, np.ndarray]:
     """[m, k] tokens and shares of what is to be said of each written token: what the model found likely, or itself."""
     assert text.likely is not None and text.logprobs is not None
     rows = slice(text.written - 1, -1)
@@ -157,34 +157,37 @@ def _wanted(text: Text) -> tuple[np.ndarray, np.ndarray]:
     return likely, share / share.sum(axis=1, keepdims=True)
 
 
-def said(base: Transformer, parts: MicroSteps, lesson: Lesson) -> torch.Tensor:
+def said(base: Transformer, parts: MicroSteps, training_batch: GroupBatch) -> torch.Tensor:
     """[m, hidden] what is said of each grouped token, as the head reads it, all texts in one pass of each module."""
-    embedded = base.embed_tokens(lesson.ids.to(base.device)).to(parts.dtype)
-    rows = embedded[lesson.members]
-    merged = parts.merged(rows, lesson.lengths)
+    embedded = base.embed_tokens(training_batch.ids.to(base.device)).to(parts.dtype)
+    rows = embedded[training_batch.members]
+    merged = parts.merged(rows, training_batch.lengths)
     segments = [
-        Segment(positions, states=torch.cat([embedded[prompt], merged[own]])) for prompt, own, positions in lesson.parts
+        Segment(positions, states=torch.cat([embedded[prompt], merged[own]]))
+        for prompt, own, positions in training_batch.parts
     ]
     batch, sites = Batch(segments), [HookPoint("residual", tap) for tap in parts.taps]
     visits = Hooks.reading(sites)
     base.layers(base.embed(batch), batch, visits)
-    *inner, last = (visits.states[each][lesson.heads].to(parts.dtype) for each in sites)
+    *inner, last = (visits.states[each][training_batch.heads].to(parts.dtype) for each in sites)
     last = base.final_norm(last)
-    longer = lesson.lengths > 1
+    longer = training_batch.lengths > 1
     whole = rows.new_zeros(rows.shape)
     whole[:, 0] = last
     taps = torch.stack([*inner, last], dim=1)[longer]
     if len(taps):
         whole[longer, 1:] = base.final_norm(parts.spoken(taps, rows[longer][:, :-1]))
-    return whole[torch.arange(rows.shape[1], device="cpu") < lesson.lengths[:, None]]
+    return whole[torch.arange(rows.shape[1], device="cpu") < training_batch.lengths[:, None]]
 
 
-def losses(base: Transformer, parts: MicroSteps, lesson: Lesson) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def losses(
+    base: Transformer, parts: MicroSteps, training_batch: GroupBatch
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[m] nats of what is to be said of each token; [m] of where groups end; logits [m, vocab]."""
-    states = said(base, parts, lesson)
+    states = said(base, parts, training_batch)
     logits = base.project(states)
-    spoken = -(lesson.share * logits.log_softmax(dim=-1).gather(1, lesson.likely)).sum(dim=1)
-    stops = binary_cross_entropy_with_logits(parts.ends(states), lesson.ends.to(states.dtype), reduction="none")
+    spoken = -(training_batch.share * logits.log_softmax(dim=-1).gather(1, training_batch.likely)).sum(dim=1)
+    stops = binary_cross_entropy_with_logits(parts.ends(states), training_batch.ends.to(states.dtype), reduction="none")
     return spoken, stops, logits
 
 
@@ -207,7 +210,7 @@ def untrained(base: Transformer, recipe: HamburgerRecipe) -> MicroSteps:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class HamburgerTraining:
     """What learns, and on what. texts: with the sizes of their groups, those held out apart."""
 
     base: Transformer
@@ -216,8 +219,8 @@ class Course:
     texts: list[Grouped]
     held: list[Grouped] = field(default_factory=list)
 
-    def lesson(self, some: Sequence[Grouped]) -> Lesson:
-        return Lesson.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
+    def training_batch(self, some: Sequence[Grouped]) -> GroupBatch:
+        return GroupBatch.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
 
     def run(self, out: Path, settings: dict[str, Any], progress: Progress) -> History:
         recipe = self.recipe
@@ -227,14 +230,14 @@ class Course:
         steps = max(1, round(recipe.epochs * len(self.texts) / recipe.batch))
 
         def loss(step: int) -> torch.Tensor:
-            spoken, stops, _ = losses(self.base, self.parts, self.lesson([self.texts[n] for n in chosen(step)]))
+            spoken, stops, _ = losses(self.base, self.parts, self.training_batch([self.texts[n] for n in chosen(step)]))
             return spoken.mean() + ENDS * stops.mean()
 
         try:
             return train(
                 {**learned, **tuned},
                 loss,
-                Plan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
+                TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
                 out,
                 validate=self.figures,
                 metric="loss",
@@ -255,14 +258,14 @@ class Course:
         totals = dict.fromkeys(("loss", "nats first", "nats behind", "right first", "right behind", "ends right"), 0.0)
         counts, tokens = {"first": 0, "behind": 0}, 0
         for number in range(0, len(self.held), self.recipe.batch):
-            lesson = self.lesson(self.held[number : number + self.recipe.batch])
-            spoken, stops, logits = losses(self.base, self.parts, lesson)
-            same = logits.argmax(dim=-1) == lesson.right
+            training_batch = self.training_batch(self.held[number : number + self.recipe.batch])
+            spoken, stops, logits = losses(self.base, self.parts, training_batch)
+            same = logits.argmax(dim=-1) == training_batch.right
             totals["loss"] += float((spoken + ENDS * stops).sum())
             # Less than log 2 where the likelier answer is right.
             totals["ends right"] += int((stops < np.log(2)).sum())
             tokens += len(spoken)
-            for name, rows in (("first", ~lesson.behind), ("behind", lesson.behind)):
+            for name, rows in (("first", ~training_batch.behind), ("behind", training_batch.behind)):
                 totals[f"nats {name}"] += float(spoken[rows].sum())
                 totals[f"right {name}"] += int(same[rows].sum())
                 counts[name] += int(rows.sum())
@@ -306,9 +309,9 @@ def train_hamburger(
             "learn: give it other prompts, or more texts"
         )
     base = changeable(model)
-    course = Course(base, untrained(base, recipe), recipe, learned, held)
-    history = course.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
-    values = {name: round(value, 4) for name, value in course.figures().items()}
+    training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, held)
+    history = training_run.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
+    values = {name: round(value, 4) for name, value in training_run.figures().items()}
     facts = {
         "model": target.name,
         "command": command,
@@ -323,7 +326,7 @@ def train_hamburger(
         tuned = quantized(base)
         named, fingerprint = str(out / MODEL), tuned.fingerprint
         write_draft(tuned, target, out / MODEL, f"# {target.name}, tuned to read groups of tokens\n\n{_made(facts)}")
-    parts = course.parts
+    parts = training_run.parts
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
     found.save(out / MICRO)
     # Last: without the file beside it, it would be taken for somebody else's.

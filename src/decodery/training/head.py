@@ -28,9 +28,9 @@ from .card import CARD, refuse_others
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown
-from .features import Features, FeatureStore
-from .head_lesson import DEPTHS, Taught, distance, judged, rank_rates, taught
-from .loop import History, Plan, batches, train
+from .features import FeatureRows, FeatureStore
+from .head_batch import DEPTHS, Taught, distance, judged, rank_rates, taught
+from .loop import History, TrainingPlan, batches, train
 
 TOP = 64
 """Most likely tokens of the target that are learned from at every place."""
@@ -98,7 +98,7 @@ def train_head(
         trained = _begun(start, kind)
     head, settings = kind(trained, model), dict(trained.settings)
     store = FeatureStore(model, corpus, head.taps, out / "features", TOP, progress, device=model.device)
-    plain = _Store(store, learned, held[:_HELD])
+    plain = _StoredTexts(store, learned, held[:_HELD])
     seen = None
     if shown is not None:
         check_texts(len(shown.corpus))
@@ -106,10 +106,10 @@ def train_head(
         features = FeatureStore(
             model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings, model.device
         )
-        seen = _Store(features, learned_of, held_of[:_HELD])
+        seen = _StoredTexts(features, learned_of, held_of[:_HELD])
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
-    course = _Course(head, plain, seen, recipe, steps)
-    plan = Plan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
+    training_run = _HeadTraining(head, plain, seen, recipe, steps)
+    plan = TrainingPlan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     begun = {} if start is None else {"start": dict(start.facts)}
     made = {"command": command, "target": target.name, **asdict(recipe)}
 
@@ -118,8 +118,8 @@ def train_head(
         tensors = Parts(head.parts.tensors | dict(best)).quantized()
         finished = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
         bound = kind(finished, model)
-        scores = scores or judged(bound, course.held, recipe.decay)
-        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, course.held)}
+        scores = scores or judged(bound, training_run.held, recipe.decay)
+        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, training_run.held)}
         replace(finished, facts=facts).save(out / HEAD)
         return facts
 
@@ -128,15 +128,15 @@ def train_head(
             keep(best, history, history.metrics[str(history.best_step)])
 
     history = train(
-        *(course.parameters, course.loss, plan, out / "training"),
-        validate=course.validate,
+        *(training_run.parameters, training_run.loss, plan, out / "training"),
+        validate=training_run.validate,
         metric="tokens",
         higher=True,
         settings={"recipe": asdict(recipe), "kind": kind.kind, "corpus": corpus.facts, "head": settings, **begun},
         progress=progress,
         saved=saved,
     )
-    facts = keep(course.parameters, history, {})
+    facts = keep(training_run.parameters, history, {})
     scores = {name: facts[name] for name in history.metrics["0"]}
     # Last: without the head beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))
@@ -151,7 +151,7 @@ def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
 
 
 @dataclass(frozen=True)
-class _Store:
+class _StoredTexts:
     """What the target showed of texts, and the numbers of those that are learned and of those held out."""
 
     features: FeatureStore
@@ -159,10 +159,12 @@ class _Store:
     held: Sequence[int]
 
 
-class _Course:
+class _HeadTraining:
     """What the steps of a training share. shown: texts after embeddings, None for none."""
 
-    def __init__(self, head: BoundHead, plain: _Store, shown: _Store | None, recipe: HeadRecipe, steps: int) -> None:
+    def __init__(
+        self, head: BoundHead, plain: _StoredTexts, shown: _StoredTexts | None, recipe: HeadRecipe, steps: int
+    ) -> None:
         self.head, self.plain, self.shown, self.recipe, self.steps = head, plain, shown, recipe, steps
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
@@ -177,7 +179,7 @@ class _Course:
         self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
         judged, size = shown or plain, recipe.batch
         held = [judged.features[number] for number in judged.held]
-        self.held = [self._lesson(held[first : first + size]) for first in range(0, len(held), size)]
+        self.held = [self._training_batch(held[first : first + size]) for first in range(0, len(held), size)]
 
     def loss(self, step: int) -> torch.Tensor:
         texts = [self.plain.features[self.plain.learned[each]] for each in self._batch(step)]
@@ -187,15 +189,17 @@ class _Course:
             for place, number in enumerate(self._shown(step)):
                 if drawn[place]:
                     texts[place] = self.shown.features[self.shown.learned[number]]
-        lesson = self._lesson(texts)
-        guesses = lesson.unrolled(self.head, self.head.unrolled(step / self.steps))
-        known = lesson.weight[:, : lesson.places] > 0
-        return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
+        training_batch = self._training_batch(texts)
+        guesses = training_batch.unrolled(self.head, self.head.unrolled(step / self.steps))
+        known = training_batch.weight[:, : training_batch.places] > 0
+        return distance(self.head, guesses, training_batch, self.recipe.decay) + self.head.regret(
+            guesses, training_batch.states, known
+        )
 
     def validate(self) -> dict[str, float]:
         return judged(self.head, self.held, self.recipe.decay)
 
-    def _lesson(self, texts: Sequence[Features]) -> Taught:
+    def _training_batch(self, texts: Sequence[FeatureRows]) -> Taught:
         steps = max(self.head.taught, DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
         return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)

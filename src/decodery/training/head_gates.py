@@ -25,7 +25,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import GATES, HeadGates
 
 from .card import refuse_others
-from .one_by_one import Course
+from .one_by_one import ExampleSplit
 from .traced import TracedCache, differentiable
 
 WORDS = (
@@ -127,7 +127,7 @@ class Mixed(AttentionPolicy):
         return torch.einsum("kgns,ksd->nkgd", mixed, values).flatten(1, 2)
 
 
-class School:
+class HeadGateTrainee:
     """The model, the texts, and gates that learn: all of them 1 at first."""
 
     def __init__(self, model: Transformer, recipe: GateRecipe) -> None:
@@ -186,23 +186,23 @@ def train_head_gates(
     """
     recipe = recipe or GateRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "head gates"), recipe)
-    course = Course(documents, recipe, "documents")
+    trainee = HeadGateTrainee(differentiable(target.model, "head gates"), recipe)
+    examples = ExampleSplit(documents, recipe, "documents")
 
     def validate() -> dict[str, float]:
         with torch.no_grad():
-            return {"loss": float(torch.stack([school.loss(each) for each in course.held]).mean())}
+            return {"loss": float(torch.stack([trainee.loss(each) for each in examples.held]).mean())}
 
-    history = course.learn(
-        {"gates": school.gates},
-        lambda document, _: school.loss(document),
+    history = examples.learn(
+        {"gates": trainee.gates},
+        lambda document, _: trainee.loss(document),
         validate,
         out,
         data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
         what="training head gates",
         progress=progress,
     )
-    facts = course.facts(command, history, loss=round(history.best or 0.0, 4))
-    found = HeadGates(school.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
+    facts = examples.facts(command, history, loss=round(history.best or 0.0, 4))
+    found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
     found.save(out / GATES)
     return found

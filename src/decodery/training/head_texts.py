@@ -15,7 +15,7 @@ from decodery.monitors.sae import HeadCodes
 
 from .evaluation import Evaluation, doubts
 from .ranking import parts
-from .sae import Example, highest
+from .sae import BehaviourExample, highest
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -27,13 +27,18 @@ class Read:
     wrote where each token was chosen, the first at the prompt's end. doubt: the mean of -log p over the prompt.
     """
 
-    example: Example
+    example: BehaviourExample
     rows: torch.Tensor
     doubt: float
 
 
 def written(
-    lm: LLM, examples: Ordered[Example], *, chat: bool = False, max_new_tokens: int = 24, progress: Progress = silent
+    lm: LLM,
+    examples: Ordered[BehaviourExample],
+    *,
+    chat: bool = False,
+    max_new_tokens: int = 24,
+    progress: Progress = silent,
 ) -> list[Read]:
     """What heads write while the model goes on from examples, greedily, as their monitor sees it.
 

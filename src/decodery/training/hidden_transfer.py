@@ -24,7 +24,7 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
-from .ahead import EVERY, RATED, Recipe, School, behind, card, facts_of, shares, teach
+from .ahead import EVERY, RATED, AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
 from .card import CARD, refuse_others
 from .corpus import Corpus
 from .loop import History
@@ -34,7 +34,7 @@ check_folder = partial(refuse_others, made=TRANSFER, what="holds no hidden trans
 
 
 @dataclass(frozen=True)
-class TransferRecipe(Recipe):
+class TransferRecipe(AheadRecipe):
     """How maps learn. layers: after how many layers the state of the first, second, ... token after is made,
     ascending; decay: what each counts, as a part of the one before.
     """
@@ -51,8 +51,8 @@ class TransferRecipe(Recipe):
             raise SettingsError("hidden transfer needs a decay above 0 and at most 1")
 
 
-class TransferSchool(School):
-    """A school in which maps learn, which begin as identities."""
+class TransferTrainee(AheadTrainee):
+    """A trainee in which maps learn, which begin as identities."""
 
     def __init__(self, reader: LanguageModel, model: LanguageModel, recipe: TransferRecipe) -> None:
         layers = recipe.layers
@@ -108,12 +108,12 @@ def train_transfer(
     """
     recipe = recipe or TransferRecipe()
     check_folder(out)
-    school = TransferSchool(target.model, model, recipe)
+    trainee = TransferTrainee(target.model, model, recipe)
     learned, held = shares(corpus, target, every=EVERY)
-    history = teach(school, corpus, learned, held, out, recipe, progress, "training maps")
-    rates = school.rates([corpus[number] for number in held], progress)
+    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training maps")
+    rates = trainee.rates([corpus[number] for number in held], progress)
     facts = facts_of(target, corpus, recipe, history, command)
-    found = Transfer(school.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
+    found = Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
     found.save(out / TRANSFER)
     text = card(
         facts,

@@ -56,7 +56,7 @@ class HMMRecipe:
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
+class ExpectedCounts:
     """What is expected of the states of texts, see `counted`, shaped as in `HMM`. likelihood: in nats, of all texts."""
 
     start: torch.Tensor
@@ -87,7 +87,7 @@ def _laws(counts: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return torch.where(sums > 0, counts / sums.clamp(min=torch.finfo(counts.dtype).tiny), before)
 
 
-def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = False) -> Counts:
+def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = False) -> ExpectedCounts:
     """Expected counts of states over texts [n] of columns, by the forward and backward recursions, scaled per token."""
     start, transition = torch.zeros_like(hmm.start), torch.zeros_like(hmm.transition)
     said, likelihood = torch.zeros_like(hmm.emission.T), 0.0
@@ -116,7 +116,7 @@ def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = Fa
         start += (sure[0] * behind[0]).sum(dim=0)
         follows = known[1:]
         transition += hmm.transition * (sure[:-1][follows].T @ coming[1:][follows])
-    return Counts(start, transition, said.T, likelihood)
+    return ExpectedCounts(start, transition, said.T, likelihood)
 
 
 def _side_by_side(texts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -29,10 +29,10 @@ from decodery.sampling.no_citation import FILE, Citations
 from decodery.sampling.sampler import Sampler
 
 from .card import CARD
-from .corpus import Corpus, Text
-from .lesson import distance, lesson, predictions
-from .loop import Plan, batches, train
-from .remade import Course, Form, Remade, Remaking, check_folder
+from .corpus import Corpus, TrainingText
+from .loop import TrainingPlan, batches, train
+from .remade import Remade, Remaking, TrainedForm, TrainingProgress, check_folder
+from .training_batch import distance, predictions, training_batch
 
 _HELD, _CONTEXT, _LAST = 16, 32, 96
 """Texts held out, how much of each is a context to write from, and of what is written the last so many tokens count."""
@@ -46,11 +46,11 @@ class WholeRemaking(Remaking):
     def tables(self) -> bool:
         return True
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
-        return Whole(whole)
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
+        return WholeLinear(whole)
 
 
-class Whole(Form):
+class WholeLinear(TrainedForm):
     """A linear layer that learns as it is."""
 
     def __init__(self, whole: Dense) -> None:
@@ -124,8 +124,8 @@ def hyperfit(
     ids = torch.from_numpy(every).to(original.device)
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
-    def loss_of(texts: Sequence[Text]) -> torch.Tensor:
-        taught = lesson(texts, Kept(ids, ids), every)
+    def loss_of(texts: Sequence[TrainingText]) -> torch.Tensor:
+        taught = training_batch(texts, Kept(ids, ids), every)
         return distance(predictions(remade.model, taught), taught)
 
     def validate() -> dict[str, float]:
@@ -136,7 +136,7 @@ def hyperfit(
     history = train(
         remade.parameters,
         lambda step: loss_of([learned[each] for each in batch(step)]),
-        Plan(
+        TrainingPlan(
             recipe.epochs * per_epoch,
             lr=recipe.lr,
             warmup=0.0,

@@ -13,7 +13,7 @@ from decodery.core.errors import PromptError
 from decodery.models.loaders.store import Progress, silent
 from decodery.speculative.acceptance.judge import Head
 
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, Examples
 
 JUDGE = "judge.safetensors"
@@ -71,7 +71,7 @@ def fit(
     def validate() -> dict[str, float]:
         return {"auc": auc(logits(others).numpy(), truth)}
 
-    plan = Plan(steps, lr=lr, validate_every=max(1, steps // 20))
+    plan = TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 20))
     settings = {"examples": hashlib.sha256(found.states.tobytes() + found.valid.tobytes()).hexdigest()}
     history = train(
         parameters, loss, plan, out, validate=validate, metric="auc", higher=True, settings=settings, progress=progress

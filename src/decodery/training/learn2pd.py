@@ -29,7 +29,7 @@ _TOGETHER = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class LabelledBlocks:
     """Blocks as passes found them. confidence: [n, b]; final, open: [n, b] bool; prompt: [n] whose they are.
 
     final: whether the proposal is what static decoding writes. passes: that this took, if only such were written, and
@@ -43,11 +43,11 @@ class Labelled:
     passes: int
     static: int
 
-    def of(self, part: int, parts: int = _HELD_OUT) -> Labelled:
+    def of(self, part: int, parts: int = _HELD_OUT) -> LabelledBlocks:
         """Those of the prompts whose number leaves `part` when divided; part -1: all but the first two parts."""
         left = self.prompt % parts
         rows = (left > 1) if part < 0 else left == part
-        return Labelled(
+        return LabelledBlocks(
             self.confidence[rows], self.final[rows], self.open[rows], self.prompt[rows], self.passes, self.static
         )
 
@@ -84,7 +84,7 @@ def labelled(
     *,
     eos_ids: Sequence[int] = (),
     progress: Progress = silent,
-) -> Labelled:
+) -> LabelledBlocks:
     """What static decoding in blocks of `places` writes after prompts, and which proposals on the way are that."""
     method = Static(block=places)
     rows, owners, passes, static = [], list[int](), 0, 0
@@ -102,11 +102,13 @@ def labelled(
             owners += [number] * len(seen)
             progress("decoding twice", number + 1, len(prompts))
     confidence, final, is_open = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
-    return Labelled(confidence, final, is_open, torch.tensor(owners, dtype=torch.int64, device="cpu"), passes, static)
+    return LabelledBlocks(
+        confidence, final, is_open, torch.tensor(owners, dtype=torch.int64, device="cpu"), passes, static
+    )
 
 
 def fit_filter(
-    found: Labelled, *, model: str = "", epochs: int = 3000, lr: float = 3e-3, seed: int = 0, rho: float = 0.96
+    found: LabelledBlocks, *, model: str = "", epochs: int = 3000, lr: float = 3e-3, seed: int = 0, rho: float = 0.96
 ) -> tuple[Filter, dict[str, float]]:
     """The filter that does best on prompts held out, and how well it does on others.
 
@@ -145,6 +147,6 @@ def fit_filter(
     }
 
 
-def _loss(made: Filter, rows: Labelled) -> torch.Tensor:
+def _loss(made: Filter, rows: LabelledBlocks) -> torch.Tensor:
     logits = made.logits(rows.confidence)[rows.open]
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, rows.final[rows.open].float())

@@ -23,7 +23,7 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import Recipe, School, behind, card, facts_of, shares, teach
+from .ahead import AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
 from .card import CARD, refuse_others
 from .corpus import Corpus
 from .loop import History
@@ -33,7 +33,7 @@ check_folder = partial(refuse_others, made=UNITS, what="holds no units")
 
 
 @dataclass(frozen=True)
-class UnitsRecipe(Recipe):
+class UnitsRecipe(AheadRecipe):
     """How placeholders learn; there are few numbers to learn, so that one text per step is enough.
 
     span: tokens of the longest unit, of which the first needs no placeholder. alpha: taught are the tokens of runs in
@@ -49,14 +49,14 @@ class UnitsRecipe(Recipe):
             raise SettingsError("units need a span of at least 2 and an alpha from 0 to 1")
 
 
-class PlaceholderSchool(School):
-    """A school in which embeddings learn that stand for the tokens after a place."""
+class PlaceholderTrainee(AheadTrainee):
+    """A trainee in which embeddings learn that stand for the tokens after a place."""
 
     def __init__(
         self,
         reader: LanguageModel,
         model: LanguageModel,
-        recipe: Recipe,
+        recipe: AheadRecipe,
         *,
         ahead: int,
         alpha: float = 0.0,
@@ -93,11 +93,11 @@ def train_units(
     """
     recipe = recipe or UnitsRecipe()
     check_folder(out)
-    school = PlaceholderSchool(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
+    trainee = PlaceholderTrainee(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
     learned, held = shares(corpus, target, recipe.alpha)
-    history = teach(school, corpus, learned, held, out, recipe, progress, "training placeholders")
+    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training placeholders")
     facts = facts_of(target, corpus, recipe, history, command)
-    found = Placeholders(school.placeholders.detach().cpu(), facts)
+    found = Placeholders(trainee.placeholders.detach().cpu(), facts)
     found.save(out / UNITS)
     text = card(
         facts,

@@ -35,7 +35,7 @@ Words = list[str]
 
 
 @dataclass(frozen=True)
-class Task:
+class ListTask:
     """pose: the words after the task's name, of a list of letters. answer: a right one to what was posed, at random.
 
     right: whether an answer to what was posed is one. room: places that an answer to `most` letters needs, an end with
@@ -62,19 +62,19 @@ def _only(
     answer: Callable[[Words], Words],
     pose: Callable[[Words, np.random.Generator], Words] = _posed,
     room: Callable[[int], int] = lambda most: most + 2,
-) -> Task:
+) -> ListTask:
     """A task with one answer."""
-    return Task(pose, lambda posed, draws: answer(posed), lambda posed, found: found == answer(posed), room)
+    return ListTask(pose, lambda posed, draws: answer(posed), lambda posed, found: found == answer(posed), room)
 
 
-def _some(answers: Callable[[Words], list[Words]]) -> Task:
+def _some(answers: Callable[[Words], list[Words]]) -> ListTask:
     """A task with a few answers, all alike."""
 
     def answer(posed: Words, draws: np.random.Generator) -> Words:
         found = answers(posed)
         return found[int(draws.integers(len(found)))]
 
-    return Task(_posed, answer, lambda posed, found: found in answers(posed))
+    return ListTask(_posed, answer, lambda posed, found: found in answers(posed))
 
 
 def _insert(items: Words, place: int) -> Words:
@@ -96,11 +96,11 @@ def _shuffle(items: Words, draws: np.random.Generator) -> Words:
     return found
 
 
-def _at(change: Callable[[Words, int], Words], more: int = 0) -> Task:
+def _at(change: Callable[[Words, int], Words], more: int = 0) -> ListTask:
     return _only(lambda posed: change(posed[1:], int(posed[0])), _with_place(more))
 
 
-def _anywhere(change: Callable[[Words, int], Words], more: int = 0) -> Task:
+def _anywhere(change: Callable[[Words, int], Words], more: int = 0) -> ListTask:
     return _some(lambda posed: [change(posed, place) for place in range(len(posed) + more)])
 
 
@@ -155,7 +155,7 @@ def _is_seeded(posed: Words, found: Words) -> bool:
     return len(found) == _GROUPS * _COPIES and all(len(each) == 1 and each <= set(posed) for each in groups)
 
 
-def _of_names(task: Task) -> Task:
+def _of_names(task: ListTask) -> ListTask:
     """The same of names of two letters, the first of which differ. What comes in is two words too."""
 
     def spelled(names: Words) -> Words:
@@ -169,7 +169,7 @@ def _of_names(task: Task) -> Task:
         lasts = draws.integers(len(LETTERS), size=len(items))
         return spelled(task.pose([first + LETTERS[last] for first, last in zip(items, lasts, strict=True)], draws))
 
-    return Task(
+    return ListTask(
         pose,
         lambda posed, draws: spelled(task.answer(folded(posed), draws)),
         lambda posed, found: task.right(folded(posed), folded(found)),
@@ -199,11 +199,11 @@ def _filled(posed: Words) -> Words:
     ]
 
 
-LISTS: dict[str, Task] = {
+LISTS: dict[str, ListTask] = {
     "copy": _only(lambda items: items),
     "reverse": _only(lambda items: items[::-1]),
     "sort": _only(sorted),
-    "shuffle": Task(_posed, _shuffle, lambda posed, found: sorted(found) == sorted(posed) and found != posed),
+    "shuffle": ListTask(_posed, _shuffle, lambda posed, found: sorted(found) == sorted(posed) and found != posed),
     "insert-index": _at(_insert, 1),
     "insert-random": _anywhere(_insert, 1),
     "remove-index": _at(_remove),
@@ -213,22 +213,22 @@ LISTS: dict[str, Task] = {
 }
 """ParallelBench's tasks on lists, by name. What is inserted, or put in a letter's place, is one word of its own."""
 _CELLS = grids.SIDE * grids.SIDE
-PUZZLES: dict[str, Task] = {
-    "latin-square": Task(
+PUZZLES: dict[str, ListTask] = {
+    "latin-square": ListTask(
         _four, _square, lambda posed, found: grids.is_latin(found, posed), lambda most: _CELLS + 1,
         lambda most: grids.SIDE,
     ),
     "sudoku": replace(_only(_filled, _with_blanks, lambda most: _CELLS + 1), asks=lambda most: _CELLS),
 }  # fmt: skip
 """ParallelBench's puzzles, by name; the squares have one size."""
-NAMES: dict[str, Task] = {f"{name}-names": _of_names(LISTS[name]) for name in ("copy", "shuffle", "replace-random")}
+NAMES: dict[str, ListTask] = {f"{name}-names": _of_names(LISTS[name]) for name in ("copy", "shuffle", "replace-random")}
 """Tasks on lists whose items are two words each."""
 TASKS = LISTS | PUZZLES | NAMES | {
     "add": replace(_only(_sum, _added, lambda most: _SUMMED + 2), asks=lambda most: 2 * _SUMMED + 1),
     "expr": replace(_only(_worked_out, _expression, lambda most: 9), asks=lambda most: 7),
     "json": _only(_json, _paired, lambda most: 4 * (most // 2) + 2),
     "pair": _some(lambda posed: [posed[:2], posed[-2:]]),
-    "seed-copy": Task(_posed, _seeded, _is_seeded, lambda most: _GROUPS * _COPIES + 1),
+    "seed-copy": ListTask(_posed, _seeded, _is_seeded, lambda most: _GROUPS * _COPIES + 1),
 }  # fmt: skip
 """All there are."""
 SEVERAL = frozenset({
@@ -243,7 +243,7 @@ VOCABULARY = (
 
 
 @dataclass(frozen=True)
-class Example:
+class ListExample:
     """A prompt [length] and one answer [places], ends after it, as words.
 
     posed: what stands between the task's name and the sign that the prompt ends with.
@@ -281,7 +281,7 @@ def canvas_length(tasks: Sequence[str], most: int = MOST) -> int:
     return max(TASKS[task].room(most) for task in tasks)
 
 
-def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most: int = MOST) -> list[Example]:
+def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most: int = MOST) -> list[ListExample]:
     """Fresh ones, of all tasks in turn, on lists of up to `most` letters."""
     found, length, places = [], prompt_length(tasks, most), canvas_length(tasks, most)
     for number in range(count):
@@ -289,7 +289,7 @@ def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most:
         size = int(draws.integers(LEAST, most + 1))
         items = [LETTERS[each] for each in draws.choice(len(LETTERS), size, replace=False)]
         posed = TASKS[name].pose(items, draws)
-        found.append(Example(name, posed, TASKS[name].answer(posed, draws), length, places))
+        found.append(ListExample(name, posed, TASKS[name].answer(posed, draws), length, places))
     return found
 
 

@@ -23,7 +23,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How to train. lr: at its peak, after `warmup` of the steps; it ends at `final` of that, along a cosine.
 
     clip: largest norm of the gradient, infinity for any. validate_every: steps between validations; save_seconds:
@@ -72,7 +72,7 @@ class History:
 def train(
     parameters: Mapping[str, torch.Tensor],
     loss: Callable[[int], torch.Tensor],
-    plan: Plan,
+    plan: TrainingPlan,
     out: Path,
     *,
     validate: Callable[[], Mapping[str, float]],
@@ -167,7 +167,9 @@ def batches(count: int, size: int, seed: int) -> Callable[[int], list[int]]:
     return batch
 
 
-def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan, shares: Mapping[str, float]) -> torch.optim.AdamW:
+def _optimizer(
+    parameters: Mapping[str, torch.Tensor], plan: TrainingPlan, shares: Mapping[str, float]
+) -> torch.optim.AdamW:
     groups: dict[tuple[float, float], list[torch.Tensor]] = {}
     for name, tensor in parameters.items():
         # Gains and biases are not pulled towards zero.

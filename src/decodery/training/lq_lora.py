@@ -13,7 +13,7 @@ from decodery.compression.lq_lora import LQLoRA, in_bfloat16
 from decodery.core.errors import SettingsError
 from decodery.models.torch.weights import Dense
 
-from .remade import Course, Form, Remaking
+from .remade import Remaking, TrainedForm, TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class LowRankRemaking(Remaking):
     def norms(self) -> bool:
         return False
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         return LowRank(whole, self.split)
 
 
-class LowRank(Form):
+class LowRank(TrainedForm):
     """One such layer. found: its parts, of which the thin ones learn."""
 
     def __init__(self, whole: Dense, split: LQLoRA) -> None:

@@ -26,7 +26,7 @@ from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=MERGE_NET, what="holds no network of merged tokens")
@@ -50,7 +50,7 @@ class MergeRecipe:
             raise SettingsError("merged tokens need a width of at least 1, and a share between 0 and 1")
 
 
-class School:
+class MergeTrainee:
     """The model, which stays as it is, and the network that learns."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, recipe: MergeRecipe) -> None:
@@ -110,20 +110,20 @@ def train_merges(
     """
     recipe = recipe or MergeRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
+    trainee = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
     long_enough(texts, _LEAST)
-    course = Course(texts, recipe)
-    mean = school.apart(course.held, MergeNet.initial(target.model.config.hidden_size, 1))
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: {"loss": school.apart(course.held)},
+    examples = ExampleSplit(texts, recipe)
+    mean = trainee.apart(examples.held, MergeNet.initial(target.model.config.hidden_size, 1))
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: {"loss": trainee.apart(examples.held)},
         out,
         data=as_ids(texts),
         what="training merged tokens",
         progress=progress,
     )
-    facts = course.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
-    found = MergeNet(kept(school.tensors), facts, target.model.fingerprint)
+    facts = examples.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
+    found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / MERGE_NET)
     return found

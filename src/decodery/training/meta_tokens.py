@@ -20,7 +20,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=META, what="holds no meta-tokens")
@@ -53,7 +53,7 @@ class MetaRecipe:
             raise SettingsError("meta-tokens need library, tokens, sparse and ahead of at least 1, and 0 < cold <= hot")
 
 
-class Watching(AttentionPolicy):
+class RecordedAttention(AttentionPolicy):
     """paid: by layer, what a pass's rows from `first` on pay to the first `n` slots [kv_heads, n], summing to 1."""
 
     observes = True
@@ -74,7 +74,7 @@ class Watching(AttentionPolicy):
         return torch.stack([self.paid[layer] for layer in sorted(self.paid)])
 
 
-class School:
+class MetaTokenTrainee:
     """The model, which stays as it is, and the meta-tokens that learn."""
 
     def __init__(self, model: Transformer, recipe: MetaRecipe) -> None:
@@ -90,7 +90,7 @@ class School:
     def example(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """What a text's end pays to what comes before it [layers, kv_heads, n], and the keys and values of that."""
         n, cache = len(tokens) - self.recipe.ahead, self.model.new_cache()
-        cache.policy = watching = Watching(n, n)
+        cache.policy = watching = RecordedAttention(n, n)
         self.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
         cache.keep(range(n))
         return watching.found, cache.data[:, :, :, :n]
@@ -114,7 +114,7 @@ class School:
         wanted, past = self.example(tokens)
         soft, n = mixed @ library(self.tensors), past.shape[3]
         cache = TracedCache(past)
-        cache.policy = watching = Watching(n)
+        cache.policy = watching = RecordedAttention(n)
         positions = np.arange(n, n + len(soft))
         self.model.forward(Batch([Segment(positions, None, soft, cache=cache, logit_rows=[])]))
         return distance(wanted, watching.found)
@@ -154,13 +154,13 @@ def train_meta_tokens(
     """
     recipe = recipe or MetaRecipe()
     check_folder(out)
-    school = School(differentiable(target.model, "meta-tokens"), recipe)
+    trainee = MetaTokenTrainee(differentiable(target.model, "meta-tokens"), recipe)
     long_enough(texts, recipe.ahead + 2)
-    course = Course(texts, recipe)
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: {"divergence": school.apart(course.held)},
+    examples = ExampleSplit(texts, recipe)
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: {"divergence": trainee.apart(examples.held)},
         out,
         data=as_ids(texts),
         what="training meta-tokens",
@@ -168,7 +168,7 @@ def train_meta_tokens(
         metric="divergence",
         weight_decay=0.01,
     )
-    facts = course.facts(command, history, divergence=round(history.best or 0.0, 4))
-    found = MetaTokens(kept(school.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
+    facts = examples.facts(command, history, divergence=round(history.best or 0.0, 4))
+    found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
     found.save(out / META)
     return found

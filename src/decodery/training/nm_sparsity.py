@@ -15,7 +15,7 @@ from decodery.compression.nm_sparsity import sparse, strongest
 from decodery.core.errors import SettingsError
 from decodery.models.torch.weights import Dense
 
-from .remade import Course, Form, Remaking
+from .remade import Remaking, TrainedForm, TrainingProgress
 
 Schedule = Literal["linear", "exponential", "structure", "sr-ste"]
 
@@ -74,22 +74,22 @@ class SparseRemaking(Remaking):
         along = max(0.0, done - self.dense) / self.decay
         return max(self.n, counts[min(int(along * len(counts)), len(counts) - 1)])
 
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
-        return Sparse(whole, self, course)
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
+        return Sparse(whole, self, progress_made)
 
 
-class Sparse(Form):
+class Sparse(TrainedForm):
     """One such layer, whose weights are all kept until the end."""
 
-    def __init__(self, whole: Dense, remaking: SparseRemaking, course: Course) -> None:
-        self.whole, self._remaking, self._course = whole, remaking, course
+    def __init__(self, whole: Dense, remaking: SparseRemaking, progress_made: TrainingProgress) -> None:
+        self.whole, self._remaking, self._progress_made = whole, remaking, progress_made
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return {"weight": self.whole.weight}
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        remaking, done = self._remaking, self._course.done
+        remaking, done = self._remaking, self._progress_made.done
         weight = self.whole.weight
         others = ~strongest(weight.detach().abs(), remaking.kept(done), remaking.m)
         factor = torch.where(others, remaking.left(done), 1.0).to(weight.dtype)

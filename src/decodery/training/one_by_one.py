@@ -11,7 +11,7 @@ import torch
 from decodery.core.errors import PromptError
 from decodery.models.loaders.store import Progress
 
-from .loop import History, Plan, batches, content, train
+from .loop import History, TrainingPlan, batches, content, train
 
 HELD = 8
 """One text in so many is held out."""
@@ -19,7 +19,7 @@ HELD = 8
 Example = TypeVar("Example")
 
 
-class Recipe(Protocol):
+class TrainingRecipe(Protocol):
     """What every recipe says, a dataclass."""
 
     @property
@@ -39,13 +39,13 @@ def long_enough(texts: Sequence[Sequence[int]], least: int) -> None:
         )
 
 
-class Course(Generic[Example]):
+class ExampleSplit(Generic[Example]):
     """Examples, by what a recipe says. held: those that nothing is learned from.
 
     kind: what a run's settings and facts call the examples. Raises PromptError for too few of them.
     """
 
-    def __init__(self, examples: Sequence[Example], recipe: Recipe, kind: str = "texts") -> None:
+    def __init__(self, examples: Sequence[Example], recipe: TrainingRecipe, kind: str = "texts") -> None:
         if len(examples) < HELD:
             raise PromptError(f"{len(examples)} {kind} are too few to learn from: give at least {HELD}")
         self.recipe, self.kind, self.count = recipe, kind, len(examples)
@@ -75,7 +75,9 @@ class Course(Generic[Example]):
         return train(
             tensors,
             lambda step: loss(self._learned[order(step)[0]], step),
-            Plan(recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)),
+            TrainingPlan(
+                recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)
+            ),
             out / "training",
             validate=validate,
             metric=metric,

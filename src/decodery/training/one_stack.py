@@ -22,8 +22,8 @@ from decodery.puzzles.alphabet import END_ID, encoded
 
 from .card import refuse_others
 from .cut import parameters, quantized
-from .loop import History, Plan, train
-from .puzzle_model import SHAPES, Shape, predicted, random_transformer, save
+from .loop import History, TrainingPlan, train
+from .puzzle_model import SHAPES, TransformerShape, predicted, random_transformer, save
 from .transductions import Transduction, sources
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no decoder of a transduction")
@@ -42,7 +42,7 @@ def asking(source: str) -> list[int]:
 class OneStackRecipe:
     """How a decoder is trained: its shape, and `steps` of `batch` sources each; `held` of them are held out."""
 
-    shape: Shape = SHAPES["tiny-1M"]
+    shape: TransformerShape = SHAPES["tiny-1M"]
     steps: int = 1500
     batch: int = 32
     lr: float = 2e-3
@@ -74,14 +74,14 @@ def train_one_stack(
     held = list(islice(sources(kind, "validation"), recipe.held))
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(kind, recipe, step)
+        tokens, taught = training_batch(kind, recipe, step)
         logits = predicted(model, tokens[:, :-1])
         return cross_entropy(logits.flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
 
     history = train(
         parameters(model),
         loss,
-        Plan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
+        TrainingPlan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
         out / "training",
         validate=lambda: {"wrong": 1.0 - right(quantized(model), kind, held)},
         metric="wrong",
@@ -95,7 +95,7 @@ def train_one_stack(
     return found
 
 
-def lesson(kind: Transduction, recipe: OneStackRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def training_batch(kind: Transduction, recipe: OneStackRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A step's tokens [batch, longest], filled up after their ends, and what is learned of them, -1 for nothing."""
     drawn = islice(sources(kind, "train", (recipe.seed << 32) + step), recipe.batch)
     rows = [(asking(each), [*encoded(kind.write(each)), END_ID]) for each in drawn]

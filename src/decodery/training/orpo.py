@@ -24,10 +24,11 @@ from decodery.puzzles import Puzzle, drawn
 from decodery.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.search.base import Search
-from decodery.search.steps import StepSearch, aggregated
+from decodery.search.step_nodes import aggregated
+from decodery.search.steps import StepSearch
 
 from .cut import changeable, parameters, quantized
-from .loop import Plan, batches, train
+from .loop import TrainingPlan, batches, train
 from .puzzle_model import check_folder, log_probability, save
 
 PAIRS = "pairs.json"
@@ -53,7 +54,7 @@ class ORPORecipe:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Token ids. begin: what stands before both; better, worse: the steps that were written there."""
 
     begin: list[int]
@@ -106,7 +107,7 @@ def pairs(
     margin: float,
     visits: Ordered[int] = (),
     worth: Callable[[list[float]], float] = lambda scores: scores[-1],
-) -> list[Pair]:
+) -> list[PreferencePair]:
     """The best and the worst way on from every text that a search went on from in several ways.
 
     Args:
@@ -132,7 +133,7 @@ def pairs(
             begin, at = list[int](), parent
             while at >= 0:
                 begin, at = [*grown[at].tokens, *begin], grown[at].parent
-            made.append(Pair([*prompt, *begin], grown[best].tokens, grown[worst].tokens))
+            made.append(PreferencePair([*prompt, *begin], grown[best].tokens, grown[worst].tokens))
     return made
 
 
@@ -182,7 +183,7 @@ def train_orpo(
     history = train(
         parameters(policy),
         loss,
-        Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 10)),
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 10)),
         out / "training",
         validate=validate,
         metric="loss",
@@ -200,13 +201,13 @@ def train_orpo(
 
 def _searched(
     model: Transformer, puzzle: Puzzle, search: Search, out: Path, recipe: ORPORecipe, progress: Progress
-) -> list[Pair]:
+) -> list[PreferencePair]:
     """The pairs of all trees, kept in `out` once they are there."""
     path = out / PAIRS
     made = f"backed up {model.fingerprint} {puzzle!r} {search!r} {recipe.problems} {recipe.margin} {recipe.seed}"
     if path.is_file() and (known := json.loads(path.read_text("utf-8")))["made"] == made:
-        return [Pair(**each) for each in known["pairs"]]
-    found, bound = list[Pair](), search.bind(tokenizer())
+        return [PreferencePair(**each) for each in known["pairs"]]
+    found, bound = list[PreferencePair](), search.bind(tokenizer())
     if not isinstance(bound, StepSearch):
         raise SettingsError("orpo learns from searches over steps, such as mcts and step-beam: name one of them")
 
@@ -229,7 +230,7 @@ def _searched(
     return found
 
 
-def _likely(model: Transformer, found: Ordered[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
+def _likely(model: Transformer, found: Ordered[PreferencePair]) -> tuple[torch.Tensor, torch.Tensor]:
     """[n] mean log-probabilities of a token, of the better and of the worse steps of these pairs."""
     rows = [(pair.begin, step) for pair in found for step in (pair.better, pair.worse)]
     means = log_probability(model, rows) / torch.tensor(

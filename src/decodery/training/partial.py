@@ -20,7 +20,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 
 from .lines import read_json_lines
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
 
 Pair = tuple[Ordered[int], Ordered[int]]
 PARTIAL = "partial.safetensors"
@@ -45,7 +45,7 @@ def train_partial(
     weights: PartialWeights,
     pairs: Ordered[Pair],
     held: Ordered[Pair],
-    plan: Plan,
+    plan: TrainingPlan,
     out: Path,
     *,
     also: Mapping[str, torch.Tensor] | None = None,
@@ -115,7 +115,7 @@ def fit_partial(
     weights = PartialWeights.initial(model, seed, last=last, reset=reset)
     held = pairs[_HELD - 1 :: _HELD]
     learned = [pair for number, pair in enumerate(pairs) if number % _HELD != _HELD - 1]
-    plan = Plan(steps, lr=lr, validate_every=max(1, steps // 4))
+    plan = TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 4))
     history = train_partial(
         model, weights, learned, held, plan, out / "training", batch=batch, echo=echo, seed=seed, progress=progress
     )

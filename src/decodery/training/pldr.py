@@ -24,8 +24,8 @@ from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
 from .card import refuse_others
 from .cut import parameters
-from .loop import History, Plan, train
-from .puzzle_model import lesson, save, solves
+from .loop import History, TrainingPlan, train
+from .puzzle_model import save, solves, training_batch
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no PLDR-LLM")
 """Raises SettingsError where training would overwrite something else."""
@@ -36,7 +36,8 @@ _KEPT = 16
 
 @dataclass(frozen=True)
 class PLDRRecipe:
-    """Shape and course of a training. The published model of 110 million weights has 5 layers, 14 heads of 64, 8 units.
+    """Shape and settings of a training. The published model of 110 million weights has 5 layers, 14 heads of 64, 8
+    units.
 
     operator_inner: of the gated layers that make operators, `depth` in each of `units`.
     """
@@ -81,13 +82,13 @@ def train_pldr(
     held = list(islice(drawn(puzzle, "validation"), recipe.held))
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(puzzle, recipe.batch, step, recipe.seed)
+        tokens, taught = training_batch(puzzle, recipe.batch, step, recipe.seed)
         logits, _ = law.predicted(tokens[:, :-1])
         return cross_entropy(logits.flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
-        tokens, taught = lesson(puzzle, recipe.batch, 10**6, recipe.seed)
+        tokens, taught = training_batch(puzzle, recipe.batch, 10**6, recipe.seed)
         logits, _ = law.predicted(tokens[:, :-1])
         kept = law.frozen(mean_operators(law, puzzle))
         frozen = side_by_side(kept, tokens[:, :-1])
@@ -100,7 +101,7 @@ def train_pldr(
     history = train(
         learned,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.1, betas=(0.9, 0.95), validate_every=recipe.every),
+        TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.1, betas=(0.9, 0.95), validate_every=recipe.every),
         out / "training",
         validate=validate,
         metric="frozen",

@@ -18,10 +18,10 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import EVERY, RATED, Recipe, card, facts_of, shares, teach
+from .ahead import EVERY, RATED, AheadRecipe, card, facts_of, shares, teach
 from .card import CARD, refuse_others
 from .corpus import Corpus
-from .lexical_units import PlaceholderSchool
+from .lexical_units import PlaceholderTrainee
 from .loop import History
 
 check_folder = partial(refuse_others, made=PROMPTS, what="holds no prompt tokens")
@@ -29,7 +29,7 @@ check_folder = partial(refuse_others, made=PROMPTS, what="holds no prompt tokens
 
 
 @dataclass(frozen=True)
-class PPDRecipe(Recipe):
+class PPDRecipe(AheadRecipe):
     """How prompt tokens learn. ahead: how many there are (k); decay: what each counts, as a part of the one before."""
 
     ahead: int = 3
@@ -61,12 +61,12 @@ def train_ppd(
     """
     recipe = recipe or PPDRecipe()
     check_folder(out)
-    school = PlaceholderSchool(target.model, model, recipe, ahead=recipe.ahead, decay=recipe.decay)
+    trainee = PlaceholderTrainee(target.model, model, recipe, ahead=recipe.ahead, decay=recipe.decay)
     learned, held = shares(corpus, target, every=EVERY)
-    history = teach(school, corpus, learned, held, out, recipe, progress, "training prompt tokens")
-    rates = school.rates([corpus[number] for number in held], progress)
+    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training prompt tokens")
+    rates = trainee.rates([corpus[number] for number in held], progress)
     facts = facts_of(target, corpus, recipe, history, command)
-    found = Placeholders(school.placeholders.detach().cpu(), facts, rates)
+    found = Placeholders(trainee.placeholders.detach().cpu(), facts, rates)
     found.save(out / PROMPTS)
     text = card(
         facts,

@@ -25,7 +25,7 @@ from decodery.step.sequence import Sequence as Written
 
 from .judge import auc
 from .lines import read_json_lines
-from .loop import Plan, batches, train
+from .loop import TrainingPlan, batches, train
 from .restart import not_better
 from .solving import solved, text_of
 from .value import states_of
@@ -74,7 +74,7 @@ class PRMRecipe:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSolution:
     """One solution. labels: of its steps, between 0 and 1. tokens: what was written to label it."""
 
     problem: int
@@ -119,7 +119,7 @@ def train_prm(
     history = train(
         head.tensors,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, validate_every=10),
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=10),
         out / "training",
         validate=validate,
         metric="cross_entropy",
@@ -149,7 +149,7 @@ def train_prm(
 
 def labelled(
     model: LanguageModel, puzzle: Puzzle, out: Path, recipe: PRMRecipe, progress: Progress = silent
-) -> list[Labelled]:
+) -> list[LabelledSolution]:
     """Solutions with their labels, kept in `out` problem by problem; those that are there are read."""
     path = out / LABELS
     head = {"puzzle": puzzle.spec, "model": model.fingerprint, **asdict(recipe)}
@@ -165,21 +165,21 @@ def labelled(
     return [example for example in found if example.problem < recipe.problems]
 
 
-def _read(path: Path, head: dict[str, object]) -> Iterator[Labelled]:
+def _read(path: Path, head: dict[str, object]) -> Iterator[LabelledSolution]:
     for number, entry in read_json_lines(path):
         if number == 1:
             if entry != head:
                 raise SettingsError(f"{path} has labels of other settings: name another folder, or remove that file")
             continue
         try:
-            yield Labelled(**{**entry, "labels": tuple(entry["labels"])})
+            yield LabelledSolution(**{**entry, "labels": tuple(entry["labels"])})
         except (TypeError, KeyError) as error:
             raise CorruptFile(f"line {number} of {path} is no labelled solution: remove that file") from error
 
 
 def _of_problem(
     model: LanguageModel, puzzle: Puzzle, number: int, prompt: str, recipe: PRMRecipe
-) -> Iterator[Labelled]:
+) -> Iterator[LabelledSolution]:
     seed, length = nth_seed(recipe.seed, number << 24), puzzle.length + _SPARE
     (texts,) = solved(model, [prompt], length, each=recipe.solutions, temperature=1.0, seed=seed)
     if recipe.labels == "restart":
@@ -189,13 +189,13 @@ def _of_problem(
     if recipe.labels == "reference":
         random = Random(f"annotator {recipe.seed} {number}")
         for text in (*written, puzzle.solve(prompt, random)):
-            yield Labelled(number, prompt, text, annotated(puzzle, prompt, text, recipe, random), len(text))
+            yield LabelledSolution(number, prompt, text, annotated(puzzle, prompt, text, recipe, random), len(text))
         return
     values, tokens = _rolled_out(model, puzzle, prompt, list(written), recipe, seed)
     for place, text in enumerate(written):
         beginnings = list(_beginnings(puzzle, text))
         labels = [values.get(begun, 0.0) for begun in beginnings[:-1]] + [float(puzzle.verify(prompt, text))]
-        yield Labelled(number, prompt, text, tuple(labels), tokens if place == 0 else 0)
+        yield LabelledSolution(number, prompt, text, tuple(labels), tokens if place == 0 else 0)
 
 
 def annotated(puzzle: Puzzle, prompt: str, text: str, recipe: PRMRecipe, random: Random) -> tuple[float, ...]:
@@ -232,12 +232,14 @@ def _rolled_out(
     return found, tokens
 
 
-def _compared(puzzle: Puzzle, number: int, prompt: str, texts: Sequence[str | None], tokens: int) -> Iterator[Labelled]:
+def _compared(
+    puzzle: Puzzle, number: int, prompt: str, texts: Sequence[str | None], tokens: int
+) -> Iterator[LabelledSolution]:
     """All samples that have ended, as often as they were drawn, so that what is learned is calibrated."""
     shares = not_better([float(text is not None and puzzle.verify(prompt, text)) for text in texts])
     for text, share in zip(texts, shares, strict=True):
         if text is not None:
-            yield Labelled(number, prompt, text, (share,) * len(puzzle.steps(text)), tokens)
+            yield LabelledSolution(number, prompt, text, (share,) * len(puzzle.steps(text)), tokens)
             tokens = 0
 
 
@@ -254,7 +256,7 @@ def _beginnings(puzzle: Puzzle, text: str) -> Iterator[str]:
 
 
 def _rows(
-    model: LanguageModel, puzzle: Puzzle, examples: Sequence[Labelled], tap: int, held: bool
+    model: LanguageModel, puzzle: Puzzle, examples: Sequence[LabelledSolution], tap: int, held: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """States [n, hidden] at the ends of steps, and labels [n], of the problems held out or of the others."""
     states: list[torch.Tensor] = []

@@ -37,7 +37,7 @@ _TOGETHER, _BATCH, _EVERY = 32, 256, 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class WrittenProgram:
     """What a model wrote for a prompt. rows: {site: [tokens, width]}, those that its tokens were chosen at.
 
     right: whether it leads where it should; doubt: the mean of -log p over its tokens.
@@ -66,9 +66,12 @@ def write_programs(
     temperature: float = 0.0,
     seed: int = 0,
     progress: Progress = silent,
-) -> list[Program]:
+) -> list[WrittenProgram]:
     """What the model writes for `count` prompts, `each` times, without what is no finished program."""
-    engine, found = Engine(model, detokenizer=tokenizer().stream, limits=Limits(texts=_TOGETHER)), list[Program]()
+    engine, found = (
+        Engine(model, detokenizer=tokenizer().stream, limits=Limits(texts=_TOGETHER)),
+        list[WrittenProgram](),
+    )
     prompts = [prompt for prompt in islice(drawn(robot, split, seed), count) for _ in range(each)]
     for first in range(0, len(prompts), _TOGETHER):
         asked = prompts[first : first + _TOGETHER]
@@ -91,7 +94,7 @@ def write_programs(
     return found
 
 
-def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> Program | None:
+def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> WrittenProgram | None:
     assert seq.text is not None and seq.watch is not None
     text = seq.text.text
     if seq.finish_reason != "stop" or not text or set(text) - set(ACTIONS):
@@ -99,11 +102,11 @@ def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> P
     _, seen = seq.watch.state(0)
     rows = {site: torch.stack([hidden[site] for _, hidden in seen]) for site in sites}
     doubt = -float(torch.stack([numbers[-5] for numbers, _ in seen]).mean())
-    return Program(prompt, text, robot.verify(prompt, text), doubt, rows)
+    return WrittenProgram(prompt, text, robot.verify(prompt, text), doubt, rows)
 
 
 @torch.no_grad()
-def reread(model: LanguageModel, programs: Ordered[Program], sites: Ordered[str]) -> list[Program]:
+def reread(model: LanguageModel, programs: Ordered[WrittenProgram], sites: Ordered[str]) -> list[WrittenProgram]:
     """The same programs with the rows that another model has of them, while it reads what it did not write."""
     found = []
     for each in programs:
@@ -115,7 +118,7 @@ def reread(model: LanguageModel, programs: Ordered[Program], sites: Ordered[str]
 
 
 def train_program_probe(
-    programs: Ordered[Program],
+    programs: Ordered[WrittenProgram],
     robot: Robot,
     sites: Ordered[str],
     *,
@@ -162,7 +165,7 @@ def train_program_probe(
     return Probe(tensors, site, "new", threshold, about, model)
 
 
-def misses(probe: Probe, programs: Ordered[Program], *, always: bool = False) -> list[float]:
+def misses(probe: Probe, programs: Ordered[WrittenProgram], *, always: bool = False) -> list[float]:
     """The score of each finished program, as its monitor comes by it; always: the highest of its beginnings' scores."""
     found = []
     for each in programs:
@@ -174,7 +177,7 @@ def misses(probe: Probe, programs: Ordered[Program], *, always: bool = False) ->
 
 
 def evaluated(
-    programs: Ordered[Program], robot: Robot, train: Callable[[Ordered[Program]], Probe], seed: int
+    programs: Ordered[WrittenProgram], robot: Robot, train: Callable[[Ordered[WrittenProgram]], Probe], seed: int
 ) -> tuple[Probe, dict[str, Any]]:
     """A probe of programs, and its report; see `Evaluation.run`.
 
@@ -188,7 +191,7 @@ def evaluated(
         The probe, and its report of programs: which ones lead elsewhere. Under "states" stands of each field how many
         states it reads rightly, each class weighed alike, beside the most frequent one at that place of a program.
     """
-    trial = Evaluation[Program, Probe](
+    trial = Evaluation[WrittenProgram, Probe](
         train,
         misses,
         label=lambda each: not each.right,
@@ -211,7 +214,7 @@ def evaluated(
     return probe, report | {"states": states}
 
 
-def _by_place(learned: Ordered[Program], test: Ordered[Program], robot: Robot) -> dict[str, float]:
+def _by_place(learned: Ordered[WrittenProgram], test: Ordered[WrittenProgram], robot: Robot) -> dict[str, float]:
     """Of every field the share that is told by the place in the program alone, each class weighed alike."""
     seen = [states for each in learned for states in enumerate(each.states(robot)[:-1])]
     found = {}
@@ -229,7 +232,7 @@ def _by_place(learned: Ordered[Program], test: Ordered[Program], robot: Robot) -
 
 
 def accuracies(
-    probe: Probe, programs: Ordered[Program], robot: Robot, meaning: str = ACTIONS, ahead: int = 0
+    probe: Probe, programs: Ordered[WrittenProgram], robot: Robot, meaning: str = ACTIONS, ahead: int = 0
 ) -> dict[str, float]:
     """Of every field: the share of states that are read rightly, each class weighed alike."""
     rows, labels = rows_and_states(programs, robot, probe.site, meaning, ahead)
@@ -238,7 +241,7 @@ def accuracies(
 
 
 def rows_and_states(
-    programs: Ordered[Program], robot: Robot, site: str, meaning: str = ACTIONS, ahead: int = 0
+    programs: Ordered[WrittenProgram], robot: Robot, site: str, meaning: str = ACTIONS, ahead: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, width] rows of actions, and [n, 3] the states that they, or the token `ahead` of them, lead to."""
     rows, labels = [], list[State]()

@@ -19,7 +19,7 @@ MOST_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Pair:
+class ProgramPair:
     """One program before and after a fix."""
 
     before: str
@@ -38,12 +38,12 @@ class LabelledProgram:
     control: int
 
 
-def read_pairs(path: Path) -> list[Pair]:
+def read_pairs(path: Path) -> list[ProgramPair]:
     """The pairs of a JSON Lines file: objects with the texts "before" and "after"."""
     pairs = []
     for number, entry in read_json_lines(path):
         try:
-            pair = Pair(entry["before"], entry["after"])
+            pair = ProgramPair(entry["before"], entry["after"])
         except (KeyError, TypeError):
             raise PromptError(f'line {number} of {path} is not an object with "before" and "after"') from None
         if not all(isinstance(text, str) and text for text in (pair.before, pair.after)):
@@ -89,7 +89,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, marked: np.ndarray) -> tuple[np.n
     return np.array(ids, dtype=np.int64), counts[ends] > counts[begins]
 
 
-def programs_of(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[LabelledProgram]:
+def programs_of(tokenizer: Tokenizer, pairs: Sequence[ProgramPair]) -> list[LabelledProgram]:
     """Both sides of every pair, but those that are too long, or in which nothing or everything is changed."""
     found = []
     for pair in pairs:

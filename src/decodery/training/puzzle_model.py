@@ -34,7 +34,7 @@ from decodery.search.estimators import pass_at
 
 from .card import CARD, refuse_others
 from .cut import parameters, quantized
-from .loop import History, Plan, train
+from .loop import History, TrainingPlan, train
 from .solving import solved, text_of
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no puzzle model")
@@ -42,7 +42,7 @@ check_folder = partial(refuse_others, made=DESCRIPTION, what="is no puzzle model
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransformerShape:
     """Of a Llama-style transformer whose embedding and head are one table. context: positions."""
 
     hidden: int
@@ -53,9 +53,9 @@ class Shape:
 
 
 SHAPES = {
-    "tiny-1M": Shape(128, 4, 4, 352, 256),
-    "tiny-3M": Shape(192, 6, 6, 512, 384),
-    "tiny-10M": Shape(320, 8, 8, 864, 512),
+    "tiny-1M": TransformerShape(128, 4, 4, 352, 256),
+    "tiny-3M": TransformerShape(192, 6, 6, 512, 384),
+    "tiny-10M": TransformerShape(320, 8, 8, 864, 512),
 }
 
 
@@ -115,7 +115,7 @@ def train_puzzle_model(
     fast = choose_dtype("auto", "bfloat16", model.device) == "bfloat16"
 
     def loss(step: int) -> torch.Tensor:
-        tokens, taught = lesson(puzzle, recipe.batch, step, recipe.seed)
+        tokens, taught = training_batch(puzzle, recipe.batch, step, recipe.seed)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast):
             logits = predicted(model, tokens[:, :-1])
         return cross_entropy(logits.float().flatten(0, 1), taught[:, 1:].flatten(), ignore_index=-1)
@@ -132,7 +132,7 @@ def train_puzzle_model(
     history = train(
         parameters(model),
         loss,
-        Plan(
+        TrainingPlan(
             recipe.steps,
             lr=recipe.lr,
             warmup=min(1.0, 100 / recipe.steps),
@@ -167,7 +167,7 @@ def solves(model: Transformer, puzzle: Puzzle, prompts: list[str], samples: int 
     )
 
 
-def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def training_batch(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The texts of a training step: tokens [count, longest], filled up after their ends, and what is learned of them.
 
     The second is -1 where nothing is to be predicted: prompts and what fills up.
@@ -206,7 +206,7 @@ def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordere
     return (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
 
 
-def random_transformer(shape: Shape, seed: int) -> Transformer:
+def random_transformer(shape: TransformerShape, seed: int) -> Transformer:
     """A model of this shape with random weights, float32, for the puzzles' alphabet."""
     dim = shape.hidden // shape.heads
     config = ModelConfig(

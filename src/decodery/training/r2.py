@@ -18,9 +18,9 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import Masked, Recipe, check_folder, distance, held_back, logits_at, trained, tune
+from .diffusion import DiffusionRecipe, Masked, check_folder, distance, held_back, logits_at, trained, tune
 from .lists import END, MASK, MOST, VOCABULARY, examples, ids
-from .loop import History, Plan
+from .loop import History, TrainingPlan
 
 _TOGETHER = 64
 _HELD_OUT = 20
@@ -29,7 +29,7 @@ _MASK, _END = VOCABULARY.index(MASK), VOCABULARY.index(END)
 
 
 @dataclass(frozen=True)
-class Tuning:
+class R2Recipe:
     """tasks, letters: of the examples, as the model knows them. trajectories: canvases that it fills by `r2` first.
 
     A step learns from `batch` states of those that came out right: what the pass wrote there weighs 1 in the
@@ -54,12 +54,12 @@ class Tuning:
             raise SettingsError("tuning needs a trajectory, a state a step, and weights that are not negative")
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
+    def recipe(self) -> DiffusionRecipe:
+        return DiffusionRecipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
 
 
 @dataclass(frozen=True)
-class States:
+class CanvasStates:
     """Canvases as passes found them. shown, tokens: [n, length], then and in the end; written: [n, length] bool, by the
     pass. right: the share of all trajectories whose answer is, which are those that are here.
     """
@@ -69,15 +69,15 @@ class States:
     written: np.ndarray
     right: float
 
-    def some(self, rows: np.ndarray) -> States:
-        return States(self.shown[rows], self.tokens[rows], self.written[rows], self.right)
+    def some(self, rows: np.ndarray) -> CanvasStates:
+        return CanvasStates(self.shown[rows], self.tokens[rows], self.written[rows], self.right)
 
-    def drawn(self, count: int, number: int, seed: int) -> States:
+    def drawn(self, count: int, number: int, seed: int) -> CanvasStates:
         """Some of those that are learned from, a function of the seed and a number alone."""
         return self.some(np.random.default_rng([seed, number, 3]).integers(self._learned, size=count))
 
     @property
-    def held(self) -> States:
+    def held(self) -> CanvasStates:
         """Those that are not: the last ones, of trajectories that nothing is learned from, but for one at most."""
         return self.some(np.arange(self._learned, len(self.shown)))
 
@@ -87,8 +87,8 @@ class States:
 
 
 def states(
-    model: Transformer, settings: Tuning, method: DiffusionDecoder | None = None, progress: Progress = silent
-) -> States:
+    model: Transformer, settings: R2Recipe, method: DiffusionDecoder | None = None, progress: Progress = silent
+) -> CanvasStates:
     """What passes of `method`, by default `r2`, found and wrote of examples, where the answer came out right.
 
     Raises SettingsError where none did.
@@ -108,7 +108,7 @@ def states(
     if len(found) < 2:
         raise SettingsError(f"{right} of {len(drawn)} answers of this model are right: train it for longer first")
     shown, tokens, written = (np.stack(each) for each in zip(*found, strict=True))
-    return States(shown, tokens, written, right / len(drawn))
+    return CanvasStates(shown, tokens, written, right / len(drawn))
 
 
 def _passes(canvas: Canvas) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -125,7 +125,7 @@ def _passes(canvas: Canvas) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     return found
 
 
-def redundancy_loss(model: Transformer, some: States, others: float, entropy: float) -> torch.Tensor:
+def redundancy_loss(model: Transformer, some: CanvasStates, others: float, entropy: float) -> torch.Tensor:
     """The weighted mean cross-entropy of masked places, and how undecided the model is where something was written."""
     places = torch.from_numpy(np.flatnonzero(some.shown == _MASK))
     written = torch.from_numpy(some.written.reshape(-1))[places]
@@ -140,8 +140,8 @@ def redundancy_loss(model: Transformer, some: States, others: float, entropy: fl
 
 
 def tune_r2(
-    folder: Path, settings: Tuning, out: Path, *, command: str = "", progress: Progress = silent
-) -> tuple[History, States | None]:
+    folder: Path, settings: R2Recipe, out: Path, *, command: str = "", progress: Progress = silent
+) -> tuple[History, CanvasStates | None]:
     """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there.
 
     Returns what training noted, and what it learned from, None for the control. The paper (R2-dLLM: Accelerating
@@ -166,7 +166,7 @@ def tune_r2(
 
     how = "trained on, as a control," if settings.control else "tuned to its own hurried decoding"
     history = tune(
-        model, loss, held, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        model, loss, held, TrainingPlan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
         settings={**asdict(settings), "before": before},
         told=f"A model {how} by `{command}`.", progress=progress, what="tuning",
     )  # fmt: skip

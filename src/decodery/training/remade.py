@@ -30,8 +30,8 @@ from decodery.models.torch.weights import Dense, Kept, floating
 
 from .card import CARD, refuse_others
 from .corpus import Corpus
-from .lesson import Lesson, distance, judged, lesson, predictions
-from .loop import History, Plan, batches, train
+from .loop import History, TrainingPlan, batches, train
+from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is not a compressed model")
 """Raises SettingsError where training would overwrite something else."""
@@ -41,7 +41,7 @@ _HELD = 32
 
 
 @dataclass
-class Course:
+class TrainingProgress:
     """How far a training has come. done: share of its steps, 1 when it is over and when what it came to is judged.
 
     written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
@@ -52,8 +52,8 @@ class Course:
     written: torch.Tensor | None = None
 
 
-class Form(Contract):
-    """A linear layer on its way into another form: [N, in] -> [N, out], as far as `course` says."""
+class TrainedForm(Contract):
+    """A linear layer on its way into another form: [N, in] -> [N, out], as far as `progress_made` says."""
 
     @property
     @abstractmethod
@@ -89,7 +89,7 @@ class Remaking(Contract):
         return False
 
     @abstractmethod
-    def form(self, name: str, whole: Dense, course: Course) -> Form:
+    def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         """The form of a linear layer before its training.
 
         name: such as "layers.3.down". whole: in float32 or float64, its own to change.
@@ -100,7 +100,7 @@ class Remade:
     """A model whose linear layers are forms. model: with gradients; parameters: all that learns, by name."""
 
     def __init__(self, original: Transformer, remaking: Remaking) -> None:
-        self.original, self._remaking, self.course = original, remaking, Course()
+        self.original, self._remaking, self.progress_made = original, remaking, TrainingProgress()
         weights = original.weights
         dtype = torch.promote_types(weights.norm.dtype, torch.float32)
         self.parameters: dict[str, torch.Tensor] = {}
@@ -108,7 +108,8 @@ class Remade:
         for index, layer in enumerate(weights.layers):
             whole = floats(layer, dtype)
             forms = {
-                name: remaking.form(f"layers.{index}.{name}", getattr(whole, name), self.course) for name in LINEARS
+                name: remaking.form(f"layers.{index}.{name}", getattr(whole, name), self.progress_made)
+                for name in LINEARS
             }
             for name, form in forms.items():
                 self.parameters |= {f"layers.{index}.{name}.{key}": part for key, part in form.parameters.items()}
@@ -173,7 +174,7 @@ class Learned:
     """What a training came to. held: what copies are judged by, see `judged`."""
 
     history: History
-    held: Lesson
+    held: TrainingBatch
 
 
 def learn(
@@ -201,24 +202,24 @@ def learn(
     every = np.arange(original.vocab_size)
     ids = torch.from_numpy(every).to(original.device)
     kept = Kept(ids, ids)
-    validation = lesson([corpus[number] for number in held[:_HELD]], kept, every)
+    validation = training_batch([corpus[number] for number in held[:_HELD]], kept, every)
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
-        remade.course.done = step / recipe.steps
-        taught = lesson([corpus[learned[each]] for each in batch(step)], kept, every)
-        remade.course.written = written_rows(taught, remade.model)
+        remade.progress_made.done = step / recipe.steps
+        taught = training_batch([corpus[learned[each]] for each in batch(step)], kept, every)
+        remade.progress_made.written = written_rows(taught, remade.model)
         return distance(predictions(remade.model, taught), taught)
 
     def validate() -> dict[str, float]:
-        remade.course.done, remade.course.written = 1.0, written_rows(validation, remade.model)
+        remade.progress_made.done, remade.progress_made.written = 1.0, written_rows(validation, remade.model)
         return judged(remade.model, validation)
 
     history = train(
         remade.parameters,
         loss,
         # Small weights are what some of these forms look at: they are not pulled towards zero.
-        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, min(50, recipe.steps // 4))),
+        TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, min(50, recipe.steps // 4))),
         out / "training",
         validate=validate,
         metric="cross_entropy",
@@ -226,12 +227,12 @@ def learn(
         progress=progress,
         what="training",
     )
-    remade.course.done = 1.0
+    remade.progress_made.done = 1.0
     return Learned(history, validation)
 
 
-def written_rows(taught: Lesson, model: Transformer) -> torch.Tensor:
-    """[N, 1] of a lesson's rows, see `Course.written`."""
+def written_rows(taught: TrainingBatch, model: Transformer) -> torch.Tensor:
+    """[N, 1] of a batch's rows, see `TrainingProgress.written`."""
     found = torch.zeros(sum(map(len, taught.batch.segments)), 1, dtype=model.dtype, device=taught.rows.device)
     # Those after `count` only fill up.
     found[taught.rows[: taught.count]] = 1.0

@@ -14,7 +14,7 @@ from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.search.base import Search
-from decodery.search.router import Router
+from decodery.search.router import RouterHead
 
 from .value import states_of
 
@@ -82,7 +82,7 @@ def decisions(
 
 def fit_router(
     found: Decisions, tap: int, model: str = "", *, inner: int = 32, steps: int = 300, lr: float = 1e-2, seed: int = 0
-) -> tuple[Router, float]:
+) -> tuple[RouterHead, float]:
     """The router that foresees best on held-out texts which of the two steps is worth more, and how well it does.
 
     That is Spearman's correlation of its probabilities with the advantage. Both kinds of steps weigh the same.
@@ -122,7 +122,7 @@ def fit_router(
                 # What the states were divided by goes into the weights.
                 scaled = weight / spread
                 parts = [each.detach().clone().float() for each in (scaled, bias - scaled @ mean, out, out_bias)]
-            router = Router(parts[0], parts[1], parts[2], parts[3], tap, model)
+            router = RouterHead(parts[0], parts[1], parts[2], parts[3], tap, model)
             rank = spearman(router.better(others.states, others.escalated), others.advantage)
             if rank > best:
                 best, kept = rank, router

@@ -30,7 +30,7 @@ _PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "let
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class BehaviourExample:
     """A prompt after which a behaviour completes, or one of the same form after which it cannot. group: what must not
     be both learned from and tested on.
     """
@@ -40,7 +40,7 @@ class Example:
     group: str = ""
 
 
-def built_in_examples(count: int, seed: int = 0) -> list[Example]:
+def built_in_examples(count: int, seed: int = 0) -> list[BehaviourExample]:
     """Indirect objects: "When Mary and John went to the store, John gave a drink to"; without the behaviour, a third
     person gives. Half of each kind, the same names in both.
     """
@@ -52,11 +52,11 @@ def built_in_examples(count: int, seed: int = 0) -> list[Example]:
         place, thing = random.choice(_PLACES), random.choice(_THINGS)
         for who, positive in ((other, True), (third, False)):
             text = f"When {one} and {other} went to the {place}, {who} gave a {thing} to"
-            found.append(Example(text, positive, f"{one} {other} {third}"))
+            found.append(BehaviourExample(text, positive, f"{one} {other} {third}"))
     return found[:count]
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_examples(path: Path) -> list[BehaviourExample]:
     """Of a file of JSON lines {"prompt": text, "positive": true or false, "group": text}; a group may be left out."""
     found = []
     for number, entry in read_json_lines(path):
@@ -66,7 +66,7 @@ def read_examples(path: Path) -> list[Example]:
             raise CorruptFile(
                 f'line {number} of {path} is not {{"prompt": text, "positive": true or false, "group": text}}'
             )
-        found.append(Example(prompt, positive, group))
+        found.append(BehaviourExample(prompt, positive, group))
     return found
 
 

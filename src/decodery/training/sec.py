@@ -26,8 +26,8 @@ from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads
 
 from .card import CARD, refuse_others
 from .corpus import Corpus
-from .exits import Checks, Places, Reading
-from .loop import History, Plan, batches, train
+from .exits import ExitChecks, ExitTexts, Places
+from .loop import History, TrainingPlan, batches, train
 
 check_folder = partial(refuse_others, made=HEADS, what="holds no heads of early exits")
 """Raises SettingsError where training would overwrite something else."""
@@ -90,7 +90,7 @@ def train_sec(
     check_folder(out)
     if not (is_open(model) and model.capabilities.gradients):
         raise SettingsError("heads are trained over a model in floating point: load it with dtype='float32'")
-    checks = Checks(target, recipe.every)
+    checks = ExitChecks(target, recipe.every)
     reading = checks.read(corpus, out / "states", progress)
     heads, history = _train_heads(model, reading, recipe, out / "heads", progress)
     before = reading.said(reading.held, None, progress)
@@ -121,7 +121,7 @@ def _right(places: Places, said: torch.Tensor) -> torch.Tensor:
 
 
 def _train_heads(
-    model: OpenModel, reading: Reading, recipe: SECRecipe, out: Path, progress: Progress
+    model: OpenModel, reading: ExitTexts, recipe: SECRecipe, out: Path, progress: Progress
 ) -> tuple[ExitHeads, History]:
     """Corrections that begin as none, by the sum of the checks' cross-entropies; the classifier knows nothing yet."""
     hidden, count, generator = model.config.hidden_size, len(reading.checks), torch.Generator().manual_seed(recipe.seed)
@@ -156,7 +156,7 @@ def _train_heads(
     history = train(
         learned,
         lambda step: loss([reading.learned[number] for number in chosen(step)]),
-        Plan(steps, lr=recipe.lr, validate_every=max(1, steps // 4)),
+        TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 4)),
         out,
         validate=validate,
         metric="cross_entropy",
@@ -169,7 +169,7 @@ def _train_heads(
 
 
 def _outputs(
-    reading: Reading, most: int, vocab_size: int, generator: torch.Generator
+    reading: ExitTexts, most: int, vocab_size: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens to learn with: the most frequent that follow, then any, so that the others do not rise unseen.
 
@@ -189,7 +189,7 @@ def _outputs(
 
 
 def _train_classifier(
-    reading: Reading, taught: Mapping[int, torch.Tensor], recipe: SECRecipe, out: Path, progress: Progress
+    reading: ExitTexts, taught: Mapping[int, torch.Tensor], recipe: SECRecipe, out: Path, progress: Progress
 ) -> torch.Tensor:
     """[3, hidden] by cross-entropy, of which a check counts the more the later it is."""
     checks = len(reading.checks)
@@ -214,7 +214,7 @@ def _train_classifier(
     train(
         {"classifier": classifier},
         lambda step: loss([reading.learned[number] for number in chosen(step)]),
-        Plan(steps, lr=_CLASSIFIER_LR, validate_every=max(1, steps // 4)),
+        TrainingPlan(steps, lr=_CLASSIFIER_LR, validate_every=max(1, steps // 4)),
         out,
         validate=validate,
         metric="cross_entropy",
@@ -226,7 +226,7 @@ def _train_classifier(
 
 
 def _figures(
-    reading: Reading,
+    reading: ExitTexts,
     before: Mapping[int, torch.Tensor],
     after: Mapping[int, torch.Tensor],
     taught: Mapping[int, torch.Tensor],

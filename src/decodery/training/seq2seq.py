@@ -32,8 +32,8 @@ from decodery.models.torch.weights import Dense
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
 from .card import CARD, refuse_others
-from .distilled import Distillation, check_teacher, distance, drawn, said
-from .loop import History, Plan, train
+from .distilled import DistillationRecipe, check_teacher, distance, drawn, said
+from .loop import History, TrainingPlan, train
 from .transductions import Transduction, sources
 from .two_stacks import predicted
 
@@ -79,7 +79,7 @@ def train_seq2seq(
     command: str = "",
     progress: Progress = silent,
     teacher: LoadedModel | None = None,
-    how: Distillation | None = None,
+    how: DistillationRecipe | None = None,
 ) -> float:
     """Train a model to write what `kind` says of its sources, and leave it in the folder `out`, ready to be loaded.
 
@@ -93,7 +93,7 @@ def train_seq2seq(
     if teacher is not None:
         if recipe.block is not None:
             raise SettingsError("a teacher reads whole sources: leave block out")
-        how = how or Distillation()
+        how = how or DistillationRecipe()
         check_teacher(teacher.model, teacher.tokenizer.fingerprint())
     check_folder(out)
     model = random_encoder_decoder(recipe, kind.longest)
@@ -101,7 +101,7 @@ def train_seq2seq(
     held = list(islice(sources(kind, "validation"), recipe.held))
 
     def loss(step: int) -> torch.Tensor:
-        given, written, taught = lesson(kind, recipe, step)
+        given, written, taught = training_batch(kind, recipe, step)
         logits = predicted(model, given, written)
         plain = cross_entropy(logits.flatten(0, 1), taught.flatten(), ignore_index=_NOTHING)
         if teacher is None or how is None:
@@ -118,7 +118,7 @@ def train_seq2seq(
     history = train(
         parameters,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
+        TrainingPlan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
         out / "training",
         validate=validate,
         metric="wrong",
@@ -148,7 +148,9 @@ def right(model: EncoderDecoder, kind: Transduction, held: Sequence[str]) -> flo
     return float(np.mean([seq.generated == each for seq, each in zip(texts, wanted, strict=True)]))
 
 
-def lesson(kind: Transduction, recipe: Seq2SeqRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def training_batch(
+    kind: Transduction, recipe: Seq2SeqRecipe, step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A training step's sources [b, n], what the decoder reads [b, m], and what it is to say after each token [b, m].
 
     -1 fills up sources and what is to be said; END_ID what is read.

@@ -19,7 +19,7 @@ from decodery.monitors.threshold import Threshold
 from decodery.monitors.turns import TurnRecorder, Turns
 
 from .activations import Answered
-from .checkable import Question
+from .checkable import CheckableQuestion
 from .evaluation import Evaluation
 from .lines import read_json_lines
 from .probe import train_probe, worst
@@ -141,7 +141,7 @@ def read_talks(path: Path) -> list[Talk]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heard:
+class ReadConversation:
     """A talk as the model read it. states: {site: [2 * width]} at the end of every turn, see `Turns`. doubt: -log p of
     the first token that the model would answer, in nats.
     """
@@ -151,7 +151,7 @@ class Heard:
     doubt: float = 0.0
 
 
-def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[Heard]:
+def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[ReadConversation]:
     """Let the model read them, as it would answer them."""
     found = []
     for number, talk in enumerate(talks):
@@ -163,23 +163,23 @@ def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress 
         assert seq.watch is not None
         turns: Turns = seq.watch.state(0)
         _, ((numbers, _),) = seq.watch.state(1)
-        found.append(Heard(talk, turns.found, -float(numbers[-5])))
+        found.append(ReadConversation(talk, turns.found, -float(numbers[-5])))
         progress("reading conversations", number + 1, len(talks))
     return found
 
 
-def judged(heard: Ordered[Heard]) -> list[Answered]:
+def judged(heard: Ordered[ReadConversation]) -> list[Answered]:
     """Every beginning of every conversation as something to learn from: "wrong" once what is looked for is complete."""
     return list(_beginnings(heard))
 
 
-def highest(probe: Probe, heard: Ordered[Heard]) -> list[float]:
+def highest(probe: Probe, heard: Ordered[ReadConversation]) -> list[float]:
     """The score of each conversation, as its monitor comes by it."""
     return [float(probe.score(torch.stack([states[probe.site] for states in each.states])).max()) for each in heard]
 
 
 def train_sequential(
-    heard: Ordered[Heard],
+    heard: Ordered[ReadConversation],
     sites: Ordered[str],
     *,
     model: str = "",
@@ -202,7 +202,7 @@ def train_sequential(
 
 
 def evaluated(
-    heard: Ordered[Heard], train: Callable[[Ordered[Heard]], Probe], seed: int
+    heard: Ordered[ReadConversation], train: Callable[[Ordered[ReadConversation]], Probe], seed: int
 ) -> tuple[Probe, dict[str, Any]]:
     """A probe of conversations, and its report; see `Evaluation.run`.
 
@@ -215,7 +215,7 @@ def evaluated(
         The probe, and its report of conversations. Under "turns" stands how well it tells whether a beginning is
         complete, which the number of turns alone may tell nearly as well.
     """
-    trial = Evaluation[Heard, Probe](
+    trial = Evaluation[ReadConversation, Probe](
         train,
         highest,
         label=lambda each: each.talk.completes is not None,
@@ -243,17 +243,17 @@ def evaluated(
     return probe, report | {"turns": turns.tested(probe, judged(heard), seed)}
 
 
-def relabelled(one: Heard, other: Heard) -> Heard:
+def relabelled(one: ReadConversation, other: ReadConversation) -> ReadConversation:
     """A conversation that is complete where another one is, or at its end where it has fewer turns."""
     place = other.talk.completes
     completes = None if place is None else min(place, len(one.talk.turns) - 1)
     return replace(one, talk=replace(one.talk, completes=completes))
 
 
-def _beginnings(heard: Ordered[Heard]) -> Iterator[Answered]:
+def _beginnings(heard: Ordered[ReadConversation]) -> Iterator[Answered]:
     for each in heard:
         for number, states in enumerate(each.states):
             wrong = each.talk.completes is not None and number >= each.talk.completes
-            asked = Question(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
+            asked = CheckableQuestion(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
             rows = {site: row.float() for site, row in states.items()}
             yield Answered(asked, wrong, [], torch.zeros(0, 5, dtype=torch.float32, device="cpu"), rows, {})

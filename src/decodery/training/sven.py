@@ -20,8 +20,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
 from .card import CARD, refuse_others
-from .loop import History, Plan, batches, content, train
-from .programs import MOST_TOKENS, LabelledProgram, Pair, programs_of
+from .loop import History, TrainingPlan, batches, content, train
+from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, programs_of
 from .traced import TracedCache, differentiable
 
 CONTROLS = ("secure", "unsafe")
@@ -33,7 +33,7 @@ check_folder = partial(refuse_others, made=WEIGHTS, what="holds no prefixes")
 
 
 @dataclass(frozen=True)
-class Course(Plan):
+class LinearDecayPlan(TrainingPlan):
     """A plan as published: AdamW whose learning rate falls linearly from its first step on."""
 
     lr: float = 1e-2
@@ -68,7 +68,7 @@ class SVENRecipe:
 
 
 @dataclass(frozen=True)
-class Losses:
+class SVENLosses:
     """What `losses_of` a program are, each a mean in nats. right: share of changed tokens that its prefix favours."""
 
     language: torch.Tensor
@@ -79,7 +79,7 @@ class Losses:
 
 def losses_of(
     own: torch.Tensor, other: torch.Tensor, base: torch.Tensor, targets: torch.Tensor, changed: torch.Tensor
-) -> Losses:
+) -> SVENLosses:
     """Of one program, from the logits [n, vocab] under its own prefix, under the other one, and without any.
 
     targets: [n] the tokens that follow; changed: [n] bool. language: -log P_own of changed tokens; contrast: -log
@@ -90,7 +90,7 @@ def losses_of(
     ours, theirs = own[changed].gather(1, index)[:, 0], other[changed].gather(1, index)[:, 0]
     kept = base[~changed]
     distance = (kept.exp() * (2 * kept - own[~changed] - other[~changed])).sum(dim=-1)
-    return Losses(
+    return SVENLosses(
         language=-ours.mean(),
         contrast=(torch.logaddexp(ours, theirs) - ours).mean(),
         kl=distance.mean(),
@@ -98,7 +98,7 @@ def losses_of(
     )
 
 
-class School:
+class SVENTrainee:
     """The model with what it says of every program on its own, and the prefixes that learn."""
 
     def __init__(self, model: Transformer, recipe: SVENRecipe) -> None:
@@ -121,7 +121,7 @@ class School:
         ]
         return [each * mask for each, mask in zip(parameters, masks, strict=True)]
 
-    def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[Losses]:
+    def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[SVENLosses]:
         """Of every program, all in one pass. step: of training, None for validation."""
         pasts, segments = self.prefixes(step), []
         for program in programs:
@@ -147,7 +147,7 @@ class School:
             self._states[program] = self.model.forward(Batch([segment]), taps=[last]).hidden[last]
         return self.model.head(self._states[program])
 
-    def total(self, losses: Sequence[Losses]) -> torch.Tensor:
+    def total(self, losses: Sequence[SVENLosses]) -> torch.Tensor:
         """The mean over programs of what is minimised."""
         weighed = [each.language + self.recipe.contrast * each.contrast + self.recipe.kl * each.kl for each in losses]
         return torch.stack(weighed).mean()
@@ -162,7 +162,7 @@ class School:
 
 def train_sven(
     target: LoadedModel,
-    pairs: Sequence[Pair],
+    pairs: Sequence[ProgramPair],
     out: Path,
     *,
     recipe: SVENRecipe | None = None,
@@ -186,17 +186,17 @@ def train_sven(
             f"{len(pairs)} pairs leave nothing to learn from or nothing to validate with: give at least {_HELD_OUT}, "
             f"none longer than {MOST_TOKENS} tokens"
         )
-    school = School(model, recipe)
+    trainee = SVENTrainee(model, recipe)
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
     told = content([[pair.before, pair.after] for pair in pairs])
     settings = {"recipe": vars(recipe), "pairs": told, "dtype": target.dtype}
     history = train(
-        school.parameters,
-        lambda step: school.total(school.losses([programs[number] for number in batch(step)], step)),
-        Course(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
+        trainee.parameters,
+        lambda step: trainee.total(trainee.losses([programs[number] for number in batch(step)], step)),
+        LinearDecayPlan(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
         out / "training",
-        validate=lambda: school.figures(others),
+        validate=lambda: trainee.figures(others),
         metric="loss",
         settings=settings,
         progress=progress,
@@ -214,7 +214,7 @@ def train_sven(
         "validation": figures,
         "recipe": dict(vars(recipe)),
     }
-    learned = {name: KVPrefix(each.detach().cpu()) for name, each in school.parameters.items()}
+    learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
     found.save(out / WEIGHTS)
     write_text(out / CARD, _card(found, history))

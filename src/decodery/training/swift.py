@@ -30,7 +30,7 @@ from decodery.speculative.drafters.swift import SKIPS
 from decodery.speculative.stores.skip_search import SkipSearch
 
 from .card import CARD, refuse_others
-from .corpus import Corpus, Text
+from .corpus import Corpus, TrainingText
 
 TRIED = "tried.json"
 _EVERY = 10
@@ -59,10 +59,10 @@ class SkipRecipe:
             raise SettingsError("swift needs a ratio between 0 and 1, and proposals, bayes, texts and window >= 1")
 
 
-class Window:
+class TextWindow:
     """The first tokens of some texts, after prompts that the whole model has read, and what it found most likely."""
 
-    def __init__(self, model: LanguageModel, texts: Sequence[Text], window: int) -> None:
+    def __init__(self, model: LanguageModel, texts: Sequence[TrainingText], window: int) -> None:
         self.model, self.cases = model, list[tuple[KVCache, np.ndarray, np.ndarray]]()
         for text in texts:
             if text.likely is None:
@@ -111,7 +111,7 @@ def find_skips(
         raise SettingsError(f"a ratio of {recipe.ratio:g} leaves nothing to choose among {search.size} sublayers")
     learned, others = corpus.split()
     seen, held = (
-        Window(model, [corpus[number] for number in numbers[: recipe.texts]], recipe.window)
+        TextWindow(model, [corpus[number] for number in numbers[: recipe.texts]], recipe.window)
         for numbers in (learned, others)
     )
     first, settings = search.skip, {"recipe": asdict(recipe), "corpus": corpus.facts, "model": model.fingerprint}

@@ -18,7 +18,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
 from .judge import auc
-from .loop import Plan, batches, train
+from .loop import TrainingPlan, batches, train
 from .prm import PRM, random_head
 
 _CHUNK = 512
@@ -77,7 +77,7 @@ def train_text_prm(
         groups.setdefault(tuple(each.prompt), []).append(each)
     parts: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     labels: tuple[list[float], list[float]] = [], []
-    reader = _Reader(model, tap)
+    reader = _PromptReader(model, tap)
     # Good texts may be so rare that a tenth of all prompts has none.
     kinds = [0, 0]
     for number, (prompt, texts) in enumerate(groups.items()):
@@ -112,7 +112,7 @@ def train_text_prm(
     history = train(
         head.tensors,
         loss,
-        Plan(recipe.steps, lr=recipe.lr, validate_every=10, weight_decay=recipe.weight_decay),
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=10, weight_decay=recipe.weight_decay),
         out / "training",
         validate=validate,
         metric="cross_entropy",
@@ -156,7 +156,7 @@ def step_ends(tokenizer: Tokenizer, text: Sequence[int], delimiter: str) -> list
     return found
 
 
-class _Reader:
+class _PromptReader:
     """Reads texts of one prompt after another; what a prompt has in common with the one before it is read once."""
 
     def __init__(self, model: LanguageModel, tap: int) -> None:

@@ -30,7 +30,7 @@ from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
 from .card import CARD, refuse_others
-from .loop import History, Plan, train
+from .loop import History, TrainingPlan, train
 from .remade import Remade
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no adapted model")
@@ -237,7 +237,8 @@ def adapt(
         return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in held]))}
 
     history = train(
-        adapted.parameters, loss, Plan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
+        adapted.parameters, loss,
+        TrainingPlan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
         out / "training", validate=validation, metric="loss", settings={**asdict(settings), "of": loaded.name},
         progress=progress, what="adapting",
     )  # fmt: skip

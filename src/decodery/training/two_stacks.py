@@ -11,7 +11,7 @@ from decodery.models.hooks import Hooks
 from decodery.models.torch.encoder_decoder import EncoderDecoder, distances, run
 
 
-class _Texts:
+class _PaddedTexts:
     """Texts of one length side by side. seen: [b, 1 or heads, n, n] added to scores; memory: of their sources."""
 
     def __init__(
@@ -47,7 +47,7 @@ def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torc
         later = torch.from_numpy(places[None, :] // config.block > places[:, None] // config.block)
         added = added.masked_fill(later, -torch.inf)
     ids = given.clamp(min=0).flatten()
-    states = run(stack, config, model.weights.embedding[ids], _Texts(count, added + missing), Hooks.reading(()))
+    states = run(stack, config, model.weights.embedding[ids], _PaddedTexts(count, added + missing), Hooks.reading(()))
     return states, missing
 
 
@@ -62,6 +62,6 @@ def behind(model: EncoderDecoder, source: tuple[torch.Tensor, torch.Tensor], wri
     stack, places = model.weights.decoder, np.arange(written.shape[1])
     later = torch.from_numpy(places[None, :] > places[:, None])
     added = distances(stack, model.config, places, places).masked_fill(later, -torch.inf)
-    rows = _Texts(len(written), added[None], model.remembered(states), missing)
+    rows = _PaddedTexts(len(written), added[None], model.remembered(states), missing)
     hidden = run(stack, model.config, model.weights.embedding[written.flatten()], rows, Hooks.reading(()))
     return model.head(hidden).unflatten(0, tuple(written.shape))

@@ -22,7 +22,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.write_gates import LEVELS, WRITE_GATE, WriteGates, margin
 
 from .card import refuse_others
-from .one_by_one import Course, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
 check_folder = partial(refuse_others, made=WRITE_GATE, what="holds no write gate")
@@ -108,7 +108,7 @@ class Choosing(Admitted):
         self.stored = torch.where(behind, chosen, 1.0)
 
 
-class School:
+class WriteGateTrainee:
     """The model, and the gate that learns."""
 
     def __init__(self, model: Transformer, recipe: WriteGateRecipe) -> None:
@@ -201,11 +201,11 @@ def train_write_gate(
     if recipe.layer >= model.config.num_layers:
         raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
     long_enough(texts, 8)
-    school, course = School(model, recipe), Course(texts, recipe)
-    history = course.learn(
-        school.tensors,
-        school.loss,
-        lambda: school.figures(course.held),
+    trainee, examples = WriteGateTrainee(model, recipe), ExampleSplit(texts, recipe)
+    history = examples.learn(
+        trainee.tensors,
+        trainee.loss,
+        lambda: trainee.figures(examples.held),
         out,
         data=as_ids(texts),
         what="training a write gate",
@@ -213,8 +213,8 @@ def train_write_gate(
         weight_decay=0.01,
     )
     figures = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
-    facts = course.facts(command, history, validation=figures)
-    levels = school.levels(texts)
-    found = WriteGates(kept(school.tensors), recipe.layer, levels, facts, target.model.fingerprint)
+    facts = examples.facts(command, history, validation=figures)
+    levels = trainee.levels(texts)
+    found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
     found.save(out / WRITE_GATE)
     return found

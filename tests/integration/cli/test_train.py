@@ -32,7 +32,7 @@ def train_draft(*arguments: str) -> tuple[int, str, str]:
     return left.value.code, output.getvalue(), errors.getvalue()
 
 
-def test_a_draft_is_made_for_a_target_with_few_inner_units_and_its_lesson_is_told(tmp_path: Path) -> None:
+def test_a_draft_is_made_for_a_target_with_few_inner_units_and_its_batch_is_told(tmp_path: Path) -> None:
     model = str(save(make_model("llama"), tmp_path / "model"))
     sizes = ("--texts", "40", "--max-new-tokens", "6", "--epochs", "1", "--tokens", "64")
     status, output, errors = train_draft("-m", model, "--out", str(tmp_path / "draft"), *sizes)

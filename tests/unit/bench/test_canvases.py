@@ -17,7 +17,7 @@ from decodery.bench.canvases.settings import CanvasSettings
 from decodery.bench.canvases.tasks import published, right
 from decodery.bench.result import dump, read
 from decodery.core.errors import SettingsError
-from decodery.training.diffusion import Recipe, train_diffusion
+from decodery.training.diffusion import DiffusionRecipe, train_diffusion
 
 ITEMS = ["Ann Lee", "Bo Ray", "Cy Dee"]
 
@@ -89,7 +89,7 @@ def test_figures_by_hand() -> None:
 
 def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    train_diffusion(Recipe(("copy", "shuffle"), letters=4, steps=1, batch=8), tmp_path / "m")
+    train_diffusion(DiffusionRecipe(("copy", "shuffle"), letters=4, steps=1, batch=8), tmp_path / "m")
     asked = ["bench", "--workload", "parallelbench", "-m", str(tmp_path / "m"), "--dtype", "float32", "--prompts", "2"]
     status, said, _ = inside(
         *asked,

@@ -33,7 +33,7 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.puzzles.robot import Robot
 from decodery.training.align import aligned
 from decodery.training.checkable import FAMILIES, MORE, built_in
-from decodery.training.program_probe import Program, accuracies, train_program_probe
+from decodery.training.program_probe import WrittenProgram, accuracies, train_program_probe
 from decodery.training.ranking import auroc
 from decodery.training.sae import edges, own_codes, pair_shares
 from decodery.training.sequential import built_in_talks
@@ -137,7 +137,9 @@ def test_records_of_programs_hold_what_was_written_so_far_and_no_more() -> None:
     import torch
 
     robot, prompt = Robot(), "230>451:"
-    whole, begun = (recorded(Program(prompt, text, True, 0.0, {}), robot).rows[RECORD] for text in ("mlmr", "mlrr"))
+    whole, begun = (
+        recorded(WrittenProgram(prompt, text, True, 0.0, {}), robot).rows[RECORD] for text in ("mlmr", "mlrr")
+    )
     assert torch.equal(whole[:2], begun[:2]) and not torch.equal(whole[2], begun[2])
     assert torch.equal(whole[3], whole[4]) and whole.sum(dim=1).tolist() == [7, 8, 9, 10, 10]
     # What a program holds can be read off its record, whatever the words mean; off a record without the actions not.

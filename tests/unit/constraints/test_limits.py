@@ -20,7 +20,7 @@ from decodery.constraints import Choice, ConstraintSpec, Grammar, JSONSchema, Re
 from decodery.constraints.engine import GrammarConstraint
 from decodery.constraints.lark import lark
 from decodery.core.errors import ConstraintError, SettingsError
-from decodery.core.worker import Worker
+from decodery.core.worker_pool import WorkerPool
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.tokenizers.vocabulary import Vocabulary
@@ -305,7 +305,7 @@ def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
     language = Regex("tried once")
     language.compile(VOCABULARY)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(trial, "_worker", lambda: Worker(Path(trial.__file__), memory=1 << 30))
+    monkeypatch.setattr(trial, "_workers", WorkerPool(Path(trial.__file__), memory=1 << 30))
     language.compile(VOCABULARY)
     with pytest.raises(ConstraintError, match="tries grammars does not start"):
         Regex("tried never").compile(VOCABULARY)

@@ -9,6 +9,7 @@ import signal
 import sys
 from functools import cache
 from pathlib import Path
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -16,11 +17,17 @@ import pytest
 from decodery.constraints import Monitor
 from decodery.constraints.analyser import Analyser, analyser
 from decodery.constraints.monitor import MonitorConstraint
-from decodery.constraints.place import BREAKING, Place
+from decodery.constraints.place import BREAKING, CodePosition
 from decodery.core.errors import ConstraintError, SettingsError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling import LogitBias, Sampler, Temperature
 from decodery.sampling.constraint import Constrained
+from decodery.search.beam import Beam
+from decodery.speculative.acceptance.awrs import AWRS
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
@@ -102,9 +109,9 @@ DOTS: dict[str, bytes | None] = {
 @pytest.mark.parametrize("text", DOTS)
 def test_a_place_knows_the_dots_of_attributes(text: str) -> None:
     data = text.encode()
-    assert Place().after(data).since == DOTS[text]
+    assert CodePosition().after(data).since == DOTS[text]
     for cut in range(len(data)):
-        assert Place().after(data[:cut]).after(data[cut:]) == Place().after(data)
+        assert CodePosition().after(data[:cut]).after(data[cut:]) == CodePosition().after(data)
 
 
 def _rule(piece: bytes, id: int, rests: tuple[bytes, ...]) -> bool:
@@ -183,7 +190,7 @@ def test_no_attribute_is_written_that_was_not_named() -> None:
         whole = VOCABULARY.bytes_of(seq.tokens)
         first = len(VOCABULARY.bytes_of(seq.tokens[: seq.prompt_length]))
         for end in range(first, len(whole)):
-            place = Place().after(whole[:end])
+            place = CodePosition().after(whole[:end])
             if place.since is None or whole[end] not in BREAKING:
                 continue
             names = constraint.monitor.names(whole[: end - len(place.since)].decode("utf-8", "replace"))
@@ -275,12 +282,58 @@ def test_a_name_that_is_wrong_already_is_let_go_on() -> None:
     assert not constraint.idle(state_of(constraint, HEAD + "parcel.gra"))
 
 
+def dotted(tokens: list[int]) -> str:
+    return b"".join(PIECES[token] for token in tokens).decode("latin-1")
+
+
+@pytest.mark.parametrize("drafter", [None, PromptLookup(length=6), DraftModel(TARGET, length=6)], ids=str)
+@pytest.mark.parametrize("rule", [Coupled(), AWRS()], ids=lambda rule: type(rule).__name__)
+def test_the_analyser_is_asked_beside_the_loop(drafter, rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    go = Event()
+
+    def names(monitor: Monitor, code: str) -> list[str]:
+        threads.append(current_thread().name)
+        assert go.wait(60)
+        return ["grams", "total_", "town"]
+
+    monkeypatch.setattr(Monitor, "names", names)
+    constraint = Monitor(str(HERE), strict_dot=False).compile(VOCABULARY)
+    favoured = LogitBias({VOCABULARY.pieces.index(b"."): 12.0})
+    sampler = Sampler((Constrained(constraint), favoured, Temperature(1.0)))
+    prompt = list((HEAD + "parcel.grams + depot.town + parcel.").encode())
+    settings = {"sampler": sampler, "acceptance_rule": rule, "drafter": drafter, "max_new_tokens": 24}
+    engine = Engine(TARGET)
+    seq = engine.submit(Request(prompt, seed=3, **settings))
+    other = engine.submit(Request([1, 2, 3], max_new_tokens=8))
+    engine.run([other])
+    assert seq.error is None and len(other.generated) == 8 and not seq.generated
+    go.set()
+    engine.run([seq])
+    assert len(threads) > 2 and set(threads) == {"blocking"}
+    plain = decode(TARGET, [prompt], seeds=(3,), sampler=sampler, max_new_tokens=24)[0]
+    assert seq.generated == plain.generated and dotted(seq.generated).count(".") > 2
+
+
+def test_searches_ask_the_analyser_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def names(monitor: Monitor, code: str) -> list[str]:
+        threads.append(current_thread().name)
+        return ["grams", "town"]
+
+    monkeypatch.setattr(Monitor, "names", names)
+    sampler = Sampler((Constrained(Monitor(str(HERE)).compile(VOCABULARY)), Temperature(0.0)))
+    request = Request(list((HEAD + "parcel.").encode()), sampler=sampler, max_new_tokens=6)
+    (found, *_) = Beam(width=2).run(Engine(TARGET), request)
+    assert dotted(found.generated)[:2] in ("gr", "to") and set(threads) == {"blocking"}
+
+
 @pytest.mark.integration
 def test_what_takes_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Monitor, "names", ASKED)
     assert "town" in compiled().monitor.names(HEAD + "depot.")
-    process = analyser().worker.process
-    assert process is not None
+    process = analyser().workers.idle[0].popen
     os.kill(process.pid, signal.SIGSTOP)
     assert Monitor(str(HERE), seconds=0.1).names(HEAD + "parcel.") is None
     assert process.returncode is not None

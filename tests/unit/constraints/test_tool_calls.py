@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from decodery.constraints.tool_calls import MARK, Call, ToolCalls, ToolCallsConstraint, read_calls
+from decodery.constraints.tool_calls import MARK, FunctionCall, ToolCalls, ToolCallsConstraint, read_calls
 from decodery.core.errors import ConstraintError
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.testing import check_constraint
@@ -111,7 +111,7 @@ CUT = call("a").removesuffix("_call>")
     ],
 )
 def test_calls_are_read_whole_or_left_in_the_text(text: str, said: str, calls: list[tuple[str, str]]) -> None:
-    assert read_calls(text) == (said, [Call(*call) for call in calls])
+    assert read_calls(text) == (said, [FunctionCall(*call) for call in calls])
 
 
 @pytest.mark.parametrize(

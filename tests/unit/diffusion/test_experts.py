@@ -14,7 +14,7 @@ from decodery.diffusion.run import filled
 from decodery.models.torch.mixture import Mixture, Shared
 from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import gather, run_sync
-from decodery.training.diffusion import Recipe, untrained
+from decodery.training.diffusion import DiffusionRecipe, untrained
 from diffusing import denoiser, fill, named, order
 
 SAID = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.6, 0.1, 0.2], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
@@ -37,7 +37,7 @@ def test_a_case_by_hand() -> None:
 
 @torch.no_grad()
 def test_rows_take_what_is_kept_and_weigh_it_as_ever() -> None:
-    model = untrained(Recipe(size="xs-moe"))
+    model = untrained(DiffusionRecipe(size="xs-moe"))
     layer, rows = model.weights.layers[0], torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     mixture = Mixture(layer, model.config, torch.nn.functional.silu)
     free, _ = mixture(rows)
@@ -60,7 +60,7 @@ def test_rows_take_what_is_kept_and_weigh_it_as_ever() -> None:
 
 @torch.no_grad()
 def test_canvases_share_their_own_experts_and_read_fewer() -> None:
-    model: Transformer = untrained(Recipe(size="xs-moe"))
+    model: Transformer = untrained(DiffusionRecipe(size="xs-moe"))
     prompt = range(3, 8)
     free, shared = (fill(model, spec, 6, prompt=prompt) for spec in ("static", "static:experts=des-vote(beta=0.25)"))
     assert shared.experts <= 6 * 3 * 4 < free.experts

@@ -17,8 +17,8 @@ from decodery.diffusion.learn2pd import Learn2PD, block
 from decodery.diffusion.texts import fill_all
 from decodery.diffusion.view import View
 from decodery.engine.engine import Engine
-from decodery.training.diffusion import Recipe, held_out, train_diffusion
-from decodery.training.learn2pd import Labelled, Replay, fit_filter, labelled
+from decodery.training.diffusion import DiffusionRecipe, held_out, train_diffusion
+from decodery.training.learn2pd import LabelledBlocks, Replay, fit_filter, labelled
 from diffusing import PROMPT, denoiser, fill, order
 
 END = 7
@@ -91,7 +91,7 @@ def test_a_filter_learns_what_one_confidence_does_not_say() -> None:
     draws = torch.Generator().manual_seed(0)
     sure = torch.rand(300, 4, generator=draws)
     final = sure.roll(1, 1) > 0.5
-    rows = Labelled(sure, final, torch.ones_like(final), torch.arange(300), 1, 1)
+    rows = LabelledBlocks(sure, final, torch.ones_like(final), torch.arange(300), 1, 1)
     _, figures = fit_filter(rows, epochs=150, lr=3e-2)
     assert figures["auc"] > 0.9 > 0.7 > figures["plain_auc"] and figures["precision"] > 0.8
     _, untrained = fit_filter(rows, epochs=0)
@@ -102,7 +102,7 @@ def test_a_filter_learns_what_one_confidence_does_not_say() -> None:
 
 def test_one_command_trains_it_and_another_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    recipe = Recipe(("copy",), steps=1, batch=8)
+    recipe = DiffusionRecipe(("copy",), steps=1, batch=8)
     train_diffusion(recipe, tmp_path / "m")
     lines = tmp_path / "prompts.txt"
     lines.write_text("\n".join(" ".join(each.prompt) for each in held_out(recipe, 12)))

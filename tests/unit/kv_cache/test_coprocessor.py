@@ -20,7 +20,7 @@ from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
 from decodery.step.forward_request import run_sync
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training.coprocessor import CoprocessorRecipe, School, train_coprocessor
+from decodery.training.coprocessor import CoprocessorRecipe, CoprocessorTrainee, train_coprocessor
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -109,14 +109,14 @@ def test_it_learns_what_follows_and_nothing_else_does(tmp_path: Path) -> None:
         again = CoprocessorWeights.load(out)
         assert again.static is static and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
         # What it learned under is what it is used under.
-        school = School(loaded.model, recipe)  # type: ignore[arg-type]
-        for name, tensor in school.tensors.items():
+        trainee = CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+        for name, tensor in trainee.tensors.items():
             tensor.data.copy_(found.tensors[name])
         tokens = texts[0]
-        at = school.prompt(tokens)
+        at = trainee.prompt(tokens)
         with torch.no_grad():
-            past = school.past(tokens[:at])
-            wanted = school.nll(tokens, at, school.made(past), past)
+            past = trainee.past(tokens[:at])
+            wanted = trainee.nll(tokens, at, trainee.made(past), past)
         logits = behind(Coprocessor(found), loaded.model, tokens[:at], tokens[at : at + 3])
         own = cross_entropy(logits, torch.tensor(tokens[at : at + 4]), reduction="none")
         assert torch.allclose(own, wanted, atol=1e-4)

@@ -15,7 +15,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
 from decodery.testing import decode, tiny_transformer
-from decodery.training.meta_tokens import MetaRecipe, School, Watching, distance, train_meta_tokens
+from decodery.training.meta_tokens import MetaRecipe, MetaTokenTrainee, RecordedAttention, distance, train_meta_tokens
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -71,7 +71,7 @@ def test_soft_tokens_decide_and_leave_nothing(flow: float) -> None:
                 assert kept_values[head, place].numpy() == pytest.approx(summed[j] / total[j], abs=1e-5)
 
 
-class Everything(Watching):
+class Everything(RecordedAttention):
     """The weights of all rows, by layer."""
 
     def __init__(self) -> None:
@@ -102,18 +102,18 @@ def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
     texts = [np.random.default_rng(seed).integers(0, 200, 24).tolist() for seed in range(16)]
     recipe = MetaRecipe(steps=24, lr=0.01, library=5, tokens=2, sparse=2, ahead=6)
     found = train_meta_tokens(loaded, texts, tmp_path, recipe=recipe)
-    before = School(loaded.model, recipe).apart(texts[7::8])  # type: ignore[arg-type]
+    before = MetaTokenTrainee(loaded.model, recipe).apart(texts[7::8])  # type: ignore[arg-type]
     assert found.facts["divergence"] < before - 0.1
     again = MetaTokens.load(tmp_path)
     assert again.sparse == 2 and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
     # What it learned under is what it is used under.
-    school = School(loaded.model, recipe)  # type: ignore[arg-type]
-    for name, tensor in school.tensors.items():
+    trainee = MetaTokenTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    for name, tensor in trainee.tensors.items():
         tensor.data.copy_(found.tensors[name])
     prompt = texts[0][:-6]
     soft = found.compose(loaded.model.embed_tokens(torch.tensor(prompt)))  # type: ignore[attr-defined]
-    assert torch.allclose(school.mixed(texts[0]) @ library(school.tensors), soft, atol=1e-5)
-    wanted, _ = school.example(texts[0])
+    assert torch.allclose(trainee.mixed(texts[0]) @ library(trainee.tensors), soft, atol=1e-5)
+    wanted, _ = trainee.example(texts[0])
     assert wanted.shape == (2, 2, 18) and torch.allclose(wanted.sum(dim=-1), torch.ones(2, 2), atol=1e-5)
     assert distance(wanted, wanted).item() == pytest.approx(0, abs=1e-6)
     with pytest.raises(PromptError, match="too few"):

@@ -22,9 +22,9 @@ from decodery.models.trained.head_gates import GATES, HeadGates
 from decodery.models.trained.write_gates import WRITE_GATE, WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training.head_gates import GateRecipe, hide_keys, train_head_gates
-from decodery.training.head_gates import School as GateSchool
-from decodery.training.write_gates import School as WriteSchool
+from decodery.training.head_gates import HeadGateTrainee as GateTrainee
 from decodery.training.write_gates import WriteGateRecipe, train_write_gate
+from decodery.training.write_gates import WriteGateTrainee as WriteTrainee
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -132,10 +132,10 @@ def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     assert HeadGates.load(tmp_path).gates.equal(found.gates)
 
     document = documents[0]
-    school = GateSchool(loaded.model, recipe)  # type: ignore[arg-type]
-    assert school.loss(document).item() == pytest.approx(0.5, abs=1e-5), "heads that read everything change nothing"
+    trainee = GateTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    assert trainee.loss(document).item() == pytest.approx(0.5, abs=1e-5), "heads that read everything change nothing"
     for gates in ([[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]):
-        mixed, _ = school.states(document, school.mixed(torch.tensor(gates)))
+        mixed, _ = trainee.states(document, trainee.mixed(torch.tensor(gates)))
         sparsity = 1 - sum(map(sum, gates)) / 4
         method = LServe(1.0, window=11, sinks=2, sparsity=sparsity, gates=HeadGates(torch.tensor(gates)))
         cache = loaded.model.new_cache()
@@ -157,18 +157,18 @@ def test_what_is_written_is_stored_where_the_gate_says_so(tmp_path: Path) -> Non
     texts = [np.random.default_rng(seed).integers(0, 200, 40).tolist() for seed in range(8)]
     recipe = WriteGateRecipe(steps=24, layer=1, sizes=(12,), rate=0.2, lr=0.02)
     found = train_write_gate(loaded, texts, tmp_path, recipe=recipe)
-    stored = WriteSchool(loaded.model, recipe).figures(texts)["stored"]  # type: ignore[arg-type]
+    stored = WriteTrainee(loaded.model, recipe).figures(texts)["stored"]  # type: ignore[arg-type]
     assert abs(found.facts["validation"]["stored"] - 0.2) < 0.15 < stored - 0.2, "it stores as many as it is to"
     again = WriteGates.load(tmp_path)
     assert again.layer == 1 and all(again.tensors[name].equal(found.tensors[name]) for name in found.tensors)
     # What it learned under is what it is used under: a pass over the whole text, and token by token.
     tokens, prompt = texts[0], 10
-    school = WriteSchool(loaded.model, recipe)  # type: ignore[arg-type]
-    for name, tensor in school.tensors.items():
+    trainee = WriteTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    for name, tensor in trainee.tensors.items():
         tensor.data.copy_(found.tensors[name])
-    choosing = school.choosing(tokens)
+    choosing = trainee.choosing(tokens)
     with torch.no_grad():
-        wanted = school.behind(tokens, choosing)
+        wanted = trainee.behind(tokens, choosing)
     assert choosing.stored is not None
     kept = choosing.stored.bool().numpy()
     gate = replace(found, levels=torch.linspace(-1, 1, 101))
@@ -182,7 +182,7 @@ def test_what_is_written_is_stored_where_the_gate_says_so(tmp_path: Path) -> Non
     assert not kept[prompt:].all() and kept[prompt:].any(), "the gate tells tokens apart"
     assert cache.positions[1, : int(cache.lengths[1])].tolist() == np.flatnonzero(kept).tolist()
     assert int(cache.lengths[0]) == len(tokens) == cache.next_position
-    whole = school.whole(tokens)
+    whole = trainee.whole(tokens)
     assert not torch.allclose(whole, wanted, atol=1e-3), "what is not stored is missed"
 
 

@@ -18,8 +18,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
 from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.training.corpus import Text
-from decodery.training.hamburger import Lesson, said
+from decodery.training.corpus import TrainingText
+from decodery.training.hamburger import GroupBatch, said
 from methods import random_micro_steps
 from questions import prompts
 
@@ -66,17 +66,25 @@ def test_the_cache_holds_the_prompt_and_a_slot_for_every_group() -> None:
 
 def test_texts_are_read_step_by_step_as_they_are_learned_at_once() -> None:
     tokens, sizes = written()
-    text = Text(np.array(tokens, dtype=np.int32), len(PROMPT), *nothing(len(tokens)))
+    text = TrainingText(np.array(tokens, dtype=np.int32), len(PROMPT), *nothing(len(tokens)))
     # Beside a text of another length, whose groups are others.
-    other = Text(np.arange(1, 8, dtype=np.int32), 3, *nothing(7))
-    lesson, parts = Lesson.of([other, text], [[1, 3], sizes], PARTS.most), PARTS.at(TARGET)
+    other = TrainingText(np.arange(1, 8, dtype=np.int32), 3, *nothing(7))
+    training_batch, parts = GroupBatch.of([other, text], [[1, 3], sizes], PARTS.most), PARTS.at(TARGET)
     logits = read(tokens)[len(PROMPT) - 1 : -1]
-    assert (TARGET.project(said(TARGET, parts, lesson))[4:] - logits).abs().max() < 1e-9
-    assert lesson.right.tolist() == [4, 5, 6, 7, *tokens[len(PROMPT) :]]
-    assert lesson.ends.tolist() == [1, 0, 0, 1, *(float(n == size) for size in sizes for n in range(1, size + 1))]
+    assert (TARGET.project(said(TARGET, parts, training_batch))[4:] - logits).abs().max() < 1e-9
+    assert training_batch.right.tolist() == [4, 5, 6, 7, *tokens[len(PROMPT) :]]
+    assert training_batch.ends.tolist() == [
+        1,
+        0,
+        0,
+        1,
+        *(float(n == size) for size in sizes for n in range(1, size + 1)),
+    ]
     # Wrong on purpose: groups one place further after the prompt, as the published loop that generates puts them.
-    shifted = np.where(lesson.parts[1][2] >= len(PROMPT), lesson.parts[1][2] + 1, lesson.parts[1][2])
-    moved = replace(lesson, parts=[lesson.parts[0], (*lesson.parts[1][:2], shifted)])
+    shifted = np.where(
+        training_batch.parts[1][2] >= len(PROMPT), training_batch.parts[1][2] + 1, training_batch.parts[1][2]
+    )
+    moved = replace(training_batch, parts=[training_batch.parts[0], (*training_batch.parts[1][:2], shifted)])
     assert (TARGET.project(said(TARGET, parts, moved))[4:] - logits).abs().max() > 1e-3
 
 

@@ -23,7 +23,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.training.loop import Plan
+from decodery.training.loop import TrainingPlan
 from decodery.training.partial import pair_loss, read_pairs, train_partial
 from tiny_models import VOCAB, make_tokenizer
 
@@ -128,11 +128,11 @@ def test_training_moves_the_second_attention_alone(tmp_path: Path) -> None:
         PartialWeights.initial(tiny_transformer(0, dtype=torch.float32)),
     )
     before = model.weights.layers[0].qkv.weight.clone()
-    history = train_partial(model, weights, pairs[:32], pairs[32:], Plan(steps=25, lr=0.01), tmp_path)
+    history = train_partial(model, weights, pairs[:32], pairs[32:], TrainingPlan(steps=25, lr=0.01), tmp_path)
     assert history.best is not None and history.best < 0.8 * history.metrics["0"]["loss"]
     assert torch.equal(model.weights.layers[0].qkv.weight, before) and weights.layers[0]["output"].abs().max() > 0
     with pytest.raises(SettingsError, match="pairs"):
-        train_partial(model, weights, [], [], Plan(steps=1), tmp_path / "other")
+        train_partial(model, weights, [], [], TrainingPlan(steps=1), tmp_path / "other")
 
 
 def wide_model() -> Transformer:

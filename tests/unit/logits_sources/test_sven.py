@@ -29,13 +29,20 @@ from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training import loop
 from decodery.training.fixes import built_in_pairs
-from decodery.training.programs import LabelledProgram, Pair, changed_characters, programs_of, read_pairs, tokens_of
-from decodery.training.sven import CONTROLS, School, SVENRecipe, losses_of, train_sven
+from decodery.training.programs import (
+    LabelledProgram,
+    ProgramPair,
+    changed_characters,
+    programs_of,
+    read_pairs,
+    tokens_of,
+)
+from decodery.training.sven import CONTROLS, SVENRecipe, SVENTrainee, losses_of, train_sven
 from tiny_models import VOCAB, make_tokenizer
 
 BEFORE = "import yaml\n\ndef f(é):\n    return yaml.load(é)\n# end\n"
 AFTER = "import yaml\n\ndef f(é):\n    return yaml.safe_load(é)\n# end\n"
-PAIRS = [Pair(f"y = 1\nx{n} = eval(a)\n", f"y = 1\nx{n} = int(a)\n") for n in range(20)]
+PAIRS = [ProgramPair(f"y = 1\nx{n} = eval(a)\n", f"y = 1\nx{n} = int(a)\n") for n in range(20)]
 
 
 @pytest.fixture(scope="module")
@@ -111,31 +118,31 @@ def test_losses_are_the_published_sums() -> None:
 def test_what_learns_is_what_decoding_sees() -> None:
     """The pass that gradients flow through gives the logits of one after the cache that decoding uses."""
     model = tiny_transformer(0)
-    school = School(model, SVENRecipe(length=3, dropout=0.0))
+    trainee = SVENTrainee(model, SVENRecipe(length=3, dropout=0.0))
     with torch.no_grad():
         for seed, name in enumerate(CONTROLS):
-            school.parameters[name] = torch.randn(
-                school.parameters[name].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+            trainee.parameters[name] = torch.randn(
+                trainee.parameters[name].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
             ).requires_grad_(True)
     program = LabelledProgram(np.array([5, 9, 2, 44, 17, 30]), np.array([0, 0, 1, 0, 1, 0], dtype=bool), control=1)
     logits = []
     for name in ("unsafe", "secure", None):
-        scorer = model if name is None else Prefixed(model, KVPrefix(school.parameters[name].detach()))
+        scorer = model if name is None else Prefixed(model, KVPrefix(trainee.parameters[name].detach()))
         logits.append(scorer.forward(Batch([Segment.chunk(program.tokens[:-1], scorer.new_cache())])).logits)
     targets, changed = torch.from_numpy(program.tokens[1:]), torch.from_numpy(program.changed[1:])
-    expected, (found,) = losses_of(*logits, targets, changed), school.losses([program])
+    expected, (found,) = losses_of(*logits, targets, changed), trainee.losses([program])
     for name, value in vars(expected).items():
         assert float(getattr(found, name).detach()) == pytest.approx(float(value), abs=1e-9)
-    school.total([found]).backward()
+    trainee.total([found]).backward()
     # The slope along one direction of both prefixes, by differences.
-    direction = [torch.randn(each.shape, dtype=torch.float64) for each in school.parameters.values()]
-    slope = sum(float((d * each.grad).sum()) for d, each in zip(direction, school.parameters.values(), strict=True))
+    direction = [torch.randn(each.shape, dtype=torch.float64) for each in trainee.parameters.values()]
+    slope = sum(float((d * each.grad).sum()) for d, each in zip(direction, trainee.parameters.values(), strict=True))
     sides = []
     for step in (1e-5, -1e-5):
         with torch.no_grad():
-            moved = School(model, school.recipe)
+            moved = SVENTrainee(model, trainee.recipe)
             moved.parameters = {
-                name: each + step * d for (name, each), d in zip(school.parameters.items(), direction, strict=True)
+                name: each + step * d for (name, each), d in zip(trainee.parameters.items(), direction, strict=True)
             }
             sides.append(float(moved.total(moved.losses([program]))))
     assert slope == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-4)
@@ -204,7 +211,7 @@ def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
         with pytest.raises(PromptError, match=message):
             read_pairs(path)
     path.write_text(json.dumps({"before": "a", "after": "b"}))
-    assert read_pairs(path) == [Pair("a", "b")]
+    assert read_pairs(path) == [ProgramPair("a", "b")]
     with pytest.raises(PromptError, match="give at least 10"):
         train_sven(target, PAIRS[:9], tmp_path / "few")
     integers = replace(target, model=to_int8(target.model))

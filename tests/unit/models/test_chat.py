@@ -200,20 +200,16 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_renderer_is_kept_and_begun_anew_when_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     assert template.render(CHATS[0]) == "Why is there a tide?"
-    process = chat.renderer().process
-    assert (
-        process is not None
-        and template.render(CHATS[0]) == "Why is there a tide?"
-        and chat.renderer().process is process
-    )
+    process = chat.renderers.idle[0].popen
+    assert template.render(CHATS[0]) == "Why is there a tide?" and chat.renderers.idle[0].popen is process
     monkeypatch.setattr(chat, "_SECONDS", 0.1)
     with pytest.raises(PromptError, match="was stopped"):
         ChatTemplate(HOSTILE[0]).render(CHATS[0])
     monkeypatch.undo()
     assert template.render(CHATS[0]) == "Why is there a tide?"
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    chat.renderer().process.kill()
-    chat.renderer().process.wait()
+    chat.renderers.idle[0].popen.kill()
+    chat.renderers.idle[0].popen.wait()
     with pytest.raises(PromptError, match="does not start"):
         template.render(CHATS[0])
 

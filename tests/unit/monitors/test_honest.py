@@ -27,15 +27,15 @@ from decodery.monitors.threshold import Threshold
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import direction, head_texts, sequential
 from decodery.training.activations import ActivationCollector, Answered
-from decodery.training.checkable import Question, built_in
+from decodery.training.checkable import CheckableQuestion, built_in
 from decodery.training.codebook import train_codebook
 from decodery.training.evaluation import CONTROL, Evaluation, doubts
 from decodery.training.head_texts import Read
 from decodery.training.los import highest, train_los
 from decodery.training.probe import evaluated, train_probe, worst
 from decodery.training.ranking import parts
-from decodery.training.sae import Example, shares, train_sae
-from decodery.training.sequential import Heard, Talk
+from decodery.training.sae import BehaviourExample, shares, train_sae
+from decodery.training.sequential import ReadConversation, Talk
 from methods import untrained_codes, untrained_fields
 from methods import untrained_probe as probe
 from serving import tiny_lm
@@ -112,7 +112,7 @@ def answers(count: int = 140, *, told: float = 1.5, tokens: int = 3) -> list[Ans
         rows[:, 3] += told * wrong
         numbers[:, 8] -= told * wrong
         numbers[:, 11] = 1.0
-        asked = Question(f"p{number}", "a", f"g{number // 2}", stratum="")
+        asked = CheckableQuestion(f"p{number}", "a", f"g{number // 2}", stratum="")
         states = {"resid_post.1": rows}
         found.append(Answered(asked, wrong, [1] * tokens, numbers, {"resid_post.1": rows[:2].reshape(-1)}, states))
     return found
@@ -175,7 +175,7 @@ def test_heads_are_reported_on_held_out_examples_and_the_threshold_is_of_whole_t
     rows = torch.randn(1, 8, 8, generator=draws) * 2 + torch.randn(120, 8, 8, generator=draws) * 0.3
     rows[:, 4] += torch.where(torch.tensor(positive)[:, None], 3.0, -3.0)
     read = [
-        Read(Example(f"p{at}", kind, f"{at // 2}"), torch.stack([rows[at], rows[at - at % 2 + 1]]), 0.0)
+        Read(BehaviourExample(f"p{at}", kind, f"{at // 2}"), torch.stack([rows[at], rows[at - at % 2 + 1]]), 0.0)
         for at, kind in enumerate(positive)
     ]
     learn = partial(train_sae, heads=4, features=20, steps=60, lr=1e-2, top=1)
@@ -198,14 +198,14 @@ def test_heads_are_reported_on_held_out_examples_and_the_threshold_is_of_whole_t
 
 
 def test_conversations_are_reported_with_the_number_of_turns_beside_them() -> None:
-    draws, heard = torch.Generator().manual_seed(0), list[Heard]()
+    draws, heard = torch.Generator().manual_seed(0), list[ReadConversation]()
     for number in range(160):
         size, positive = 4 + number % 4, bool(number % 2)
         states = [torch.randn(64, generator=draws) for _ in range(size)]
         for at, row in enumerate(states):
             row[0] = float(at)
         talk = Talk(tuple(f"turn {at}" for at in range(size)), size - 1 if positive else None, f"{number}")
-        heard.append(Heard(talk, tuple({"resid_post.1": row} for row in states), 1.0))
+        heard.append(ReadConversation(talk, tuple({"resid_post.1": row} for row in states), 1.0))
     learn = partial(sequential.train_sequential, sites=SITES, rate=0.3)
     trained, report = sequential.evaluated(heard, learn, 0)
     turns = report["turns"]
@@ -260,7 +260,7 @@ def test_codes_are_compared_on_texts_that_nothing_was_learned_from() -> None:
 
 def test_what_is_collected_is_what_is_read_where_it_is_used(tmp_path: Path) -> None:
     lm = tiny_lm()
-    asked = [Question(f"What is {number}?", "a", f"{number}") for number in range(3)]
+    asked = [CheckableQuestion(f"What is {number}?", "a", f"{number}") for number in range(3)]
     settings = {"sites": SITES, "k": 4, "max_new_tokens": 5}
     chat = ActivationCollector(lm, tmp_path / "chat", chat=True, **settings).collect(asked)  # type: ignore[arg-type]
     raw = ActivationCollector(lm, tmp_path / "raw", **settings).collect(asked)  # type: ignore[arg-type]
@@ -272,11 +272,13 @@ def test_what_is_collected_is_what_is_read_where_it_is_used(tmp_path: Path) -> N
         assert abs(worst(known, [each])[0] - worst(known, [plain])[0]) > 2e-3
     with pytest.raises(SettingsError, match="name another folder"):
         ActivationCollector(lm, tmp_path / "chat", **settings).collect(asked)  # type: ignore[arg-type]
-    question = Question("", "Brasilia", "")
+    question = CheckableQuestion("", "Brasilia", "")
     assert (
         question.held_by("Its capital is Brasília.") and not question.held_by("Brasilian") and not question.held_by("")
     )
-    assert Question("", "42", "").held_by("12 + 30 = 42.") and not Question("", "42", "").held_by("It is 142.")
+    assert CheckableQuestion("", "42", "").held_by("12 + 30 = 42.") and not CheckableQuestion("", "42", "").held_by(
+        "It is 142."
+    )
     ordinary = built_in(20, chat=True)
     assert all(each.prompt.endswith("?") and "Question" not in each.prompt for each in ordinary)
     assert [each.answer for each in ordinary] == [each.answer for each in built_in(20)]

@@ -30,8 +30,8 @@ from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import codebook
 from decodery.training.codebook import train_codebook
 from decodery.training.direction import axis_of
-from decodery.training.program_probe import Program, rows_and_states
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.program_probe import WrittenProgram, rows_and_states
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 from decodery.training.sae import own_codes, train_sae
 from decodery.training.sequential import built_in_talks, triples
 from methods import untrained_codebooks, untrained_codes, untrained_fields, untrained_probe
@@ -153,7 +153,7 @@ def test_a_model_learns_through_its_codes_where_they_come_near_the_normed_rows(
         return torch.stack(rows, dim=1)
 
     def learned() -> float:
-        model, sites = random_transformer(Shape(32, 2, 4, 64, 32), 0), ("mlp_out.0", "mlp_out.1")
+        model, sites = random_transformer(TransformerShape(32, 2, 4, 64, 32), 0), ("mlp_out.0", "mlp_out.1")
         books = train_codebook(model, draw, sites, codes=48, k=1, steps=60, lr=5e-3, whole=True)
         return float(books.facts["loss"])
 
@@ -304,7 +304,7 @@ def test_axes_and_programs_are_read_as_they_are_defined(tmp_path: Path) -> None:
         prompt = robot.draw(random)
         text_of = robot.solve(prompt, random)
         assert robot.verify(prompt, text_of) and all(robot.labels(prompt, text_of))
-        program = Program(prompt, text_of, True, 0.0, {"s": torch.zeros(len(text_of) + 1, 1)})
+        program = WrittenProgram(prompt, text_of, True, 0.0, {"s": torch.zeros(len(text_of) + 1, 1)})
         assert program.states(robot) == program.states(robot, "mlr") and len(program.states(robot)) == len(text_of) + 1
         assert len(rows_and_states([program], robot, "s", ahead=1)[1]) == len(text_of) - 1 if len(text_of) > 1 else True
 

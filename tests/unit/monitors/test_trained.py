@@ -23,7 +23,7 @@ from decodery.sampling.sampler import Sampler
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
 from decodery.training.activations import ActivationCollector, Answered
-from decodery.training.checkable import Question, built_in, read_checkable
+from decodery.training.checkable import CheckableQuestion, built_in, read_checkable
 from decodery.training.los import scores, train_los
 from decodery.training.probe import train_probe, worst
 from decodery.training.ranking import auroc, interval, parts, within
@@ -53,7 +53,7 @@ def planted(count: int = 200, seed: int = 0, *, shuffled: bool = False) -> list[
         numbers[:, 23] = 1.0
         new = {"resid_post.0": states[0, 2:], "resid_post.1": states[1, 2:]}
         prompt = {"resid_post.0": states[0, :2].reshape(-1), "resid_post.1": states[1, :2].reshape(-1)}
-        asked = Question(f"p{number}", "a", f"g{number // 2}", stratum=f"{number % 2}")
+        asked = CheckableQuestion(f"p{number}", "a", f"g{number // 2}", stratum=f"{number % 2}")
         found.append(Answered(asked, wrong, [1] * tokens, numbers, prompt, new))
     return found
 
@@ -199,7 +199,7 @@ def test_what_is_collected_is_kept_and_what_is_asked_can_be_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = tiny_lm()
-    asked = [Question(f"q{number}", "a", f"{number}") for number in range(5)]
+    asked = [CheckableQuestion(f"q{number}", "a", f"{number}") for number in range(5)]
     collector = ActivationCollector(lm, tmp_path, sites=("resid_post.0",), k=4, max_new_tokens=3)
     first = collector.collect(asked)
     monkeypatch.setattr(lm, "engine", None)
@@ -208,8 +208,12 @@ def test_what_is_collected_is_kept_and_what_is_asked_can_be_checked(
         assert one.new["resid_post.0"].shape == (len(one.tokens), lm.model.config.hidden_size)
     with pytest.raises(SettingsError, match="name another folder"):
         collector.collect(asked[:4])
-    question = Question("", "Phnom Penh", "")
-    assert question.right(" phnom penh.\nMore") and not question.right("Phnom") and Question("", "7", "").right("7")
+    question = CheckableQuestion("", "Phnom Penh", "")
+    assert (
+        question.right(" phnom penh.\nMore")
+        and not question.right("Phnom")
+        and CheckableQuestion("", "7", "").right("7")
+    )
     known = built_in(300, seed=1)
     assert len({each.group for each in known}) == 300 and {each.family for each in known} == {"sums", "capitals"}
     assert all(eval(each.group) == int(each.answer) for each in known if each.family == "sums")

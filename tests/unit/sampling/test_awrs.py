@@ -17,7 +17,7 @@ from decodery.constraints import Checker, Choice
 from decodery.core.errors import ConstraintError, SettingsError
 from decodery.core.noise import gumbel_argmax
 from decodery.sampling import Sampler
-from decodery.sampling.awrs import Trial, first_accepted, geometric, in_order, recursive, weighted
+from decodery.sampling.awrs import TokenTrial, first_accepted, geometric, in_order, recursive, weighted
 from decodery.sampling.constraint import Constrained, Constraint
 from decodery.speculative.acceptance.awrs import AWRS
 from decodery.testing import check_batch, check_constraint, check_identical, check_state, decode
@@ -27,7 +27,7 @@ from methods import DRAFTERS
 
 P = np.array([0.31, 0.26, 0.2, 0.17, 0.06])
 SUBSETS = [frozenset(each) for size in range(6) for each in itertools.combinations(range(5), size)]
-Estimator = Callable[..., Trial]
+Estimator = Callable[..., TokenTrial]
 
 
 def orders(p: np.ndarray) -> list[tuple[tuple[int, ...], float]]:
@@ -55,11 +55,11 @@ def error(estimator: Estimator, budget: float, p: np.ndarray = P) -> float:
     return worst
 
 
-def no_tail(p: np.ndarray, order: Sequence[int], accept: Callable[[int], bool], budget: float) -> Trial:
+def no_tail(p: np.ndarray, order: Sequence[int], accept: Callable[[int], bool], budget: float) -> TokenTrial:
     """Wrong on purpose: what was not rejected counts as accepted."""
     found = first_accepted(order, accept)
     left = 1 - sum(p[token] for token in order[: found.rejections])
-    return Trial(found.token, -math.inf if found.token is None else math.log(left), found.checks, found.rejections)
+    return TokenTrial(found.token, -math.inf if found.token is None else math.log(left), found.checks, found.rejections)
 
 
 def test_the_recursive_weights_are_unbiased_by_enumeration() -> None:
@@ -77,13 +77,13 @@ def test_a_budget_bounds_the_checks() -> None:
             assert recursive(P, order, accepted.__contains__, 2).checks <= 3
 
 
-def naive(p: np.ndarray, order, accept, uniform, accepts: int, budget: float) -> Trial:
+def naive(p: np.ndarray, order, accept, uniform, accepts: int, budget: float) -> TokenTrial:
     """Wrong on purpose: the share of accepted draws, where one accepted draw ended the sample."""
     found = geometric(p, order, accept, uniform, accepts, budget)
     if found.token is None:
         return found
     draws = 1 + min(accepts - 1, 1) / math.exp(found.log_weight)
-    return Trial(found.token, math.log(accepts / draws), found.checks, found.rejections)
+    return TokenTrial(found.token, math.log(accepts / draws), found.checks, found.rejections)
 
 
 @pytest.mark.parametrize(("accepts", "budget"), [(2, math.inf), (3, math.inf), (2, 2), (2, 5), (4, 3)])

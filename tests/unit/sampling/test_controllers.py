@@ -14,7 +14,7 @@ from transformers.generation import logits_process as hf
 
 from decodery.core.noise import WARP, draw
 from decodery.sampling import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram, Sampler, Temperature, TopH
-from decodery.sampling.history import Counts, Repeats
+from decodery.sampling.history import Repeats, TokenCounts
 from decodery.sampling.mirostat import rank_bound, zipf_exponents
 from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
@@ -249,7 +249,7 @@ def test_long_histories_cost_no_more_per_token() -> None:
     # Counted, not timed: what a node's history holds of its own, beside what it shares with the text before it.
     generator = np.random.default_rng(0)
     text = generator.zipf(1.3, 20_000) % 3000
-    counts, repeats = Counts.of(text), Repeats.of(text.tolist())
+    counts, repeats = TokenCounts.of(text), Repeats.of(text.tolist())
     for token in text[:500].tolist():
         counts, repeats = counts.add(token), repeats.add(token)
         assert len(counts.tail) <= 64 and len(repeats.tail) <= 65

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodery.sampling import DRY, Context, LogitsProcessor, Momentum, Sampler
-from decodery.sampling.history import Counts, Repeats, token_counts
+from decodery.sampling.history import Repeats, TokenCounts, token_counts
 from decodery.sampling.momentum import depths
 from decodery.testing import decode, tiny_transformer
 
@@ -33,7 +33,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=150)
 
 @given(TEXTS, st.lists(st.lists(st.integers(0, 5), max_size=80), min_size=1, max_size=4))
 def test_counts_of_a_tree_equal_plain_ones(prompt: list[int], paths: list[list[int]]) -> None:
-    start, made = Counts.of(prompt), []
+    start, made = TokenCounts.of(prompt), []
     for path in paths:
         history = start
         for token in path:

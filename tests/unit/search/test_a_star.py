@@ -18,7 +18,7 @@ from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.search import a_star
 from decodery.search.a_star import AStar, Frontier, Waiting, edge_cost
-from decodery.search.steps import Node
+from decodery.search.step_nodes import Node
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode

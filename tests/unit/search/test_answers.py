@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
+from functools import partial
 from itertools import product
 from math import comb
 from time import perf_counter, process_time
@@ -11,8 +13,11 @@ from time import perf_counter, process_time
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.search.answers import Answers, canonical, vote
-from decodery.search.features import Features, features, standardised
+from decodery.engine.engine import Engine
+from decodery.search.answers import AnswerExtractor, canonical, vote
+from decodery.search.features import TextFeatures, features, standardised
+from decodery.step.forward_request import off_loop
+from decodery.testing import TableModel
 from decodery.testing.scripted import ScriptedLM
 
 
@@ -35,18 +40,18 @@ from decodery.testing.scripted import ScriptedLM
     ],
 )
 def test_the_answer_is_where_a_reader_finds_it(text: str, answer: str | None) -> None:
-    (found,) = Answers().of([text])
+    (found,) = AnswerExtractor().of([text])
     # What stands after a marker goes to the end of its line.
     assert found == (answer.removeprefix("the answer is ") if answer else answer)
 
 
 def test_other_places_are_for_who_names_them() -> None:
     text = "I have 3 cats.\nThe answer is 3 cats"
-    assert Answers("number").of([text]) == ["3"]
-    assert Answers("marked").of([text, "3"]) == ["3 cats", None]
-    assert Answers("whole").of([text, "  \n"]) == ["i have 3 cats. the answer is 3 cats", None]
-    assert Answers(pattern=r"have (\w+)").of([text, "no"]) == ["3", None]
-    assert Answers(pattern=r"[a-z]+").of([text]) == ["cats"]
+    assert AnswerExtractor("number").of([text]) == ["3"]
+    assert AnswerExtractor("marked").of([text, "3"]) == ["3 cats", None]
+    assert AnswerExtractor("whole").of([text, "  \n"]) == ["i have 3 cats. the answer is 3 cats", None]
+    assert AnswerExtractor(pattern=r"have (\w+)").of([text, "no"]) == ["3", None]
+    assert AnswerExtractor(pattern=r"[a-z]+").of([text]) == ["cats"]
     assert canonical(" $007.10. ") == "7.1" and canonical("-0") == "0" and canonical("1,000") == "1000"
 
 
@@ -54,14 +59,37 @@ def test_other_places_are_for_who_names_them() -> None:
 def test_patterns_that_never_end_are_ended() -> None:
     begin = perf_counter()
     with pytest.raises(SettingsError, match=r"takes more than 1 s; simplify it"):
-        Answers(pattern="(a+)+$").of(["a" * 64 + "b"])
+        AnswerExtractor(pattern="(a+)+$").of(["a" * 64 + "b"])
     assert perf_counter() - begin < 30
     # The next one is served as ever, and texts cannot make the usual ways slow.
-    assert Answers(pattern="b+").of(["abb"]) == ["bb"]
+    assert AnswerExtractor(pattern="b+").of(["abb"]) == ["bb"]
     begin = perf_counter()
     for kind in ("auto", "number", "marked", "whole"):
-        Answers(kind).of(["9" * 200_000, "1," * 100_000, r"\boxed{" * 20_000, "-" * 200_000, "answer is " * 20_000])
+        AnswerExtractor(kind).of(
+            ["9" * 200_000, "1," * 100_000, r"\boxed{" * 20_000, "-" * 200_000, "answer is " * 20_000]
+        )
     assert perf_counter() - begin < 5
+
+
+def test_slow_patterns_of_one_caller_do_not_delay_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decodery.search.answers._SECONDS", 0.3)
+    engine, quick, begin = Engine(TableModel(3)), AnswerExtractor(pattern="b+"), threading.Event()
+
+    def slow() -> None:
+        begin.set()
+        with pytest.raises(SettingsError, match="simplify it"):
+            AnswerExtractor(pattern="((.|\\n)+)+éé").of(["a" * 64])
+
+    slow_ones = [engine.enter(off_loop(slow), owner="one") for _ in range(5)]
+    engine.step()
+    assert begin.wait(60)
+    for _ in range(3):
+        other = engine.enter(off_loop(partial(quick.of, ["abb"])), owner="other")
+        engine.run([other])
+        assert other.result == ["bb"]
+    # Each of the slow ones takes its time, and one at a time.
+    assert sum(each.finished for each in slow_ones) <= 3
+    engine.run(slow_ones)
 
 
 def test_what_is_no_pattern_is_named() -> None:
@@ -71,7 +99,7 @@ def test_what_is_no_pattern_is_named() -> None:
         ({"kind": "last"}, "auto, number, marked or whole"),
     ):
         with pytest.raises(SettingsError, match=message):
-            Answers(**settings)
+            AnswerExtractor(**settings)
 
 
 def test_votes_are_counted_and_ties_go_to_the_answer_given_first() -> None:
@@ -116,7 +144,7 @@ def boxed(*answers: str) -> list[str]:
 )
 def test_marked_answers_are_the_same_however_they_are_spelt(one: str, other: str) -> None:
     for pair in ((one, other), (other, one)):
-        first, second = Answers().of(boxed(*pair))
+        first, second = AnswerExtractor().of(boxed(*pair))
         assert first == second is not None
 
 
@@ -146,14 +174,14 @@ def test_marked_answers_are_the_same_however_they_are_spelt(one: str, other: str
 )
 def test_marked_answers_that_differ_are_not_counted_together(one: str, other: str) -> None:
     for pair in ((one, other), (other, one)):
-        first, second = Answers().of(boxed(*pair))
+        first, second = AnswerExtractor().of(boxed(*pair))
         assert first != second and None not in (first, second)
 
 
 def test_roots_do_not_vote_for_what_is_under_them() -> None:
-    answers = Answers().of(boxed(r"\sqrt{3}", r"3\pi", "7", "3x", "7", "3"))
+    answers = AnswerExtractor().of(boxed(r"\sqrt{3}", r"3\pi", "7", "3x", "7", "3"))
     assert vote(answers)[0].members == [2, 4]
-    answers = Answers().of(boxed("7", r"\frac{1}{2}", "0.5", r"\frac{2}{4}", "7"))
+    answers = AnswerExtractor().of(boxed("7", r"\frac{1}{2}", "0.5", r"\frac{2}{4}", "7"))
     assert vote(answers)[0] == vote([None, "0.5", "0.5", "0.5"])[0]
     # Texts that end one after the other are compared as well.
     lm = ScriptedLM([*boxed(r"\frac{1}{2}", "0.5", "7"), *boxed("7")])
@@ -164,11 +192,13 @@ def test_roots_do_not_vote_for_what_is_under_them() -> None:
 @pytest.mark.integration
 def test_a_formula_that_nobody_can_compute_is_compared_by_its_spelling() -> None:
     with pytest.warns(UserWarning, match="compared by their spelling alone.* it takes more than 1 s"):
-        found = Answers().of(boxed("9^{9^{9^9}}", "3x", "3 x", "9^{9^{9^9}}", "x" * 300 + "+1"))
+        found = AnswerExtractor().of(boxed("9^{9^{9^9}}", "3x", "3 x", "9^{9^{9^9}}", "x" * 300 + "+1"))
     assert found[0] == found[3] != found[1] == found[2] and found[4] == "x" * 300 + "+1"
     begin = process_time()
     hostile = ("\\(" * 50_000, "$" * 99_999, "{" * 999, "a " * 50_000, "1 " * 50_000 + "x", "\\frac" * 100)
-    assert len(Answers().of([f"#### {each}" for each in hostile])) == len(hostile) and process_time() - begin < 5
+    assert (
+        len(AnswerExtractor().of([f"#### {each}" for each in hostile])) == len(hostile) and process_time() - begin < 5
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3, 5, 7])
@@ -187,7 +217,7 @@ def test_a_majority_of_two_answers_follows_the_binomial_tail(n: int) -> None:
 def test_features_count_planted_markers_whatever_stands_beside() -> None:
     text = "Wait, maybe so. HMM, perhaps! Therefore it is not sure; await mightily. Let me check."
     told = features(text, 100)
-    assert told == Features(100.0, 30.0, 30.0, 20.0)
+    assert told == TextFeatures(100.0, 30.0, 30.0, 20.0)
     pool = [told, features("Thus 4.", 10), features("Thus 4.", 40)]
     rows = standardised(pool)
     assert rows.mean(axis=0) == pytest.approx([0] * 4, abs=1e-12) and rows.std(axis=0) == pytest.approx([1] * 4)
@@ -203,9 +233,9 @@ def test_features_count_planted_markers_whatever_stands_beside() -> None:
     ],
 )  # fmt: skip
 def test_a_number_in_ordinary_phrases_is_the_number(said: str) -> None:
-    assert Answers().of([f"The answer is {said}."]) == ["18"]
+    assert AnswerExtractor().of([f"The answer is {said}."]) == ["18"]
 
 
 @pytest.mark.parametrize("said", ["3x", "3 pi", "3 million", "minus 3", "x = 3", "3!", "3^2", "1/3", "3 y"])
 def test_a_number_that_is_a_part_of_mathematics_is_not(said: str) -> None:
-    assert Answers().of(["\\boxed{" + said + "}"]) != ["3"]
+    assert AnswerExtractor().of(["\\boxed{" + said + "}"]) != ["3"]

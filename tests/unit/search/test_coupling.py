@@ -11,7 +11,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.search.belief import Belief, join, split
-from decodery.search.coupling import Coupling, Reading
+from decodery.search.coupling import Coupling, DecodedMessage
 from decodery.search.mec import bottleneck, couple, entropy
 from decodery.testing import TableModel, chi_square, tiny_transformer, to_int8
 from decodery.testing.models import Counted
@@ -57,7 +57,7 @@ def run(model, coupling: Coupling, seed: int = 0, **settings) -> list[int]:
     return seq.generated
 
 
-def read(model, coupling: Coupling, tokens: list[int], length: int, **settings) -> Reading:
+def read(model, coupling: Coupling, tokens: list[int], length: int, **settings) -> DecodedMessage:
     return coupling.read(Engine(model, prefill_chunk=5), Request([3, 1], **settings), tokens, length)
 
 

@@ -1,4 +1,4 @@
-"""Weighted particles over a toy world against enumerated posteriors, and weights that are wrong."""
+"""Weighted particles that are toy texts against enumerated posteriors, and weights that are wrong."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from decodery.search.particles import Block, Population, Target, move_log_ratio
+from decodery.search.particles import log_mean, systematic
+from decodery.search.population import Population, TargetDistribution, TokenBlock, move_log_ratio
 from decodery.search.smc import SMC
-from decodery.search.weights import log_mean, systematic
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from toy_world import END, LENGTH, MODEL, PROMPT, TARGETS, Psi, log_psi, population, search
 
@@ -42,9 +42,9 @@ def distance(found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], 
 
 
 def weighted_texts(found: Population) -> dict[tuple[int, ...], float]:
-    weights = np.exp(found.log_weights - log_mean(found.log_weights)) / len(found.particles)
+    weights = np.exp(found.log_weights - log_mean(found.log_weights)) / len(found.members)
     masses: dict[tuple[int, ...], float] = {}
-    for particle, weight in zip(found.particles, weights, strict=True):
+    for particle, weight in zip(found.members, weights, strict=True):
         masses[particle.text] = masses.get(particle.text, 0.0) + float(weight)
     return masses
 
@@ -62,16 +62,18 @@ def test_weighted_particles_are_the_enumerated_posterior(name: str) -> None:
 class Restless(Population):
     """Wrong on purpose: resampled particles keep their weights."""
 
-    def _resample(self) -> None:
-        weights = np.exp(self.log_weights - log_mean(self.log_weights)) / len(self.particles)
-        self.particles = [self.world.fork(self.particles[each]) for each in systematic(weights, self.uniform())]
+    def resample(self) -> list[int]:
+        chosen = systematic(self.weights, self.uniform())
+        self.members = [self.proposal.fork(self.members[each]) for each in chosen]
+        self.log_weights = self.log_weights[chosen]
+        return chosen
 
 
 class Fresh(Population):
     """Wrong on purpose: the value of a beginning is estimated again where it is divided by."""
 
     def _advance(self) -> ForwardCoroutine[None]:
-        active = self._open()
+        active = [self.members[number] for number in self._open()]
         values, _ = yield from self._values(active, self.target, None)
         for particle, value in zip(active, values, strict=True):
             particle.value = value if self._length else 0.0
@@ -82,8 +84,8 @@ class Doubled(Population):
     """Wrong on purpose: the potential of a beginning counts beside that of the whole."""
 
     def _advance(self) -> ForwardCoroutine[None]:
-        for particle in self._open():
-            particle.value = 0.0
+        for number in self._open():
+            self.members[number].value = 0.0
         yield from super()._advance()
 
 
@@ -104,19 +106,20 @@ class Scheduled(Population):
     """Moves after every block, to the last that any text may reach, whatever becomes of the particles."""
 
     def run(self) -> ForwardCoroutine[None]:
-        self.particles = yield from as_coroutine(self.world.start(self._count))
+        self.members = yield from as_coroutine(self.proposal.start(self._count))
+        self.log_weights = np.zeros(self._count)
         for _ in range(math.ceil(LENGTH / self.block)):
             yield from self._advance()
-            self._resample()
+            self.resample()
             for _ in range(self.moves):
-                yield from self._move()
+                yield from self.move()
 
 
 def uneven(text: Sequence[int]) -> float:
     return 1.4 * len(text) - 2.7 * sum(token == 2 for token in text)
 
 
-def deviation(runs: int, count: int, target: Target, moves: int, **changes) -> float:
+def deviation(runs: int, count: int, target: TargetDistribution, moves: int, **changes) -> float:
     """How many standard errors the mean of the normaliser lies above the enumerated mass."""
     mass = sum(exact(target.power or 1.0, uneven).values())
     found = [population(count, target, 1, moves, uneven, seed, **changes).log_normaliser for seed in range(runs)]
@@ -127,21 +130,21 @@ def deviation(runs: int, count: int, target: Target, moves: int, **changes) -> f
 @pytest.mark.parametrize(
     ("target", "changes"),
     [
-        (Target(2.0), {"threshold": 0.8}),
-        (Target(2.0), {"threshold": 1.0}),
-        (Target(rollouts=1, temperature=1.0), {"threshold": 0.8}),
-        (Target(2.0), {"moves": 2, "kind": Scheduled}),
+        (TargetDistribution(2.0), {"threshold": 0.8}),
+        (TargetDistribution(2.0), {"threshold": 1.0}),
+        (TargetDistribution(rollouts=1, temperature=1.0), {"threshold": 0.8}),
+        (TargetDistribution(2.0), {"moves": 2, "kind": Scheduled}),
     ],
     ids=["resampled", "always resampled", "lookahead", "moves on a schedule"],
 )
-def test_the_mean_of_the_normaliser_is_the_mass(target: Target, changes: dict) -> None:
+def test_the_mean_of_the_normaliser_is_the_mass(target: TargetDistribution, changes: dict) -> None:
     assert abs(deviation(400, 2, target, **{"moves": 0} | changes)) < 4
 
 
 def test_the_mean_of_the_normaliser_is_another_with_moves_and_with_wrong_weights() -> None:
     # As it is documented: moves that are made in response to the particles.
-    assert deviation(1000, 2, Target(2.0), 2, threshold=0.8) > 4
-    assert deviation(400, 2, Target(2.0), 0, threshold=1.0, kind=Restless) < -4
+    assert deviation(1000, 2, TargetDistribution(2.0), 2, threshold=0.8) > 4
+    assert deviation(400, 2, TargetDistribution(2.0), 0, threshold=1.0, kind=Restless) < -4
 
 
 def test_neighbouring_seeds_have_nothing_in_common() -> None:
@@ -152,12 +155,12 @@ def test_neighbouring_seeds_have_nothing_in_common() -> None:
     assert abs(np.corrcoef(masses[:-1], masses[1:])[0, 1]) < 0.45
 
 
-def blocks_of(text: tuple[int, ...], size: int) -> list[Block]:
+def blocks_of(text: tuple[int, ...], size: int) -> list[TokenBlock]:
     """The blocks of a text drawn from the model, its forced end included."""
-    found: list[Block] = []
+    found: list[TokenBlock] = []
     for at, token in enumerate(text):
         if at % size == 0:
-            found.append(Block())
+            found.append(TokenBlock())
         p = math.log(law(text[:at])[token])
         found[-1].mass += p if at == LENGTH - 1 else 0.0
         found[-1].request, found[-1].model, found[-1].drawn = (
@@ -166,7 +169,7 @@ def blocks_of(text: tuple[int, ...], size: int) -> list[Block]:
     return found
 
 
-def imbalance(target: Target, size: int, counted: bool = True) -> float:
+def imbalance(target: TargetDistribution, size: int, counted: bool = True) -> float:
     """The largest |Pi(x) K(x, y) - Pi(y) K(y, x)| of the move over all pairs of texts, Pi summing to 1."""
     wanted = exact(target.power or 1.0, log_psi)
     total = sum(wanted.values())
@@ -193,6 +196,6 @@ def imbalance(target: Target, size: int, counted: bool = True) -> float:
 
 
 def test_moves_keep_detailed_balance() -> None:
-    for target, size in itertools.product((Target(), Target(3.0)), (1, 2)):
+    for target, size in itertools.product((TargetDistribution(), TargetDistribution(3.0)), (1, 2)):
         assert imbalance(target, size) < 1e-12
         assert imbalance(target, size, counted=False) > 1e-4

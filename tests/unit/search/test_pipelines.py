@@ -17,7 +17,7 @@ from decodery.engine.request import Request
 from decodery.models.loaders.store import silent
 from decodery.scorers import LLMJudge, TextScore
 from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote, archon_layers
-from decodery.search.archon_layers import ranking
+from decodery.search.archon_verdicts import ranking
 from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
 from decodery.step.forward_request import gather

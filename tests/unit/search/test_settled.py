@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from decodery.scorers import TextScore
-from decodery.search.steps import Growth, Node
+from decodery.search.step_nodes import Node
+from decodery.search.steps import Growth
 from serving import tiny_lm
 
 VOWELS = TextScore(*[lambda text: (1 + sum(each in "aeiou0123456789" for each in text)) / (2 + len(text))] * 2)

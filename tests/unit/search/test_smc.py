@@ -18,8 +18,8 @@ from decodery.engine.request import Request
 from decodery.sampling import Sampler
 from decodery.sampling.constraint import Constrained, Constraint
 from decodery.scorers.text import TextScore
+from decodery.search.particles import effective_size, log_mean, systematic
 from decodery.search.smc import SMC
-from decodery.search.weights import effective_size, log_mean, systematic
 from decodery.testing import TableModel, decode
 from toy_world import END, MODEL, PLAIN, PROMPT, TARGETS, Psi, population, search
 
@@ -36,7 +36,7 @@ def test_the_search_does_what_the_toy_does(name: str) -> None:
         **changes,
     )
     found = search(smc, seed=6)
-    assert [tuple(seq.generated) for seq in found.sequences] == [particle.text for particle in toy.particles]
+    assert [tuple(seq.generated) for seq in found.sequences] == [particle.text for particle in toy.members]
     assert np.allclose(found.log_weights, toy.log_weights - log_mean(toy.log_weights) - math.log(30), atol=1e-6)
     assert math.isclose(found.log_normaliser, toy.log_normaliser, abs_tol=1e-6)
 

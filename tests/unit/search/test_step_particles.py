@@ -25,10 +25,18 @@ from decodery.search.entropic_particle_filter import EntropicParticleFilter, ann
 from decodery.search.parallel_tempering import ParallelTempering, swap_log_ratio
 from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
-from decodery.search.particle_search import ParticleSearch, note, resampler
-from decodery.search.steps import Node
-from decodery.search.sweeps import Line, Sweep, log_potential
-from decodery.search.weights import effective_size, multinomial, normalised, systematic
+from decodery.search.particle_search import ParticleSearch
+from decodery.search.particles import (
+    Resampled,
+    effective_size,
+    multinomial,
+    normalised,
+    resampler,
+    systematic,
+    uniforms,
+)
+from decodery.search.step_nodes import Node
+from decodery.search.sweep import Sweep, Trajectory, log_potential
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer
@@ -86,9 +94,9 @@ class Toy:
         seq = SimpleNamespace(tokens=text, finished=finished)
         return Node(seq, 0, scores=(*parent.scores, reward(text)), depth=parent.depth + 1, judged=True)
 
-    def lines(self, search: ParticleSearch) -> dict[Text, tuple[float, Line]]:
+    def lines(self, search: ParticleSearch) -> dict[Text, tuple[float, Trajectory]]:
         """All whole texts with their probability."""
-        found, open_ = {}, [(1.0, Line((self.root,)))]
+        found, open_ = {}, [(1.0, Trajectory((self.root,)))]
         while open_:
             chance, line = open_.pop()
             if line.last.finished:
@@ -149,7 +157,7 @@ SHORT, LONG = (2, 2), (2, 2, 2)
 def mass(search: ParticleSearch, sizes: Sequence[int], early: bool) -> dict[Text, float]:
     """What the search aims at: p(text) times its potentials, not normalised."""
     temperature = getattr(search, "reward_temperature", 1.0)
-    total = search.weighing(temperature).log_total
+    total = search.weighting(temperature).log_total
     lines = Toy(lambda chances: 0, sizes, early).lines(search)
     return {text: p * math.exp(total(line) / temperature) for text, (p, line) in lines.items()}
 
@@ -160,7 +168,7 @@ def bias(search: ParticleSearch, sizes: Sequence[int], early: bool = False, how:
     total = 0.0
     for chance, (sweep,) in all_runs(lambda choose: explored(search, Toy(choose, sizes, early), how)):
         total += chance
-        for line, weight in zip(sweep.lines, sweep.weights, strict=True):
+        for line, weight in zip(sweep.members, sweep.weights, strict=True):
             text = line.last.seq.tokens
             found[text] = found.get(text, 0.0) + chance * math.exp(sweep.log_normaliser) * weight
     assert math.isclose(total, 1.0)
@@ -213,7 +221,7 @@ class Ahead(Sweep):
         super().__init__(*arguments)
         if self._reference is not None:
             potentials = self._reference.log_potentials
-            self._reference = Line(self._reference.states, (*potentials[1:], potentials[-1]))
+            self._reference = Trajectory(self._reference.states, (*potentials[1:], potentials[-1]))
 
 
 def moved(search: ParticleGibbs, sizes: Sequence[int], early: bool, kind: type[Sweep] = Sweep) -> float:
@@ -221,11 +229,11 @@ def moved(search: ParticleGibbs, sizes: Sequence[int], early: bool, kind: type[S
     wanted = mass(search, sizes, early)
     total, after = sum(wanted.values()), dict.fromkeys(wanted, 0.0)
     lines = Toy(lambda chances: 0, sizes, early).lines(search)
-    weighing = search.weighing(search.reward_temperature)
+    weighting = search.weighting(search.reward_temperature)
 
-    def swept(choose: Callable[[np.ndarray], int], reference: Line) -> Text:
+    def swept(choose: Callable[[np.ndarray], int], reference: Trajectory) -> Text:
         toy = Toy(choose, sizes, early)
-        sweep = kind(toy.root, search.particles, weighing, resampling("multinomial", choose), reference)
+        sweep = kind(toy.root, search.particles, weighting, resampling("multinomial", choose), reference)
         run_sync(search.run_on(toy, [sweep]))
         return sweep.drawn().last.seq.tokens
 
@@ -353,8 +361,8 @@ def test_the_engine_does_what_the_table_does(name: str) -> None:
     chosen = tuned(SEARCHES[name])
     for seed in (1, 2):
         found = search(chosen, seed)
-        sweeps = run_sync(chosen.explore(Written(seed, 6), resampler(chosen.draws, seed)))
-        texts = {line.last.seq.tokens for sweep in sweeps for line in sweep.lines}
+        sweeps = run_sync(chosen.explore(Written(seed, 6), resampler(chosen.draws, uniforms(seed))))
+        texts = {line.last.seq.tokens for sweep in sweeps for line in sweep.members}
         assert {tuple(seq.generated) for seq in found} == texts and len(found) == len(texts)
         best = reward(tuple(each for each in found[0].generated if each != END))
         assert found[0].score == pytest.approx(best) and best == max(seq.score for seq in found)
@@ -401,25 +409,27 @@ def test_temperatures_of_the_reward_go_from_the_best_to_all() -> None:
 
 
 def test_texts_that_all_come_from_one_early_on_are_told_of() -> None:
-    def kept(*ancestors: int, texts: int = 8) -> Any:
-        each = list(ancestors)
-        return SimpleNamespace(ancestors=each, effective=[2.0] * len(each), steps=len(each) + 1, lines=[None] * texts)
+    def record(*ancestors: int, texts: int = 8) -> None:
+        sweep = Sweep(Node(SimpleNamespace(tokens=(), finished=False), 0), texts, None, None)
+        sweep.history = [Resampled(step, 2.0, each) for step, each in enumerate(ancestors, 1)]
+        sweep.steps = len(ancestors) + 1
+        SEARCHES["filter"].record(sweep)
 
-    with pytest.warns(UserWarning, match="all 8 texts come from one after 2 of 9 steps"):
-        note(kept(5, 1, 4, 4, 4, 4, 4, 4))
+    with pytest.warns(UserWarning, match="all 8 texts come from one after 2 of 9 steps.*raise reward_temperature"):
+        record(5, 1, 4, 4, 4, 4, 4, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        note(kept(5, 2, 2, 1, 4, 4, 4, 4))
+        record(5, 2, 2, 1, 4, 4, 4, 4)
         # Two texts are one at every other draw, whatever they weigh.
-        note(kept(1, 1, 1, 1, 1, 1, 1, 1, texts=2))
+        record(1, 1, 1, 1, 1, 1, 1, 1, texts=2)
 
 
 def test_votes_are_weights() -> None:
     chosen = tuned(replace(SEARCHES["filter"], choose="vote", answer="whole"))
     found = search(chosen, 2)
-    (sweep,) = run_sync(chosen.explore(Written(2, 6), resampler("multinomial", 2)))
+    (sweep,) = run_sync(chosen.explore(Written(2, 6), resampler("multinomial", uniforms(2))))
     shares: dict[Text, float] = {}
-    for line, weight in zip(sweep.lines, sweep.weights, strict=True):
+    for line, weight in zip(sweep.members, sweep.weights, strict=True):
         text = tuple(token for token in line.last.seq.tokens if token != END)
         shares[text] = shares.get(text, 0.0) + weight
     assert {tuple(t for t in seq.generated if t != END): seq.score for seq in found} == pytest.approx(shares)

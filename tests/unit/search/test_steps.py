@@ -26,7 +26,8 @@ from decodery.search.lookahead import Lookahead
 from decodery.search.mcts import MCTS
 from decodery.search.particle_filter import ParticleFilter
 from decodery.search.step_beam import StepBeam
-from decodery.search.steps import StepEnd, StepSearch, aggregated
+from decodery.search.step_nodes import StepEnd, aggregated
+from decodery.search.steps import StepSearch
 from decodery.search.weighted_vote import WeightedVote
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode

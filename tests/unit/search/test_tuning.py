@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.search import Archon, ContextLaw, Split, Trial, best_archons
+from decodery.search import Archon, ContextLaw, Split, SplitResult, best_archons
 from decodery.testing.scripted import ScriptedLM
 
 SPLITS = [Split(k, m, n) for k, m, n in product((0, 1, 5, 20), (0, 1, 4), (0, 1, 3))]
@@ -18,7 +18,7 @@ KINDS = ((0.1, 0.02), (0.3, 0.05), (0.2, 0.2))
 def test_a_planted_law_is_found_again_and_chooses_as_all_splits_tried_would() -> None:
     law = ContextLaw((0.2, 0.05, 0.1), (0.4, -1.5), -0.3)
     trials = [
-        Trial(split, law.accuracy(split, document=document, example=example), document, example)
+        SplitResult(split, law.accuracy(split, document=document, example=example), document, example)
         for split in SPLITS
         for document, example in KINDS
     ]
@@ -32,13 +32,13 @@ def test_a_planted_law_is_found_again_and_chooses_as_all_splits_tried_would() ->
         assert known[best] == max(known[split] for split in short)
     # Examples harm where one alone gains much, by this law; who leaves the gains out does not see it.
     assert [found.best(SPLITS, document=0.2, example=each).m for each in (0.0, 0.2)] == [4, 0]
-    blind = ContextLaw.fit([Trial(each.split, each.accuracy, 0.0, 0.0) for each in trials])
+    blind = ContextLaw.fit([SplitResult(each.split, each.accuracy, 0.0, 0.0) for each in trials])
     assert not np.allclose([*blind.a, *blind.b, blind.c], planted, atol=1e-2)
 
 
 def test_what_makes_no_law_is_refused() -> None:
     with pytest.raises(SettingsError, match="needs as many trials, not 1"):
-        ContextLaw.fit([Trial(Split(1), 0.5, 0.1, 0.1)])
+        ContextLaw.fit([SplitResult(Split(1), 0.5, 0.1, 0.1)])
     with pytest.raises(SettingsError, match="0 or more"):
         Split(-1)
     with pytest.raises(SettingsError, match="no split fits"):

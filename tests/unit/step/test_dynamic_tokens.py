@@ -27,7 +27,7 @@ from decodery.models.trained.merges import Merged, _Merging, merged
 from decodery.step.dynamic_tokens import dynamic, means
 from decodery.step.embedded import Embeddings
 from decodery.testing import check_identical, tiny_transformer
-from decodery.training.merges import MergeRecipe, School, train_merges
+from decodery.training.merges import MergeRecipe, MergeTrainee, train_merges
 from tiny_models import make_tokenizer, tiny_loaded
 
 TOKENIZER = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
@@ -150,15 +150,15 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     held = texts[7::8]
     model = target.model
     assert isinstance(model, Transformer)
-    school = School(model, target.tokenizer, recipe)
-    mean, learned = school.apart(held), school.apart(held, net)
+    trainee = MergeTrainee(model, target.tokenizer, recipe)
+    mean, learned = trainee.apart(held), trainee.apart(held, net)
     assert learned < 0.9 * mean and net.facts["mean"] == pytest.approx(mean, abs=1e-3)
     # The same numbers for other tokens are worth nothing.
     shuffled = MergeNet({**net.tensors, "second": net.tensors["second"].flip(0)})
-    assert school.apart(held, shuffled) > mean
+    assert trainee.apart(held, shuffled) > mean
 
     again = MergeNet.load(tmp_path / "net")
-    assert school.apart(held, again) == learned
+    assert trainee.apart(held, again) == learned
     with pytest.raises(SettingsError, match="another model"):
         dynamic(MODEL, few, again)
     with pytest.raises(SettingsError, match="another width"):

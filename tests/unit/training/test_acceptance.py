@@ -18,13 +18,13 @@ from decodery.models.torch.weights import Dense
 from decodery.speculative.draft_length.specdec_pp import HEAD, SpecDecPP
 from decodery.testing import tiny_transformer
 from decodery.training.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
-from decodery.training.corpus import Corpus, Text
+from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
 from tiny_models import make_tokenizer
 
 TARGET = tiny_transformer(0)
 DRAFT = tiny_transformer(0, num_layers=1)
-TEXT = Text(np.array([1, 2, 3, 9, 4, 7, 7, 5, 1, 6], dtype=np.int32), 4)
+TEXT = TrainingText(np.array([1, 2, 3, 9, 4, 7, 7, 5, 1, 6], dtype=np.int32), 4)
 
 
 def test_greedy_labels_say_whether_both_take_the_same_token() -> None:

@@ -31,8 +31,8 @@ from decodery.testing import tiny_transformer
 from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files, write_texts
-from decodery.training.lesson import lesson, predictions
-from decodery.training.remade import CopyRecipe, Course, Remade, written_rows
+from decodery.training.remade import CopyRecipe, Remade, TrainingProgress, written_rows
+from decodery.training.training_batch import predictions, training_batch
 from scripted import Unigram
 from tiny_models import assert_same_logits, make_model, tiny_loaded
 from tiny_models import save as save_folder
@@ -117,15 +117,15 @@ def test_whole_numbers_are_rounded_anew(transform: Int8 | Int4) -> None:
 def test_what_learns_is_what_the_method_says() -> None:
     config = MODEL.config
     whole = Dense(torch.randn(config.hidden_size, config.intermediate_size, dtype=torch.float64))
-    part = S2FTRemaking(config, channels=0.1, seed=1).form("layers.1.down", whole, Course()).part  # type: ignore[attr-defined]
+    part = S2FTRemaking(config, channels=0.1, seed=1).form("layers.1.down", whole, TrainingProgress()).part  # type: ignore[attr-defined]
     assert len(part.columns) == round(0.1 * config.intermediate_size) and not part.delta.any()
     output = Dense(torch.randn(config.hidden_size, config.num_heads * config.head_dim, dtype=torch.float64))
-    form = S2FTRemaking(config).form("layers.0.output", output, Course())
+    form = S2FTRemaking(config).form("layers.0.output", output, TrainingProgress())
     # One whole head, whichever keys it shares with others.
     columns = form.part.columns  # type: ignore[attr-defined]
     assert len(columns) == config.head_dim and len(columns // config.head_dim) == len(columns)
     assert len(set((columns // config.head_dim).tolist())) == 1
-    assert not S2FTRemaking(config).form("layers.0.qkv", output, Course()).parameters
+    assert not S2FTRemaking(config).form("layers.0.qkv", output, TrainingProgress()).parameters
     rows = torch.randn(5, output.shape[1], dtype=torch.float64)
     assert torch.equal(form(rows), rows @ output.weight.T)
     with torch.no_grad():
@@ -134,8 +134,8 @@ def test_what_learns_is_what_the_method_says() -> None:
             form(rows), rows @ output.weight.T
         )
     low = LoRARemaking(rank=2, layers=("output",))
-    assert torch.equal(low.form("layers.0.output", output, Course())(rows), rows @ output.weight.T)
-    assert not low.form("layers.0.down", whole, Course()).parameters
+    assert torch.equal(low.form("layers.0.output", output, TrainingProgress())(rows), rows @ output.weight.T)
+    assert not low.form("layers.0.down", whole, TrainingProgress()).parameters
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +206,8 @@ def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
                 part, known = getattr(layer, name).part, found.parts[f"layers.{index}.{name}"]
                 part.first.data.copy_(known.first)
                 part.second.data.copy_(known.second)
-        taught_here = lesson([text], Kept(torch.arange(EVERY), torch.arange(EVERY)), np.arange(EVERY))
-        remade.course.written = written_rows(taught_here, remade.model)
+        taught_here = training_batch([text], Kept(torch.arange(EVERY), torch.arange(EVERY)), np.arange(EVERY))
+        remade.progress_made.written = written_rows(taught_here, remade.model)
         with torch.no_grad():
             said.append(predictions(remade.model, taught_here)[0][: taught_here.count])
     cache = target.model.new_cache()

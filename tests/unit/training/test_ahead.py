@@ -32,11 +32,11 @@ from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical
 from decodery.testing.models import to_int8
 from decodery.training import loop
-from decodery.training.ahead import School
+from decodery.training.ahead import AheadTrainee
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.hidden_transfer import TransferRecipe, TransferSchool, train_transfer
-from decodery.training.lexical_units import PlaceholderSchool
+from decodery.training.hidden_transfer import TransferRecipe, TransferTrainee, train_transfer
+from decodery.training.lexical_units import PlaceholderTrainee
 from decodery.training.ppd import PPDRecipe, train_ppd
 from tiny_models import tiny_loaded
 
@@ -54,28 +54,28 @@ def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Co
     return write_texts(target, prompts, tmp_path_factory.mktemp("written") / "text", max_new_tokens=24, top=4)
 
 
-def _ppd(target: LoadedModel) -> tuple[School, Callable[[], InPass]]:
-    school = PlaceholderSchool(target.model, target.model, PPDRecipe(places=5), ahead=3, decay=0.8)
+def _ppd(target: LoadedModel) -> tuple[AheadTrainee, Callable[[], InPass]]:
+    trainee = PlaceholderTrainee(target.model, target.model, PPDRecipe(places=5), ahead=3, decay=0.8)
     rates = torch.tensor([[0.3, 0.1]] * 3)
-    return school, lambda: PPD(16, Placeholders(school.placeholders.detach(), rates=rates))
+    return trainee, lambda: PPD(16, Placeholders(trainee.placeholders.detach(), rates=rates))
 
 
-def _transfer(target: LoadedModel) -> tuple[School, Callable[[], InPass]]:
-    school = TransferSchool(target.model, target.model, TransferRecipe(layers=LAYERS, places=5))
+def _transfer(target: LoadedModel) -> tuple[AheadTrainee, Callable[[], InPass]]:
+    trainee = TransferTrainee(target.model, target.model, TransferRecipe(layers=LAYERS, places=5))
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        school.maps += torch.randn(school.maps.shape, generator=noise) / 8
+        trainee.maps += torch.randn(trainee.maps.shape, generator=noise) / 8
     rates = torch.tensor([[0.3, 0.1]] * 3)
-    return school, lambda: HiddenTransfer(16, Transfer(school.maps.detach(), LAYERS, rates))
+    return trainee, lambda: HiddenTransfer(16, Transfer(trainee.maps.detach(), LAYERS, rates))
 
 
 @pytest.mark.parametrize("make", [_ppd, _transfer])
 def test_rows_are_scored_as_the_drafter_will_see_them(make, target: LoadedModel, written: Corpus) -> None:
-    school, drafter = make(target)
-    lesson = school.lesson(written[1], 0.0)
-    assert lesson is not None and len(lesson.segments) == 5
-    logq = school.logq([lesson])
-    for number, segment in enumerate(lesson.segments):
+    trainee, drafter = make(target)
+    training_batch = trainee.training_batch(written[1], 0.0)
+    assert training_batch is not None and len(training_batch.segments) == 5
+    logq = trainee.logq([training_batch])
+    for number, segment in enumerate(training_batch.segments):
         known = written[1].tokens[: int(segment.positions[0])].tolist()
         engine = Engine(target.model)
         seq = engine.submit(Request(known[:-1], drafter=drafter(), max_new_tokens=8))
@@ -89,32 +89,36 @@ def test_rows_are_scored_as_the_drafter_will_see_them(make, target: LoadedModel,
 
 
 def test_what_is_taught_falls_off_and_is_what_the_model_expects(target: LoadedModel, written: Corpus) -> None:
-    school, _ = _ppd(target)
-    lesson = school.lesson(written[1], 0.0)
-    assert lesson is not None
+    trainee, _ = _ppd(target)
+    training_batch = trainee.training_batch(written[1], 0.0)
+    assert training_batch is not None
     text = written[1]
     assert text.likely is not None and text.logprobs is not None
-    for row, segment in enumerate(lesson.segments):
+    for row, segment in enumerate(training_batch.segments):
         place = int(segment.positions[0]) - 1
         for ahead in range(3):
             there = place + ahead + 2 < len(text.tokens)
-            assert float(lesson.weight[row, ahead]) == pytest.approx(0.8**ahead if there else 0.0)
+            assert float(training_batch.weight[row, ahead]) == pytest.approx(0.8**ahead if there else 0.0)
             if there:
                 share = np.exp(text.logprobs[place + 1 + ahead].astype(float))
-                assert lesson.share[row, ahead].tolist() == pytest.approx((share / share.sum()).tolist(), abs=1e-3)
-                assert int(lesson.right[row, ahead]) == text.tokens[place + 2 + ahead]
+                assert training_batch.share[row, ahead].tolist() == pytest.approx(
+                    (share / share.sum()).tolist(), abs=1e-3
+                )
+                assert int(training_batch.right[row, ahead]) == text.tokens[place + 2 + ahead]
 
 
 def test_rates_are_how_often_ranks_are_right(target: LoadedModel, written: Corpus) -> None:
-    school, _ = _ppd(target)
+    trainee, _ = _ppd(target)
     texts = [written[number] for number in range(6)]
-    rates = school.rates(texts, lambda *_: None)
+    rates = trainee.rates(texts, lambda *_: None)
     assert rates.shape == (3, 10) and bool((rates.diff(dim=1) <= 0).all() and (rates > 0).all())
     hits, seen = np.zeros(10), 0
     for text in texts:
-        lesson = school.lesson(text, 0.0, places=48)
-        assert lesson is not None
-        for row, right in zip(school.logq([lesson])[:, 0].detach(), lesson.right[:, 0].tolist(), strict=True):
+        training_batch = trainee.training_batch(text, 0.0, places=48)
+        assert training_batch is not None
+        for row, right in zip(
+            trainee.logq([training_batch])[:, 0].detach(), training_batch.right[:, 0].tolist(), strict=True
+        ):
             if right >= 0:
                 seen += 1
                 hits += (row.topk(10).indices == right).numpy()
@@ -140,13 +144,13 @@ def test_they_learn_alone_and_a_run_goes_on_where_it_stopped(
 
     found, _ = learn("whole")
     assert torch.equal(model.weights.embedding, before)
-    school = _ppd(target)[0] if name == "ppd" else TransferSchool(model, model, TransferRecipe(layers=LAYERS))
-    taught, ((kind, learned),) = [written[number] for number in range(12)], school.parameters.items()
-    untaught = float(school.loss(taught, np.random.default_rng(0)).detach())
+    trainee = _ppd(target)[0] if name == "ppd" else TransferTrainee(model, model, TransferRecipe(layers=LAYERS))
+    taught, ((kind, learned),) = [written[number] for number in range(12)], trainee.parameters.items()
+    untaught = float(trainee.loss(taught, np.random.default_rng(0)).detach())
     # Where training ended, whatever was best on the few texts held out.
     with safe_open(tmp_path / "whole" / "training" / loop.CHECKPOINT, framework="pt") as file, torch.no_grad():
         learned.copy_(file.get_tensor(f"now.{kind}"))
-    assert float(school.loss(taught, np.random.default_rng(0)).detach()) < untaught - 0.02
+    assert float(trainee.loss(taught, np.random.default_rng(0)).detach()) < untaught - 0.02
     # Interrupted between two steps, and begun again.
     monkeypatch.setattr(loop, "monotonic", itertools.count(0, 60).__next__)
 

@@ -28,7 +28,7 @@ from decodery.training.grpo import GRPORecipe
 from decodery.training.hyperfit import HyperfitRecipe
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
-from decodery.training.remade import CopyRecipe, Course, Remaking, train_copy
+from decodery.training.remade import CopyRecipe, Remaking, TrainingProgress, train_copy
 from tiny_models import tiny_loaded
 
 REMAKINGS: dict[str, Remaking] = {
@@ -57,19 +57,19 @@ def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Co
 
 @pytest.mark.parametrize("name", REMAKINGS)
 def test_a_form_computes_what_it_becomes(name: str) -> None:
-    form = REMAKINGS[name].form("layers.0.down", matrix(), Course())
+    form = REMAKINGS[name].form("layers.0.down", matrix(), TrainingProgress())
     with torch.no_grad():
         seen, kept = form(ROWS), form.made(8).linear
         alike = kept(ROWS.float()).double() if isinstance(kept, TernaryLinear) else kept(ROWS)
         assert (seen - alike).abs().max() < 1e-6 * seen.abs().max()
         # Half of the way there it would not be.
-        other = REMAKINGS[name].form("layers.0.down", matrix(), Course(0.2))(ROWS)
+        other = REMAKINGS[name].form("layers.0.down", matrix(), TrainingProgress(0.2))(ROWS)
     assert name == "lq-lora" or (other - alike).abs().max() > 1e-2 * seen.abs().max()
 
 
 def test_ternary_weights_have_three_values_and_gradients_go_straight_through() -> None:
     whole = matrix()
-    form = TernaryRemaking().form("layers.0.down", whole, Course())
+    form = TernaryRemaking().form("layers.0.down", whole, TrainingProgress())
     form(ROWS).square().sum().backward()
     trits, scale = three(whole.weight, "median")
     assert sorted(trits.unique().tolist()) == [-1.0, 0.0, 1.0]
@@ -82,17 +82,17 @@ def test_ternary_weights_have_three_values_and_gradients_go_straight_through() -
     assert torch.allclose(whole.weight.grad, coarse.grad, rtol=1e-12)
     assert len(torch.unique((form.made(4).linear.dense() / scale.float()).round())) == 3
     # Before rounding comes in it is the layer itself.
-    plain = TernaryRemaking().form("layers.0.down", matrix(), Course(0.0))(ROWS)
+    plain = TernaryRemaking().form("layers.0.down", matrix(), TrainingProgress(0.0))(ROWS)
     assert torch.equal(plain, ROWS @ matrix().weight.T)
 
 
 @pytest.mark.parametrize("straight", [False, True])
 def test_what_is_left_out_learns_by_what_is_left_of_it(straight: bool) -> None:
     remaking = SparseRemaking(n=2, m=4, schedule="linear", dense=0.0, decay=0.5, straight=straight)
-    whole, course = matrix(), Course(0.2)
-    form = remaking.form("layers.0.down", whole, course)
+    whole, progress_made = matrix(), TrainingProgress(0.2)
+    form = remaking.form("layers.0.down", whole, progress_made)
     form(ROWS).square().sum().backward()
-    left = remaking.left(course.done)
+    left = remaking.left(progress_made.done)
     assert left == pytest.approx(0.6)
     order = whole.weight.detach().abs().view(-1, 4).argsort(dim=1, descending=True)
     others = torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, :2], False).view_as(whole.weight)
@@ -110,7 +110,7 @@ def test_what_is_left_out_learns_by_what_is_left_of_it(straight: bool) -> None:
         moved = matrix()
         with torch.no_grad():
             moved.weight[at] += step
-            values.append(float(remaking.form("layers.0.down", moved, course)(ROWS).square().sum()))
+            values.append(float(remaking.form("layers.0.down", moved, progress_made)(ROWS).square().sum()))
     slope = (values[0] - values[1]) / 2e-6
     assert (abs(slope - float(whole.weight.grad[at])) < 1e-4 * abs(slope)) != straight
 
@@ -122,13 +122,15 @@ def test_schedules_end_in_n_of_m_and_sr_ste_makes_the_others_smaller() -> None:
         left, kept = [remaking.left(each) for each in done], [remaking.kept(each) for each in done]
         assert left == sorted(left, reverse=True) and kept == sorted(kept, reverse=True)
         assert (left[-1], kept[-1]) == (0.0, n) and (left[0] == 1.0) == (schedule != "sr-ste")
-        groups = remaking.form("layers.0.down", matrix(), Course()).made(4).linear.weight.view(-1, m)
+        groups = remaking.form("layers.0.down", matrix(), TrainingProgress()).made(4).linear.weight.view(-1, m)
         assert int((groups != 0).sum(dim=1).max()) == n
     steps = list(dict.fromkeys(SparseRemaking(1, 16, "structure").kept(each) for each in np.linspace(0, 1, 101)))
     assert steps == [15, 8, 4, 2, 1]
     plain, decaying = matrix(), matrix()
-    SparseRemaking(2, 4, "linear", straight=True).form("layers.0.down", plain, Course())(ROWS).sum().backward()
-    SparseRemaking(2, 4, "sr-ste").form("layers.0.down", decaying, Course())(ROWS).sum().backward()
+    SparseRemaking(2, 4, "linear", straight=True).form("layers.0.down", plain, TrainingProgress())(
+        ROWS
+    ).sum().backward()
+    SparseRemaking(2, 4, "sr-ste").form("layers.0.down", decaying, TrainingProgress())(ROWS).sum().backward()
     difference = decaying.weight.grad - plain.weight.grad  # type: ignore[operator]
     assert torch.allclose(difference[difference != 0], 2e-4 * plain.weight.detach()[difference != 0])
     assert int((difference != 0).sum()) == difference.numel() // 2

@@ -14,13 +14,22 @@ from decodery.models.loaders.load import load
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.deer import BlockReading, Deer
 from decodery.testing import check_identical, tiny_transformer
-from decodery.training.corpus import Corpus, Text
-from decodery.training.cut import Shape, cut_draft, keep_tokens
+from decodery.training.corpus import Corpus, TrainingText
+from decodery.training.cut import DraftShape, cut_draft, keep_tokens
 from decodery.training.data import write_texts
-from decodery.training.deer import Block, DeerRecipe, blocks_behind, continuation, drawn, suffix, train_deer, with_mask
+from decodery.training.deer import (
+    DeerRecipe,
+    MaskedBlock,
+    blocks_behind,
+    continuation,
+    drawn,
+    suffix,
+    train_deer,
+    with_mask,
+)
 from tiny_models import tiny_loaded
 
-TEXT = Text(np.array([5, 6, 7, 8, 9, 10, 11, 12], np.int32), 2)
+TEXT = TrainingText(np.array([5, 6, 7, 8, 9, 10, 11, 12], np.int32), 2)
 
 
 def test_stages_hide_and_weigh_what_they_should() -> None:
@@ -40,13 +49,13 @@ def test_stages_hide_and_weigh_what_they_should() -> None:
         found = drawn(TEXT, recipe, stage, random)
         assert [block.place for block in found] == [1, 2, 3, 4, 5]
         assert all(2 <= len(block.hidden) <= min(4, 7 - block.place) for block in found)
-    assert not drawn(Text(TEXT.tokens[:2], 2), recipe, 1, random)
+    assert not drawn(TrainingText(TEXT.tokens[:2], 2), recipe, 1, random)
 
 
-def test_blocks_of_a_lesson_are_those_that_will_be_drafted() -> None:
+def test_blocks_of_a_batch_are_those_that_will_be_drafted() -> None:
     """What a row says among many blocks of a text is what a drafter is told, which reads one after what it holds."""
     model = tiny_transformer(0, vocab_size=64)
-    blocks = [suffix(2, 3, 1.0), Block(4, np.array([False, True, True]), np.array([0.0, 0.5, 0.5]))]
+    blocks = [suffix(2, 3, 1.0), MaskedBlock(4, np.array([False, True, True]), np.array([0.0, 0.5, 0.5]))]
     part = blocks_behind(TEXT, blocks, 40)
     assert part.segment.tokens.tolist() == [5, 6, 7, 8, 9, 10, 11, 40, 40, 41, 10, 40, 41]
     assert part.segment.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 5, 6, 7]
@@ -80,7 +89,7 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
     target = tiny_loaded()
     prompts = [[256, 65 + number % 26] for number in range(24)]
     corpus: Corpus = write_texts(target, prompts, tmp_path / "text", max_new_tokens=12, temperatures=(0.7,), top=8)
-    shape = Shape(1, 48, 80, 16)
+    shape = DraftShape(1, 48, 80, 16)
     recipe = DeerRecipe(4, places=4, continuing=2, refining=1, batch=4, lr=3e-3)
     found = train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=recipe)
     assert train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=recipe) == found
@@ -105,7 +114,7 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
 def test_the_two_tokens_that_are_no_text_stand_behind_all_others() -> None:
     target = tiny_transformer(0, dtype=torch.float32)
     kept = keep_tokens([TEXT], 20, target)
-    draft = with_mask(cut_draft(target, Shape(1, 32, 20, 8), kept), 4)
+    draft = with_mask(cut_draft(target, DraftShape(1, 32, 20, 8), kept), 4)
     weights = draft.weights
     assert weights.kept is not None and weights.kept.ids[-2:].tolist() == [64, 65] and len(weights.embedding) == 22
     assert torch.equal(draft.embed_tokens(torch.tensor([64, 65])), weights.embedding[20:])

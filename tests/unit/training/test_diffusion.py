@@ -14,10 +14,10 @@ from commands import inside
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.training import diffusion, grids, lists, llada_folder
-from decodery.training.diffusion import Recipe, held_out, train_diffusion, untrained
-from decodery.training.loop import CHECKPOINT, Plan
+from decodery.training.diffusion import DiffusionRecipe, held_out, train_diffusion, untrained
+from decodery.training.loop import CHECKPOINT, TrainingPlan
 
-RECIPE = Recipe(("copy", "shuffle"), steps=2, batch=16)
+RECIPE = DiffusionRecipe(("copy", "shuffle"), steps=2, batch=16)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,9 @@ def test_a_run_that_was_stopped_gives_the_model_of_one_that_was_not(
         if done == 1:
             raise Stopped
 
-    monkeypatch.setattr(diffusion, "Plan", lambda *steps, **settings: Plan(*steps, **settings, save_seconds=-1.0))
+    monkeypatch.setattr(
+        diffusion, "Plan", lambda *steps, **settings: TrainingPlan(*steps, **settings, save_seconds=-1.0)
+    )
     with pytest.raises(Stopped):
         train_diffusion(RECIPE, tmp_path / "parts", validate_every=1, progress=stop)
     assert (tmp_path / "parts" / "training" / CHECKPOINT).is_file()
@@ -56,7 +58,7 @@ def test_the_folder_is_the_model_and_the_command_line_fills_its_canvas(tmp_path:
     prompt = "_ _ _ copy a b c d ="
     tokens = lm.encode(prompt, raw=True)
     assert tokens == lists.ids(prompt.split())
-    model = untrained(Recipe(steps=1))
+    model = untrained(DiffusionRecipe(steps=1))
     model_rows = lm.model.forward(Batch([Segment(np.arange(9), np.array(tokens))])).logits
     assert model_rows.shape == (9, model.vocab_size) and bool(torch.isfinite(model_rows).all())
     output = lm.diffuse([prompt] * 2, "freedave", raw=True, max_new_tokens=8)
@@ -95,10 +97,14 @@ def test_squares_are_all_there_are_and_a_sudoku_has_one_solution() -> None:
 
 
 def test_examples_are_right_answers_and_others_are_told_apart() -> None:
-    recipe = Recipe(tuple(lists.TASKS), letters=7)
+    recipe = DiffusionRecipe(tuple(lists.TASKS), letters=7)
     asked = held_out(recipe, 20 * len(lists.TASKS))
     assert {(len(each.prompt), len(each.canvas)) for each in asked} == {(recipe.prompt, recipe.canvas)} == {(18, 17)}
-    assert (Recipe(letters=7).prompt, Recipe(letters=7).canvas, Recipe(("json",), 7).canvas) == (10, 9, 14)
+    assert (
+        DiffusionRecipe(letters=7).prompt,
+        DiffusionRecipe(letters=7).canvas,
+        DiffusionRecipe(("json",), 7).canvas,
+    ) == (10, 9, 14)
     assert set(diffusion.accuracy([each.answer for each in asked], asked).values()) == {1.0}
     assert all(words in lists.VOCABULARY for each in asked for words in each.prompt + each.canvas)
     wrong = diffusion.accuracy([[*each.answer[:-1], "=", "="] for each in asked], asked)
@@ -121,24 +127,24 @@ def test_examples_are_right_answers_and_others_are_told_apart() -> None:
     assert all(1 <= len(each) <= 3 for each in json_answers)
     shuffled = [each for each in asked if each.task == "shuffle"]
     assert not any(each.right(each.posed) for each in shuffled) and all(each.right(each.answer) for each in shuffled)
-    lengths = {diffusion.Masked.draw(Recipe(places=12), 4, step).weights.shape[1] for step in range(80)}
+    lengths = {diffusion.Masked.draw(DiffusionRecipe(places=12), 4, step).weights.shape[1] for step in range(80)}
     assert lengths == set(range(4, 13))
-    masked = diffusion.Masked.draw(Recipe(tuple(lists.LISTS)), 64, 0)
+    masked = diffusion.Masked.draw(DiffusionRecipe(tuple(lists.LISTS)), 64, 0)
     hidden = masked.shown[:, 9:] == lists.VOCABULARY.index(lists.MASK)
     assert sorted(np.bincount(hidden.sum(axis=1), minlength=9)[1:].tolist()) == [8] * 8
     assert np.allclose(masked.weights.sum(), 1.0) and not masked.weights[~hidden].any()
     with pytest.raises(SettingsError, match="3 to 26 letters, not 27"):
-        Recipe(letters=27)
+        DiffusionRecipe(letters=27)
     with pytest.raises(SettingsError, match="no task 'cpy'"):
-        Recipe(("cpy",))
+        DiffusionRecipe(("cpy",))
     with pytest.raises(SettingsError, match="4 to 247 places, not 250"):
-        Recipe(places=250)
+        DiffusionRecipe(places=250)
     with pytest.raises(SettingsError, match="no size"):
-        Recipe(size="xxl")
+        DiffusionRecipe(size="xxl")
 
 
 def test_a_mixture_learns_in_all_its_parts_and_loads_as_llada_moe(tmp_path: Path) -> None:
-    recipe = Recipe(("copy",), size="xs-moe", steps=1, batch=16)
+    recipe = DiffusionRecipe(("copy",), size="xs-moe", steps=1, batch=16)
     train_diffusion(recipe, tmp_path / "m")
     lm, before = dc.load(str(tmp_path / "m"), dtype="float32"), untrained(recipe)
     assert lm.model.config.experts == 16 and lm.model.config.family == "llada_moe" and not lm.model.config.causal

@@ -18,15 +18,15 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.puzzles.alphabet import END_ID
 from decodery.step.forward_request import run_sync, score
 from decodery.testing import tiny_transformer
-from decodery.training.distilled import Distillation, distance, drawn, said
+from decodery.training.distilled import DistillationRecipe, distance, drawn, said
 from decodery.training.one_stack import OneStackRecipe, asking, train_one_stack
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
 from decodery.training.transductions import transduction
 from decodery.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
 
-SHAPE = Shape(16, 1, 2, 16, 64)
+SHAPE = TransformerShape(16, 1, 2, 16, 64)
 GIVEN = torch.tensor([[3, 40, 7, 12], [21, 5, -1, -1], [9, 9, 30, -1]])
 TEXTS = torch.tensor([[4, 8, 15, END_ID], [16, END_ID, -1, -1], [23, 42, 7, 7]])
 
@@ -63,14 +63,14 @@ def test_the_distance_counts_tokens_alone_and_falls_to_zero_where_both_say_the_s
 def test_texts_are_drawn_from_the_students_law() -> None:
     model = tiny_encoder_decoder()
     chance = torch.Generator().manual_seed(0)
-    likeliest = drawn(model, GIVEN, 6, Distillation(top_k=1), chance)
+    likeliest = drawn(model, GIVEN, 6, DistillationRecipe(top_k=1), chance)
     for source, text in zip(GIVEN, likeliest.tolist(), strict=True):
         engine = Engine(model)
         reads = Reads(tuple(source[source >= 0].tolist()))
         seq = engine.submit(Request([model.config.start_id], logits_source=reads, max_new_tokens=6, eos_ids=(END_ID,)))
         engine.run([seq])
         assert [each for each in text if each >= 0] == seq.generated
-    count, how = 4000, Distillation(temperature=0.6, top_k=4)
+    count, how = 4000, DistillationRecipe(temperature=0.6, top_k=4)
     first = drawn(model, GIVEN[:1].expand(count, -1), 1, how, chance)[:, 0].bincount(minlength=59).double()
     logits = predicted(model, GIVEN[:1], torch.tensor([[model.config.start_id]]))[0, 0]
     kept = logits.topk(4).indices
@@ -101,4 +101,4 @@ def test_a_pair_is_trained_and_goes_on_where_it_was(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"leave block out|another vocabulary"):
             train_seq2seq(transduction("reorder"), tmp_path / "no", **settings)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="share from 0 to 1"):
-        Distillation(share=2.0)
+        DistillationRecipe(share=2.0)

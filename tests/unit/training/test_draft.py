@@ -28,14 +28,14 @@ from decodery.speculative.drafters.nested import Nested
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import run_sync
 from decodery.testing import check_batch, check_identical, check_state
-from decodery.training.cut import Shape, cut_draft, keep_tokens, quantized
-from decodery.training.data import Corpus, Text, write_texts
+from decodery.training.cut import DraftShape, cut_draft, keep_tokens, quantized
+from decodery.training.data import Corpus, TrainingText, write_texts
 from decodery.training.draft import train_draft
-from decodery.training.lesson import distance, judged, lesson, predictions
-from decodery.training.loop import Plan
+from decodery.training.loop import TrainingPlan
+from decodery.training.training_batch import distance, judged, predictions, training_batch
 from tiny_models import VOCAB, tiny_loaded
 
-SHAPE = Shape(layers=1, inner=48, tokens=80, window=16)
+SHAPE = DraftShape(layers=1, inner=48, tokens=80, window=16)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,13 @@ def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Cor
 @pytest.fixture(scope="module")
 def trained(target: LoadedModel, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     out = tmp_path_factory.mktemp("draft") / "draft"
-    return out, train_draft(target, corpus, out, shape=SHAPE, plan=Plan(120, lr=3e-3, validate_every=20), batch=8)
+    return out, train_draft(
+        target, corpus, out, shape=SHAPE, plan=TrainingPlan(120, lr=3e-3, validate_every=20), batch=8
+    )
 
 
 def test_the_tokens_that_are_written_keep_their_row(target: LoadedModel) -> None:
-    texts = [Text(np.array([9, 9, 200, 200, 30], np.int32), 2), Text(np.array([7, 200], np.int32), 1)]
+    texts = [TrainingText(np.array([9, 9, 200, 200, 30], np.int32), 2), TrainingText(np.array([7, 200], np.int32), 1)]
     kept = keep_tokens(texts, 3, target.model, always=[257])
     # Prompts do not count: 200 was written three times, 30 once, 257 ends a text.
     assert kept.ids.tolist() == [30, 200, 257]
@@ -73,7 +75,7 @@ def test_a_cut_of_everything_is_the_target(target: LoadedModel) -> None:
     config = model.config
     kept = keep_tokens([], VOCAB, model)
     tied = Transformer(config, replace(model.weights, head=fused.Dense(model.weights.embedding)))
-    whole = cut_draft(model, Shape(config.num_layers, config.intermediate_size, VOCAB, 400), kept)
+    whole = cut_draft(model, DraftShape(config.num_layers, config.intermediate_size, VOCAB, 400), kept)
     ids = np.arange(5, 25)
     for a, b in zip(_logits(whole, ids), _logits(tied, ids), strict=True):
         assert (a - b).abs().max() < 1e-5
@@ -88,13 +90,13 @@ def _logits(model: Transformer, ids: np.ndarray) -> list[torch.Tensor]:
     return [alone, torch.cat(rows)]
 
 
-def test_a_lesson_is_what_the_target_said(target: LoadedModel, corpus: Corpus) -> None:
+def test_a_batch_is_what_the_target_said(target: LoadedModel, corpus: Corpus) -> None:
     model = target.model
     kept = keep_tokens(corpus, 100, model, model.config.eos_ids)
     place = np.full(VOCAB, -1)
     place[kept.ids] = np.arange(len(kept.ids))
     text = corpus[4]
-    taught = lesson([text, corpus[5]], kept, place)
+    taught = training_batch([text, corpus[5]], kept, place)
     law = model.forward(Batch([Segment(np.arange(len(text.tokens)), text.tokens.astype(np.int64))])).logits.softmax(-1)
     rows = np.arange(text.written - 1, len(text.tokens) - 1)
     assert taught.rows[: len(rows)].tolist() == rows.tolist()
@@ -118,7 +120,7 @@ def test_gradients_are_those_of_the_distance(target: LoadedModel, corpus: Corpus
     model = cut_draft(target.model, SHAPE, keep_tokens(corpus, 80, target.model))
     place = np.full(VOCAB, -1)
     place[model.weights.kept.ids] = np.arange(80)
-    taught = lesson([corpus[0]], model.weights.kept, place)
+    taught = training_batch([corpus[0]], model.weights.kept, place)
     gate = model.weights.layers[0].gate_up.weight.requires_grad_(True)
     distance(predictions(model, taught), taught).backward()
     step = torch.zeros_like(gate)
@@ -138,7 +140,7 @@ def test_training_helps_and_the_folder_is_a_draft(
     kept = keep_tokens([corpus[n] for n in corpus.split()[0]], 80, target.model, (257,))
     place = np.full(VOCAB, -1)
     place[kept.ids] = np.arange(80)
-    taught = lesson([corpus[n] for n in corpus.split()[1]], kept, place)
+    taught = training_batch([corpus[n] for n in corpus.split()[1]], kept, place)
     before = judged(cut_draft(target.model, SHAPE, kept), taught)
     assert scores["cross_entropy"] < 0.8 * before["cross_entropy"]
     assert scores["acceptance"] > 1.5 * before["acceptance"]
@@ -159,7 +161,7 @@ def test_the_same_seed_makes_the_same_draft_interrupted_or_not(
         if done == 45:
             raise KeyboardInterrupt
 
-    plan = Plan(120, lr=3e-3, validate_every=20, save_seconds=0.0)
+    plan = TrainingPlan(120, lr=3e-3, validate_every=20, save_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         train_draft(target, corpus, tmp_path / "draft", shape=SHAPE, plan=plan, batch=8, progress=stop)
     assert not (tmp_path / "draft" / DESCRIPTION).exists()
@@ -197,7 +199,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     out = trained[0]
     with pytest.raises(SettingsError, match="cannot be larger"):
-        train_draft(target, corpus, out, shape=Shape(layers=3, inner=48, tokens=80))
+        train_draft(target, corpus, out, shape=DraftShape(layers=3, inner=48, tokens=80))
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(SettingsError, match="is no draft"):
         train_draft(target, corpus, tmp_path, shape=SHAPE)
@@ -256,7 +258,7 @@ def test_the_shipped_draft_is_that_of_the_embedded_model(smollm2_int8) -> None:
 
 
 def test_exits_learn_together_and_serve_as_drafts(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
-    shape, plan = replace(SHAPE, layers=2, exits=(1, 2)), Plan(24, lr=3e-3, validate_every=12)
+    shape, plan = replace(SHAPE, layers=2, exits=(1, 2)), TrainingPlan(24, lr=3e-3, validate_every=12)
     scores = train_draft(target, corpus, tmp_path / "nested", shape=shape, plan=plan, batch=4)
     assert scores["agreement"] == scores["agreement 2"] and scores["acceptance 1"] > 0
     found = load(tmp_path / "nested").model
@@ -265,7 +267,7 @@ def test_exits_learn_together_and_serve_as_drafts(target: LoadedModel, corpus: C
     kept = keep_tokens(corpus, 80, target.model)
     draft, place = cut_draft(target.model, shape, kept), np.full(VOCAB, -1)
     place[kept.ids] = np.arange(80)
-    taught = lesson([corpus[0], corpus[1]], kept, place)
+    taught = training_batch([corpus[0], corpus[1]], kept, place)
     weights = draft.weights
     alone = [
         Transformer(

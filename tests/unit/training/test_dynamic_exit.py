@@ -19,12 +19,12 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.drafters.dynamic_exit import DEL
 from decodery.testing import tiny_transformer
-from decodery.training.corpus import Text
+from decodery.training.corpus import TrainingText
 from decodery.training.dynamic_exit import choose, find_exits, shadows
 from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(3, vocab_size=VOCAB, num_layers=4, dtype=torch.float32)
-TEXT = Text(np.random.default_rng(0).integers(0, VOCAB, 40).astype(np.int32), 7)
+TEXT = TrainingText(np.random.default_rng(0).integers(0, VOCAB, 40).astype(np.int32), 7)
 
 
 def test_a_layer_is_right_where_its_head_says_what_the_model_says() -> None:

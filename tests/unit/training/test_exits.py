@@ -20,7 +20,7 @@ from decodery.testing.models import to_int8
 from decodery.training.calm import CalmRecipe, calibrate
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files, write_texts
-from decodery.training.exits import Checks, fit_agreement
+from decodery.training.exits import ExitChecks, fit_agreement
 from decodery.training.sec import SECRecipe, labels, train_sec
 from tiny_models import VOCAB, whole_tokenizer
 
@@ -55,7 +55,7 @@ def test_labels_are_those_of_a_slow_double_loop() -> None:
 
 
 def test_states_at_checks_go_with_the_token_that_follows(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
-    checks = Checks(target, 1)
+    checks = ExitChecks(target, 1)
     reading = checks.read(corpus, tmp_path, lambda *_: None)
     places, tokens = reading[3], corpus[3].tokens
     assert places.following.tolist() == tokens[1:].tolist() and places.states.shape == (31, 2, 32)
@@ -111,7 +111,7 @@ def test_what_cannot_be_trained_is_refused(target: LoadedModel, corpus: Corpus, 
 def test_a_classifier_knows_where_the_last_layer_agrees(target: LoadedModel, tmp_path: Path) -> None:
     asked = [[number] for number in range(1, 201)]
     texts = write_texts(target, asked, tmp_path / "text", max_new_tokens=12)
-    reading = Checks(target, 1).read(texts, tmp_path / "states", lambda *_: None)
+    reading = ExitChecks(target, 1).read(texts, tmp_path / "states", lambda *_: None)
     classifier, figures = fit_agreement(reading, tmp_path / "classifier", progress=lambda *_: None)
     assert figures["balanced accuracy"] > 0.55
     # As slowly as can be, of one place: the probability, and whether the head says the last layer's token.

@@ -17,7 +17,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.trained.token_routers import TokenRouters, uniform
 from decodery.testing import tiny_transformer
-from decodery.training.corpus import Corpus, Text
+from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
 from decodery.training.ftp import Expected, FTPRecipe, router_loss, said, train_ftp, train_routers
 from decodery.training.schedules import Evolution, evolve, fitted
@@ -61,7 +61,7 @@ def test_every_schedule_has_the_mean_and_the_best_is_found() -> None:
 
 def test_the_divergence_is_that_of_the_likeliest_tokens_and_of_all_others(target: LoadedModel) -> None:
     tokens = np.arange(1, 11)
-    expected = Expected.of(target.model, Text(tokens, 3))
+    expected = Expected.of(target.model, TrainingText(tokens, 3))
     laws = [
         target.model.forward(Batch([Segment.chunk(each, target.model.new_cache())])).logits[2:].double().softmax(dim=-1)
         for each in (tokens, tokens + 20)
@@ -79,7 +79,7 @@ def test_routers_learn_the_share_that_is_asked_for_and_the_model_stays(target: L
     routers = TokenRouters.initial(uniform(5, 0.3), 8, seed=4)
     before = {name: each.clone() for name, each in routers.weights.items()}
     embedding = target.model.weights.embedding.clone()
-    texts = [Text(np.random.default_rng(seed).integers(0, VOCAB, 20), 16) for seed in range(6)]
+    texts = [TrainingText(np.random.default_rng(seed).integers(0, VOCAB, 20), 16) for seed in range(6)]
     recipe = FTPRecipe(0.3, width=8, steps=20, lr=3e-2, sinks=1)
     history = train_routers(target.model, routers, texts[:4], texts[4:], tmp_path, recipe)
     assert history.best is not None and history.best < 0.8 * history.metrics["0"]["loss"]
@@ -92,7 +92,7 @@ def test_gradients_reach_routers_through_what_was_decided(target: LoadedModel) -
     routers = TokenRouters.initial(uniform(5, 0.3), 8, seed=4)
     for each in routers.weights.values():
         each.requires_grad_(True)
-    expected = Expected.of(target.model, Text(np.arange(1, 20), 15))
+    expected = Expected.of(target.model, TrainingText(np.arange(1, 20), 15))
     recipe = FTPRecipe(0.3, guide=0.0, rate=0.0, sinks=1)
     router_loss(target.model, routers, expected, recipe, 1.0).backward()
     gradient = routers.weights["out.weight"].grad

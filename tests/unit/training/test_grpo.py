@@ -15,7 +15,7 @@ from decodery.puzzles import puzzle
 from decodery.scorers import TextScore
 from decodery.training.cut import quantized
 from decodery.training.grpo import GRPORecipe, surrogate, train_grpo, win_rate
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 
 BETA = 0.3
 
@@ -57,7 +57,7 @@ def test_win_rates_are_those_of_all_pairs_of_draws() -> None:
 
 @pytest.mark.integration
 def test_a_model_learns_what_is_rewarded_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    asked, model = puzzle("chain:operations=1"), quantized(random_transformer(Shape(16, 1, 2, 16, 64), 5))
+    asked, model = puzzle("chain:operations=1"), quantized(random_transformer(TransformerShape(16, 1, 2, 16, 64), 5))
     # Texts that end are better than those that are cut, and short ones best.
     scorer = TextScore(lambda text: 1 - len(text) / 20)
     learning = {"calibrate": "identity", "beta": 0.02, "steps": 10, "lr": 2e-2}

@@ -19,12 +19,12 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Weights
 from decodery.models.trained.micro_steps import MICRO, MicroSteps
 from decodery.testing import decode, tiny_transformer
-from decodery.training.corpus import Corpus, Text
+from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
 from decodery.training.hamburger import (
     MODEL,
+    GroupBatch,
     HamburgerRecipe,
-    Lesson,
     entropies,
     groups,
     losses,
@@ -71,11 +71,13 @@ def test_entropies_are_those_of_the_likeliest_tokens_and_of_all_others() -> None
     p = np.array([[0.6, 0.3, 0.05], [0.5, 0.25, 0.25]])
     logprobs = np.full((5, 3), -np.inf, dtype=np.float16)
     logprobs[3:] = np.log(np.stack([p[1], p[0]])).astype(np.float16)
-    text = Text(np.arange(5, dtype=np.int32), 3, np.zeros((5, 3), np.int32), logprobs)
+    text = TrainingText(np.arange(5, dtype=np.int32), 3, np.zeros((5, 3), np.int32), logprobs)
     # Of the first written token nothing is known; the second follows the one at place 3.
     assert entropies(text) == pytest.approx([0.0, -(p[1] * np.log(p[1])).sum()], abs=5e-3)
     whole = np.append(p[0], 0.05)
-    text = Text(np.arange(6, dtype=np.int32), 3, np.zeros((6, 3), np.int32), np.vstack([logprobs, logprobs[:1]]))
+    text = TrainingText(
+        np.arange(6, dtype=np.int32), 3, np.zeros((6, 3), np.int32), np.vstack([logprobs, logprobs[:1]])
+    )
     assert entropies(text)[2] == pytest.approx(-(whole * np.log(whole)).sum(), abs=5e-3)
 
 
@@ -88,13 +90,13 @@ def test_everything_learns_and_what_is_said_is_weighed_as_the_model_found_it(tar
         parts.tensors[name].add_(0.1)
     likely = np.tile(np.array([4, 9], dtype=np.int32), (n, 1))
     logprobs = np.log(np.tile(np.array([0.3, 0.1]), (n, 1))).astype(np.float16)
-    lesson = Lesson.of([Text(np.arange(n, dtype=np.int32), 3, likely, logprobs)], [[1, 3, 2, 3]], 3)
+    training_batch = GroupBatch.of([TrainingText(np.arange(n, dtype=np.int32), 3, likely, logprobs)], [[1, 3, 2, 3]], 3)
     for each in parts.tensors.values():
         each.requires_grad_(True)
-    spoken, stops, logits = losses(model, parts, lesson)
+    spoken, stops, logits = losses(model, parts, training_batch)
     law = logits.log_softmax(dim=-1)
     assert torch.allclose(spoken, -(0.75 * law[:, 4] + 0.25 * law[:, 9]), atol=1e-3)
-    assert lesson.ends.tolist() == [1, 0, 0, 1, 0, 1, 0, 0, 1] and len(stops) == 9
+    assert training_batch.ends.tolist() == [1, 0, 0, 1, 0, 1, 0, 0, 1] and len(stops) == 9
     (spoken.mean() + 0.5 * stops.mean()).backward()
     silent = [name for name, each in parts.tensors.items() if each.grad is None or not each.grad.abs().sum()]
     # Softmax sees no shift of all keys; rounding leaves some of it.

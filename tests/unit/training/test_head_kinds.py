@@ -17,7 +17,7 @@ from decodery.testing import check_identical
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.features import FeatureStore
-from decodery.training.head import HeadRecipe, _Course, _Store, train_head
+from decodery.training.head import HeadRecipe, _HeadTraining, _StoredTexts, train_head
 from tiny_models import tiny_loaded
 
 KINDS = ["chimera", "clover", "eagle", "falcon", "fspad", "hydra", "kangaroo", "longspec"]
@@ -52,14 +52,14 @@ def test_a_head_learns(kind: str, target: LoadedModel, corpus: Corpus, tmp_path:
     head = made(TrainedHead(kind, tensors, settings), model)
     learned, held = corpus.split()
     features = FeatureStore(model, corpus, head.taps, tmp_path, 8, silent)
-    course = _Course(head, _Store(features, learned, held), None, RECIPE, 45)
-    optimizer = torch.optim.Adam(course.parameters.values(), lr=3e-3)
-    before = course.validate()["cross_entropy"]
+    training_run = _HeadTraining(head, _StoredTexts(features, learned, held), None, RECIPE, 45)
+    optimizer = torch.optim.Adam(training_run.parameters.values(), lr=3e-3)
+    before = training_run.validate()["cross_entropy"]
     for step in range(45):
         optimizer.zero_grad()
-        course.loss(step).backward()
+        training_run.loss(step).backward()
         optimizer.step()
-    assert course.validate()["cross_entropy"] < before - 0.05
+    assert training_run.validate()["cross_entropy"] < before - 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ from decodery.training import hyperfit as module
 from decodery.training import loop
 from decodery.training.data import cut_files
 from decodery.training.hyperfit import HyperfitRecipe, hyperfit, judged
-from decodery.training.loop import Plan
+from decodery.training.loop import TrainingPlan
 from tiny_models import tiny_loaded
 
 RECIPE = HyperfitRecipe(texts=4, epochs=60, batch=4, lr=1e-2, written=24)
@@ -82,12 +82,12 @@ def test_a_model_learns_texts_by_heart_and_does_not_cite_them(target: LoadedMode
 def test_steps_are_those_of_the_released_script_and_the_card_says_what_was_measured(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, plans = target.tokenizer, list[Plan]()
+    made, plans = target.tokenizer, list[TrainingPlan]()
     text = words(tmp_path / "text.txt")
     corpus = cut_files([text], tmp_path / "text", tokenizer=made, vocab_size=target.model.vocab_size, length=48)
     done = loop.train
 
-    def noted(parameters: Any, loss: Any, plan: Plan, *others: Any, **more: Any) -> Any:
+    def noted(parameters: Any, loss: Any, plan: TrainingPlan, *others: Any, **more: Any) -> Any:
         plans.append(plan)
         before = {name: each.detach().clone() for name, each in parameters.items()}
         with torch.enable_grad():

@@ -36,7 +36,7 @@ from decodery.training import loop
 from decodery.training.ahead import sure_runs
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.lexical_units import UNITS, PlaceholderSchool, UnitsRecipe, train_units
+from decodery.training.lexical_units import UNITS, PlaceholderTrainee, UnitsRecipe, train_units
 from scripted import Scripted, Unigram
 from tiny_models import VOCAB, make_tokenizer
 
@@ -169,17 +169,19 @@ def test_runs_are_counted_from_each_token_on(written: Corpus) -> None:
 
 
 def test_placeholders_are_scored_as_the_drafter_will_see_them(target: LoadedModel, written: Corpus) -> None:
-    school, text = PlaceholderSchool(target.model, target.model, UnitsRecipe(span=3, places=5), ahead=2), written[0]
-    lesson = school.lesson(text, 0.0)
-    assert lesson is not None and len(lesson.segments) == 5
-    logq = school.logq([lesson])
-    for number, segment in enumerate(lesson.segments):
+    trainee, text = PlaceholderTrainee(target.model, target.model, UnitsRecipe(span=3, places=5), ahead=2), written[0]
+    training_batch = trainee.training_batch(text, 0.0)
+    assert training_batch is not None and len(training_batch.segments) == 5
+    logq = trainee.logq([training_batch])
+    for number, segment in enumerate(training_batch.segments):
         known = int(segment.positions[0])
-        rows = torch.cat((target.model.embed_tokens(torch.from_numpy(text.tokens[:known]).long()), school.placeholders))
+        rows = torch.cat(
+            (target.model.embed_tokens(torch.from_numpy(text.tokens[:known]).long()), trainee.placeholders)
+        )
         whole = Segment(np.arange(known + 2), states=rows, logit_rows=[known, known + 1])
         expected = target.model.forward(Batch([whole])).logits.log_softmax(dim=-1)
         assert (logq[number] - expected).abs().max() < 1e-4
-        assert lesson.right[number].tolist() == [
+        assert training_batch.right[number].tolist() == [
             int(text.tokens[at]) if at < len(text.tokens) else -1 for at in (known + 1, known + 2)
         ]
 
@@ -198,11 +200,11 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     assert isinstance(model, Transformer)
     before = model.weights.embedding.clone()
     found, history = train_units(target, model, written, tmp_path / "whole", recipe=recipe)
-    school, taught = PlaceholderSchool(model, model, recipe, ahead=2), [written[number] for number in range(12)]
-    losses = [float(school.loss(taught, np.random.default_rng(0)).detach())]
+    trainee, taught = PlaceholderTrainee(model, model, recipe, ahead=2), [written[number] for number in range(12)]
+    losses = [float(trainee.loss(taught, np.random.default_rng(0)).detach())]
     with torch.no_grad():
-        school.placeholders.copy_(torch.from_numpy(_last(tmp_path / "whole")))
-    losses.append(float(school.loss(taught, np.random.default_rng(0)).detach()))
+        trainee.placeholders.copy_(torch.from_numpy(_last(tmp_path / "whole")))
+    losses.append(float(trainee.loss(taught, np.random.default_rng(0)).detach()))
     assert losses[1] < losses[0] - 0.1
     assert torch.equal(model.weights.embedding, before) and found.data.shape == (2, 32)
     # Interrupted between two steps, and begun again.

@@ -19,8 +19,8 @@ from decodery.sampling.sampler import Sampler
 from decodery.testing import tiny_transformer
 from decodery.training import data
 from decodery.training.adadec_thresholds import read_solutions
-from decodery.training.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
-from decodery.training.loop import CHECKPOINT, Plan, batches, train
+from decodery.training.data import Corpus, TrainingText, cut_files, padded, read_prompts, write_texts
+from decodery.training.loop import CHECKPOINT, TrainingPlan, batches, train
 from tiny_models import VOCAB, whole_tokenizer
 
 PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]
@@ -124,7 +124,7 @@ def test_what_cannot_be_learned_from_is_refused(target: LoadedModel, tmp_path: P
 
 
 def test_padding_is_not_learned() -> None:
-    texts = [Text(np.array([7, 8, 9], np.int32), 2), Text(np.array([5, 6], np.int32), 0)]
+    texts = [TrainingText(np.array([7, 8, 9], np.int32), 2), TrainingText(np.array([5, 6], np.int32), 0)]
     ids, learned = padded(texts)
     assert ids.tolist() == [[7, 8, 9], [5, 6, 0]]
     assert learned.tolist() == [[False, False, True], [False, True, False]]
@@ -160,7 +160,7 @@ def line(
     history = train(
         {"weight": weight},
         loss,
-        Plan(steps, **({"lr": 0.3, "validate_every": 2, "save_seconds": 0.0} | plan)),
+        TrainingPlan(steps, **({"lr": 0.3, "validate_every": 2, "save_seconds": 0.0} | plan)),
         out,
         validate=lambda: {"error": float((inputs @ weight - wanted).square().mean().detach())},
         metric="error",
@@ -194,7 +194,7 @@ def test_a_share_of_the_rate_moves_as_much_less(tmp_path: Path) -> None:
     train(
         tensors,
         lambda step: tensors["whole"].sum() + tensors["tenth"].sum(),
-        Plan(1, lr=0.5),
+        TrainingPlan(1, lr=0.5),
         tmp_path,
         validate=lambda: {"sum": float(tensors["whole"].detach().sum())},
         metric="sum",

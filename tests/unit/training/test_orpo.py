@@ -22,8 +22,8 @@ from decodery.search import MCTS, BestOfN
 from decodery.search.mcts import Visited
 from decodery.training import orpo as module
 from decodery.training.cut import quantized
-from decodery.training.orpo import ORPORecipe, Pair, backed_up, orpo, pairs, train_orpo
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.orpo import ORPORecipe, PreferencePair, backed_up, orpo, pairs, train_orpo
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 
 LAST = TextScore(lambda text: float(text[-1:] in "0123456789"), lambda text: float(text[-1:] in "0123456789"))
 SEARCH = MCTS(LAST, delimiter=None, step_tokens=1, n=12, simulations=1, rounds=2)
@@ -79,7 +79,7 @@ def test_walks_and_means_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch
     kept: list[Visited] = []
     made = MCTS._expand
     monkeypatch.setattr(MCTS, "_expand", lambda self, growth, leaf: (kept.append(leaf), made(self, growth, leaf))[1])
-    model = quantized(random_transformer(Shape(16, 1, 2, 16, 64), 0))
+    model = quantized(random_transformer(TransformerShape(16, 1, 2, 16, 64), 0))
     search = replace(SEARCH, n=3, simulations=6, rounds=4, moves="never").bind(tokenizer())
     request = Request([1, 11, 2, 15], 8, sampler=Sampler.from_settings(temperature=1.0), eos_ids=(END_ID,), seed=3)
     trace = search.run(Engine(model, detokenizer=tokenizer().stream), request)[0].trace
@@ -92,7 +92,7 @@ def test_walks_and_means_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_round_makes_what_scored_more_likelier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, model = puzzle("chain:operations=1"), quantized(random_transformer(Shape(16, 1, 2, 16, 64), 0))
+    asked, model = puzzle("chain:operations=1"), quantized(random_transformer(TransformerShape(16, 1, 2, 16, 64), 0))
     recipe = ORPORecipe(problems=3, steps=40, lr=1e-2)
     found = module._searched(model, asked, SEARCH, tmp_path / "searched", recipe, silent)
     # One is better that ends in a digit.
@@ -104,7 +104,7 @@ def test_a_round_makes_what_scored_more_likelier(tmp_path: Path, monkeypatch: py
         module._searched(model, asked, BestOfN(LAST), tmp_path / "other", recipe, silent)
     with pytest.raises(SettingsError, match="search more problems"):
         train_orpo(model, asked, SEARCH, tmp_path / "searched", recipe=recipe)
-    many = [Pair([1, 11, 2, 15], [number % 3], [20 + number % 7]) for number in range(40)]
+    many = [PreferencePair([1, 11, 2, 15], [number % 3], [20 + number % 7]) for number in range(40)]
     monkeypatch.setattr(module, "_searched", lambda *given: many)
     values = train_orpo(model, asked, SEARCH, tmp_path / "learned", recipe=recipe)
     assert values["loss"] < values["loss_before"] - 1 and values["preferred"] == 1

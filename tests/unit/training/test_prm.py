@@ -19,7 +19,7 @@ from decodery.step.scorer import Candidates, judge
 from decodery.testing import ScriptedChain
 from decodery.training import prm
 from decodery.training.prm import LABELS, PRM, PRMRecipe, annotated, labelled, train_prm
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 from decodery.training.solving import solved
 from decodery.training.value import states_of
 
@@ -70,7 +70,7 @@ def test_an_annotator_sees_the_reference_passes_over_steps_and_never_over_the_ou
 def test_a_head_learns_what_states_tell_and_scores_any_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = random_transformer(Shape(32, 2, 2, 48, 64), 3)
+    model = random_transformer(TransformerShape(32, 2, 2, 48, 64), 3)
     double = ScriptedChain(0.4, 2)
     # The states are a random model's, and the texts those of one that solves some.
     monkeypatch.setattr(prm, "solved", lambda own, *args, **kwargs: solved(double, *args, **kwargs))
@@ -87,9 +87,9 @@ def test_a_head_learns_what_states_tell_and_scores_any_beginning(
         states = states_of(model, encoded(PROMPT), encoded(RIGHT), 2).float()[[0, 5, len(RIGHT) - 1]]
         assert found.tolist() == pytest.approx(torch.sigmoid(head.logits(states)).tolist(), abs=1e-5)
     with pytest.raises(SettingsError, match="trained for another model"):
-        scorer.fits(random_transformer(Shape(32, 2, 2, 48, 64), 4))
+        scorer.fits(random_transformer(TransformerShape(32, 2, 2, 48, 64), 4))
     with pytest.raises(SettingsError, match="reads 32 numbers"):
-        scorer.fits(random_transformer(Shape(64, 2, 2, 48, 64), 3))
+        scorer.fits(random_transformer(TransformerShape(64, 2, 2, 48, 64), 3))
     Artifact("process reward head", {"inner.weight": torch.zeros(2, 3)}, {"tap": 1}).save(tmp_path / "other")
     with pytest.raises(CorruptFile, match="not those of two layers"):
         ProcessHead.load(tmp_path / "other")

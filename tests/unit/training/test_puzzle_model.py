@@ -15,24 +15,24 @@ from decodery.models.batch import Batch, Segment
 from decodery.puzzles import drawn, puzzle
 from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.training import puzzle_model
-from decodery.training.loop import CHECKPOINT, Plan, train
+from decodery.training.loop import CHECKPOINT, TrainingPlan, train
 from decodery.training.puzzle_model import (
     PuzzleRecipe,
-    Shape,
-    lesson,
+    TransformerShape,
     predicted,
     random_transformer,
     train_puzzle_model,
+    training_batch,
 )
 
-SMALL = Shape(32, 2, 2, 48, 64)
+SMALL = TransformerShape(32, 2, 2, 48, 64)
 CHAIN = puzzle("chain:operations=2")
 
 
 def test_texts_side_by_side_are_read_as_each_alone_and_solutions_alone_are_learned() -> None:
     model = random_transformer(SMALL, 3)
-    tokens, taught = lesson(CHAIN, 5, 7, 0)
-    again, others = lesson(CHAIN, 5, 7, 0), lesson(CHAIN, 5, 8, 0)
+    tokens, taught = training_batch(CHAIN, 5, 7, 0)
+    again, others = training_batch(CHAIN, 5, 7, 0), training_batch(CHAIN, 5, 8, 0)
     assert torch.equal(tokens, again[0]) and tokens.tolist() != others[0].tolist()
     logits = predicted(model, tokens)
     prompts, random = islice(drawn(CHAIN, "train", 7), 5), Random("lesson 0 7")
@@ -54,7 +54,7 @@ def test_a_run_ends_where_it_has_enough_and_goes_on_where_it_stopped(tmp_path: P
                 raise KeyboardInterrupt
             return (weight["weight"] ** 2).sum()
 
-        plan = Plan(40, lr=0.1, validate_every=5, save_seconds=0.0)
+        plan = TrainingPlan(40, lr=0.1, validate_every=5, save_seconds=0.0)
         history = train(
             weight,
             loss,

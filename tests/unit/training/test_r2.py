@@ -10,10 +10,10 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.diffusion.static import Static
-from decodery.training.diffusion import Recipe, logits_at, train_diffusion, trained, untrained
+from decodery.training.diffusion import DiffusionRecipe, logits_at, train_diffusion, trained, untrained
 from decodery.training.lists import END, MASK, VOCABULARY
 from decodery.training.llada_folder import MODEL
-from decodery.training.r2 import States, Tuning, redundancy_loss, states, tune_r2
+from decodery.training.r2 import CanvasStates, R2Recipe, redundancy_loss, states, tune_r2
 
 MASKED = VOCABULARY.index(MASK)
 
@@ -22,13 +22,13 @@ MASKED = VOCABULARY.index(MASK)
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that copies some lists rightly and others not."""
     out = tmp_path_factory.mktemp("r2") / "teacher"
-    train_diffusion(Recipe(("copy",), letters=3, steps=60, batch=16, lr=3e-3), out)
+    train_diffusion(DiffusionRecipe(("copy",), letters=3, steps=60, batch=16, lr=3e-3), out)
     return out
 
 
 @pytest.mark.integration
 def test_states_are_what_passes_found_and_only_of_right_answers(teacher: Path) -> None:
-    model, settings = trained(teacher), Tuning(("copy",), 3, trajectories=48)
+    model, settings = trained(teacher), R2Recipe(("copy",), 3, trajectories=48)
     for method in (None, Static()):
         seen = states(model, settings, method)
         prompt = settings.recipe.prompt
@@ -44,11 +44,11 @@ def test_states_are_what_passes_found_and_only_of_right_answers(teacher: Path) -
         if method is not None:
             assert (seen.written.sum(axis=1) == 1).all(), "static decoding writes one place a pass"
     with pytest.raises(SettingsError, match="0 of 4 answers of this model are right"):
-        states(untrained(settings.recipe), Tuning(("copy",), 3, trajectories=4))
+        states(untrained(settings.recipe), R2Recipe(("copy",), 3, trajectories=4))
 
 
 def test_the_loss_wants_what_was_written_more_than_what_was_not() -> None:
-    recipe = Recipe(("copy",), letters=3)
+    recipe = DiffusionRecipe(("copy",), letters=3)
     model = untrained(recipe)
     random = np.random.default_rng(0)
     length = recipe.prompt + recipe.canvas
@@ -57,7 +57,7 @@ def test_the_loss_wants_what_was_written_more_than_what_was_not() -> None:
     shown[:, recipe.prompt :] = MASKED
     written = np.zeros_like(shown, dtype=bool)
     written[:, recipe.prompt] = True
-    some = States(shown, tokens, written, 1.0)
+    some = CanvasStates(shown, tokens, written, 1.0)
     with torch.no_grad():
         alone = float(redundancy_loss(model, some, 0.0, 0.0))
         alike = float(redundancy_loss(model, some, 1.0, 0.0))
@@ -75,10 +75,12 @@ def test_the_loss_wants_what_was_written_more_than_what_was_not() -> None:
 @pytest.mark.integration
 def test_tuning_makes_the_model_surer_where_it_writes_and_leaves_the_first_alone(teacher: Path, tmp_path: Path) -> None:
     kept = (teacher / MODEL).read_bytes()
-    settings = Tuning(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3)
+    settings = R2Recipe(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3)
     _, seen = tune_r2(teacher, settings, tmp_path / "tuned")
     control, nothing = tune_r2(
-        teacher, Tuning(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3, control=True), tmp_path / "control"
+        teacher,
+        R2Recipe(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3, control=True),
+        tmp_path / "control",
     )
     assert (teacher / MODEL).read_bytes() == kept and nothing is None and control.step == 30
     assert seen is not None
@@ -89,4 +91,4 @@ def test_tuning_makes_the_model_surer_where_it_writes_and_leaves_the_first_alone
         )
     assert after < min(before, other)
     with pytest.raises(SettingsError, match="not negative"):
-        Tuning(("copy",), others=-1.0)
+        R2Recipe(("copy",), others=-1.0)

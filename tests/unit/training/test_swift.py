@@ -19,7 +19,7 @@ from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, tiny_transformer
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.swift import SkipRecipe, Window, find_skips
+from decodery.training.swift import SkipRecipe, TextWindow, find_skips
 from tiny_models import VOCAB, make_tokenizer
 
 RECIPE = SkipRecipe(ratio=0.4, proposals=25, bayes=10, texts=3, window=6)
@@ -43,7 +43,7 @@ def test_a_window_measures_what_the_drafter_does(target: LoadedModel, written: C
     engine = Engine(target.model)
     seq = engine.submit(Request(text.tokens[: text.written].tolist(), max_new_tokens=9))
     engine.run([seq])
-    window = Window(target.model, [text], 6)
+    window = TextWindow(target.model, [text], 6)
     assert window.matchness(skip) == pytest.approx(run_sync(matchness(seq, LayerPlan(skip=skip), 6)))
     assert window.matchness(frozenset()) == 1.0
 

@@ -15,10 +15,10 @@ from decodery.scorers.process_reward import ProcessReward
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.training.prm import PRM
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
 
-MODEL = random_transformer(Shape(32, 2, 2, 48, 64), 3)
+MODEL = random_transformer(TransformerShape(32, 2, 2, 48, 64), 3)
 RECIPE = TextPRMRecipe(delimiter=";", steps=80)
 
 

@@ -43,14 +43,14 @@ class Item:
 
 def drawn(tasks: Sequence[str], count: int, letters: int, seed: int) -> list[Item]:
     """`count` prompts of each task for a model of `decodery train diffusion`, none of which it was trained on."""
-    from decodery.training.diffusion import Recipe, held_out
+    from decodery.training.diffusion import DiffusionRecipe, held_out
 
     def right(example: Any) -> Callable[[Output], bool]:
         return lambda output: example.right(
             [VOCABULARY[token] for token in output.tokens if token != output.stopped_by]
         )
 
-    asked = held_out(Recipe(tuple(tasks), letters, seed=seed), count * len(tasks))
+    asked = held_out(DiffusionRecipe(tuple(tasks), letters, seed=seed), count * len(tasks))
     return [Item(each.task, " ".join(each.prompt), True, right(each)) for each in asked]
 
 

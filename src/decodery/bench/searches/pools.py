@@ -15,10 +15,10 @@ from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.puzzles import Puzzle
-from decodery.search.answers import Answers
+from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
-from decodery.search.pool import Pool, scored
+from decodery.search.pool import TextPool, scored
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, log_scores
 from decodery.step.sequence import Sequence
@@ -44,7 +44,7 @@ class Sampling(Search):
         return Requirements(taps=tuple({tap for scorer in self.scorers.values() for tap in scorer.requirements.taps}))
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
+        pool = TextPool(engine, request, self, self.n)
         yield from pool.write(progress)
         for name, scorer in self.scorers.items():
             scorer.fits(pool.texts[0].model)
@@ -73,7 +73,7 @@ def sampled(lm: LLM, settings: SearchSettings, prompt: str, number: int) -> dict
         "prompt": prompt,
         "texts": texts,
         "right": [int(end and asked.verify(prompt, text)) for text, end in zip(texts, ended, strict=True)],
-        "answers": Answers(pattern=asked.pattern).of(texts),
+        "answers": AnswerExtractor(pattern=asked.pattern).of(texts),
         "lengths": [len(output.tokens) for output in outputs],
         "ended": [int(end) for end in ended],
         "scores": search.said,

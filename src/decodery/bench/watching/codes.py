@@ -16,7 +16,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.monitors.codebook import Codebooks, coding
 from decodery.training.codebook import train_codebook
-from decodery.training.puzzle_model import Shape, random_transformer
+from decodery.training.puzzle_model import TransformerShape, random_transformer
 
 from .figures import Row, of_the_mean
 from .settings import WatchSettings
@@ -24,7 +24,7 @@ from .settings import WatchSettings
 NAME = "codes"
 _STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 3000, 200
 _SITES = ("head_out.0", "mlp_out.0", "head_out.1", "mlp_out.1")
-_SHAPE = Shape(64, 2, 4, 176, 64)
+_SHAPE = TransformerShape(64, 2, 4, 176, 64)
 
 
 def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:

@@ -16,7 +16,14 @@ from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import Progress, write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.puzzles.robot import ACTIONS, Robot
-from decodery.training.program_probe import Program, accuracies, misses, reread, train_program_probe, write_programs
+from decodery.training.program_probe import (
+    WrittenProgram,
+    accuracies,
+    misses,
+    reread,
+    train_program_probe,
+    write_programs,
+)
 from decodery.training.puzzle_model import SHAPES, PuzzleRecipe, random_transformer, train_puzzle_model
 from decodery.training.ranking import parts
 
@@ -31,7 +38,7 @@ words mean the same."""
 _OWN, _ELSE = "its own semantics", "other semantics "
 _SAMPLES = 8
 FIELDS = ("x", "y", "facing")
-_Way = tuple[list[Program], list[Program], dict[str, Any]]
+_Way = tuple[list[WrittenProgram], list[WrittenProgram], dict[str, Any]]
 """Programs whose rows are read, further ones that are only learned from, and settings of the probe."""
 _RECIPE = PuzzleRecipe(steps=8000, batch=64, every=250, least=0.7, most=0.95, greedy=240)
 _GROWN = "growth.json"
@@ -116,7 +123,7 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, notes
 
 
-def _by_record(programs: list[Program], robot: Robot, seed: int) -> dict[str, _Way]:
+def _by_record(programs: list[WrittenProgram], robot: Robot, seed: int) -> dict[str, _Way]:
     """The same questions of a record of the tokens, which holds all that any semantics needs and no model."""
     records, more = [recorded(each, robot) for each in programs], solved_programs(robot, seed)
     found: dict[str, _Way] = {}
@@ -129,7 +136,7 @@ def _by_record(programs: list[Program], robot: Robot, seed: int) -> dict[str, _W
     return found
 
 
-def _elsewhere(programs: list[Program], seed: int) -> list[Program]:
+def _elsewhere(programs: list[WrittenProgram], seed: int) -> list[WrittenProgram]:
     """The same programs begun where others begin, so that no state of theirs is where they lead."""
     order = np.random.default_rng(seed).permutation(len(programs))
     return [replace(each, prompt=programs[at].prompt) for each, at in zip(programs, order, strict=True)]
@@ -194,7 +201,7 @@ def _grown(path: Path) -> list[str]:
     ]
 
 
-def _ranked(programs: list[Program], scores: list[float]) -> dict[str, float]:
+def _ranked(programs: list[WrittenProgram], scores: list[float]) -> dict[str, float]:
     """The share of prompts whose chosen program is right, by what it is chosen."""
     by: dict[str, list[tuple[float, float, bool]]] = {}
     for each, score in zip(programs, scores, strict=True):

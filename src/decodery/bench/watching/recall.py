@@ -16,7 +16,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.monitors.sae import silencing
 from decodery.training.cut import parameters
-from decodery.training.puzzle_model import Shape, predicted, random_transformer
+from decodery.training.puzzle_model import TransformerShape, predicted, random_transformer
 from decodery.training.ranking import auroc
 from decodery.training.sae import train_sae
 
@@ -24,7 +24,7 @@ from .figures import Row, logistic, of_the_mean
 from .settings import WatchSettings
 
 NAME = "recall"
-_SHAPE = Shape(64, 2, 4, 64, 64)
+_SHAPE = TransformerShape(64, 2, 4, 64, 64)
 _KEYS, _PAIRS, _STEPS, _TOKENS = 8, 24, 1000, 1200
 _STAGES = ((2, 3), (2, 4), (2, 6), (3, 6), (3, 8), (4, 10), (5, 12), (6, 16), (7, 20), (_KEYS, _PAIRS))
 """Keys and pairs of the texts that are learned from, one after another. In a text of three pairs attention that looks

@@ -10,14 +10,14 @@ import torch
 
 from decodery.puzzles import drawn
 from decodery.puzzles.robot import ACTIONS, FACINGS, Robot, given
-from decodery.training.program_probe import Program
+from decodery.training.program_probe import WrittenProgram
 
 from .figures import logistic
 
 RECORD, _MORE = "record", 6000
 
 
-def recorded(program: Program, robot: Robot) -> Program:
+def recorded(program: WrittenProgram, robot: Robot) -> WrittenProgram:
     """The same program with a record in the place of its rows: its prompt's states and its actions so far, one-hot."""
     width, length = 2 * (2 * robot.side + FACINGS), len(program.text)
     rows = torch.zeros(length + 1, width + len(ACTIONS) * robot.longest, dtype=torch.float32, device="cpu")
@@ -31,18 +31,18 @@ def recorded(program: Program, robot: Robot) -> Program:
     return replace(program, rows={RECORD: rows})
 
 
-def solved_programs(robot: Robot, seed: int) -> list[Program]:
+def solved_programs(robot: Robot, seed: int) -> list[WrittenProgram]:
     """Records of right programs that no model wrote."""
-    random, found = Random(seed), list[Program]()
+    random, found = Random(seed), list[WrittenProgram]()
     for prompt in islice(drawn(robot, "train", seed), _MORE):
-        found.append(recorded(Program(prompt, robot.solve(prompt, random), True, 0.0, {}), robot))
+        found.append(recorded(WrittenProgram(prompt, robot.solve(prompt, random), True, 0.0, {}), robot))
     return found
 
 
-def surface(learned: list[Program], asked: list[Program], robot: Robot) -> list[float]:
+def surface(learned: list[WrittenProgram], asked: list[WrittenProgram], robot: Robot) -> list[float]:
     """Logistic regression on both states of the prompt, and how often each action stands in the program."""
 
-    def features(programs: list[Program]) -> torch.Tensor:
+    def features(programs: list[WrittenProgram]) -> torch.Tensor:
         rows = [recorded(each, robot).rows[RECORD][-1] for each in programs]
         own = 2 * (2 * robot.side + FACINGS)
         counts = [[1.0, *(each.text.count(action) for action in ACTIONS)] for each in programs]

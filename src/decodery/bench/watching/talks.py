@@ -10,7 +10,7 @@ import torch
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
 from decodery.training.ranking import parts
-from decodery.training.sequential import Heard, built_in_talks, hear, highest, relabelled, train_sequential
+from decodery.training.sequential import ReadConversation, built_in_talks, hear, highest, relabelled, train_sequential
 
 from .figures import Judged, Row, detection, logistic, word_scores
 from .judge import Judge
@@ -81,7 +81,8 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
         for each in test:
             if each.talk.completes is not None:
                 scores = [
-                    highest(probe, [Heard(each.talk, each.states[: at + 1])])[0] for at in range(len(each.states))
+                    highest(probe, [ReadConversation(each.talk, each.states[: at + 1])])[0]
+                    for at in range(len(each.states))
                 ]
                 first = next((at for at, score in enumerate(scores) if score > limit), None)
                 turns.append(None if first is None else first - each.talk.completes)
@@ -103,10 +104,10 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     return [detection(NAME, name, seeds) for name, seeds in found.items()], [act], [note]
 
 
-def _surface(learned: list[Heard], labels: list[bool], asked: list[Heard]) -> list[float]:
+def _surface(learned: list[ReadConversation], labels: list[bool], asked: list[ReadConversation]) -> list[float]:
     """Logistic regression on the number of turns, and the words of all of them and of the last."""
 
-    def features(heard: list[Heard]) -> torch.Tensor:
+    def features(heard: list[ReadConversation]) -> torch.Tensor:
         lengths = [[len(turn.split()) for turn in each.talk.turns] for each in heard]
         return torch.tensor(
             [[1.0, len(own), sum(own) / 10, own[-1]] for own in lengths], dtype=torch.double, device="cpu"
@@ -118,14 +119,14 @@ def _surface(learned: list[Heard], labels: list[bool], asked: list[Heard]) -> li
     return (features(asked) @ weight).tolist()
 
 
-def _judged(heard: list[Heard], scores: list[float], limit: float | None = None) -> Judged:
+def _judged(heard: list[ReadConversation], scores: list[float], limit: float | None = None) -> Judged:
     wrong = [each.talk.completes is not None for each in heard]
     return Judged(
         scores, wrong, [each.talk.group for each in heard], [f"{len(each.talk.turns)}" for each in heard], limit
     )
 
 
-def _shuffled(heard: list[Heard], seed: int) -> list[Heard]:
+def _shuffled(heard: list[ReadConversation], seed: int) -> list[ReadConversation]:
     """The same with labels of other conversations."""
     order = np.random.default_rng(seed).permutation(len(heard))
     return [relabelled(each, heard[at]) for each, at in zip(heard, order, strict=True)]

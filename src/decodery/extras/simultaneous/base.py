@@ -20,7 +20,7 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.encoded import ENCODER
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, score
 
-__all__ = ["SimultaneousPolicy", "Stream", "StreamOutput"]
+__all__ = ["SimultaneousPolicy", "SourceStream", "StreamOutput"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StreamOutput:
 
 
 @dataclass
-class Stream:
+class SourceStream:
     """One source on its way, and the text so far. eos_ids: tokens that mean "wait for more", and are never written.
 
     source: tokens read; ahead: those that have come and are no whole block yet. written: the hypothesis, of which
@@ -62,7 +62,7 @@ class Stream:
     _stands: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: LanguageModel, eos_ids: Sequence[int]) -> Stream:
+    def of(cls, model: LanguageModel, eos_ids: Sequence[int]) -> SourceStream:
         """A stream of which nothing has come. Raises SettingsError for a model that cannot read a source in blocks."""
         if not isinstance(model, EncoderDecoder) or model.config.block is None:
             raise SettingsError(
@@ -172,16 +172,16 @@ class SimultaneousPolicy(Contract):
     """How a text is written while its source arrives. Fields are settings."""
 
     @abstractmethod
-    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+    def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
         """More of the source has been read: bring the text up to it, and commit what stands.
 
-        All of it is committed by `listening` where the source has ended. What stands stays: `Stream.cut` and
-        `Stream.commit` refuse a text that does not begin with it.
+        All of it is committed by `listening` where the source has ended. What stands stays: `SourceStream.cut` and
+        `SourceStream.commit` refuse a text that does not begin with it.
         """
 
 
 def listening(
-    method: SimultaneousPolicy, stream: Stream, tokens: Sequence[int], ended: bool = False
+    method: SimultaneousPolicy, stream: SourceStream, tokens: Sequence[int], ended: bool = False
 ) -> ForwardCoroutine[StreamOutput]:
     """A chunk of the source has come. ended: it was the last one."""
     came = yield from stream.arrive(tokens, ended)

@@ -8,7 +8,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import SimultaneousPolicy, Stream, agreed
+from .base import SimultaneousPolicy, SourceStream, agreed
 
 
 @register(
@@ -30,7 +30,7 @@ class LocalAgreement(SimultaneousPolicy):
         if self.n < 1:
             raise SettingsError(f"local-agreement needs n of at least 1, not {self.n}")
 
-    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+    def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
         logits = yield from stream.verify(stream.committed)
         yield from stream.extend(logits, stream.limit)
         earlier: list[list[int]] = [*(stream.state or []), list(stream.written)][-self.n :]

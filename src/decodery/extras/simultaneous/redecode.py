@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import SimultaneousPolicy, Stream
+from .base import SimultaneousPolicy, SourceStream
 
 
 @register(
@@ -25,6 +25,6 @@ class Redecode(SimultaneousPolicy):
     what it shows in between may be taken back.
     """
 
-    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+    def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
         logits = yield from stream.verify(0)
         yield from stream.extend(logits, stream.limit)

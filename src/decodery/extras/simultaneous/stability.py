@@ -10,7 +10,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import SimultaneousPolicy, Stream
+from .base import SimultaneousPolicy, SourceStream
 
 
 @register(
@@ -35,7 +35,7 @@ class Stability(SimultaneousPolicy):
         if self.lookback < 0 or self.cap < 1:
             raise SettingsError("stability needs lookback of at least 0 and cap of at least 1")
 
-    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+    def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
         first = max(len(stream.written) - self.lookback, stream.committed)
         logits, before = (yield from stream.reread(first)), stream.state or {}
         said = dict[int, float]()

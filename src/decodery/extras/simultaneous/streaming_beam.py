@@ -15,7 +15,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.tokenizers.vocabularies import excluded
 from decodery.step.forward_request import ForwardCoroutine, score_all
 
-from .base import SimultaneousPolicy, Stream, agreed
+from .base import SimultaneousPolicy, SourceStream, agreed
 
 
 @dataclass
@@ -57,7 +57,7 @@ class StreamingBeam(SimultaneousPolicy):
         if self.width < 1 or self.lookback < 0 or self.cap < 1:
             raise SettingsError("streaming-beam needs width and cap of at least 1, and lookback of at least 0")
 
-    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+    def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
         beams: list[_Beam] = stream.state or [_Beam([], stream.cache.fork())]
         yield from self._anew(stream, beams)
         for _ in range(self.cap):
@@ -72,7 +72,7 @@ class StreamingBeam(SimultaneousPolicy):
         common = min(agreed(beam.written, best.written) for beam in beams)
         stream.commit(max(common - self.lookback, stream.committed))
 
-    def _anew(self, stream: Stream, beams: list[_Beam]) -> ForwardCoroutine[None]:
+    def _anew(self, stream: SourceStream, beams: list[_Beam]) -> ForwardCoroutine[None]:
         """Score all texts with what has come in view, and cut them where they have become unlikely."""
         rows = [[stream.model.config.start_id, *beam.written] for beam in beams]
         for beam in beams:
@@ -96,7 +96,7 @@ class StreamingBeam(SimultaneousPolicy):
         unlike = {tuple(beam.written): beam for beam in reversed(beams)}
         beams[:] = list(unlike.values())
 
-    def _grown(self, stream: Stream, beams: Sequence[_Beam]) -> list[_Beam]:
+    def _grown(self, stream: SourceStream, beams: Sequence[_Beam]) -> list[_Beam]:
         """The best of all texts with one token more, and of those that wait."""
         found: list[tuple[float, int, int | None]] = []
         for number, beam in enumerate(beams):
@@ -120,7 +120,7 @@ class StreamingBeam(SimultaneousPolicy):
         return grown
 
 
-def _read(stream: Stream, beams: Sequence[_Beam]) -> ForwardCoroutine[None]:
+def _read(stream: SourceStream, beams: Sequence[_Beam]) -> ForwardCoroutine[None]:
     """Read the last token of each of these texts."""
     segments = [Segment.chunk(beam.written[-1:], beam.cache) for beam in beams]
     found = yield from score_all(stream.model, segments)

@@ -8,7 +8,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 
-from .base import SimultaneousPolicy, Stream
+from .base import SimultaneousPolicy, SourceStream
 
 
 @register(
@@ -30,7 +30,7 @@ class WaitK(SimultaneousPolicy):
         if self.k < 0:
             raise SettingsError(f"wait-k needs k of at least 0, not {self.k}")
 
-    def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+    def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
         most = stream.limit if stream.ended else len(stream.source) - self.k
         if len(stream.written) < most:
             logits = yield from stream.reread(0)

@@ -9,7 +9,7 @@ _SECOND = 1 << BITS - 2
 _MASK = (1 << BITS) - 1
 
 
-class Encoder:
+class ArithmeticEncoder:
     """Turns symbols into bits. Of every symbol it is told where its share of the frequencies begins and ends."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Encoder:
         self._pending = 0
 
 
-class Decoder:
-    """Reads the symbols back from the bytes of an `Encoder`.
+class ArithmeticDecoder:
+    """Reads the symbols back from the bytes of an `ArithmeticEncoder`.
 
     For each symbol ask for `target`, find whose share it lies in, and tell `pull`.
     """
@@ -64,7 +64,7 @@ class Decoder:
         return ((self._code - self._low + 1) * total - 1) // span
 
     def pull(self, begin: int, end: int, total: int) -> None:
-        """Go past a symbol, as `Encoder.push` does."""
+        """Go past a symbol, as `ArithmeticEncoder.push` does."""
         span = self._high - self._low + 1
         self._high = self._low + span * end // total - 1
         self._low += span * begin // total

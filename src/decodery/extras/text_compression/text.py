@@ -25,7 +25,7 @@ from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistribu
 from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence as Text
 
-from .coder import Decoder, Encoder
+from .coder import ArithmeticDecoder, ArithmeticEncoder
 from .counts import TOTAL, check_vocabulary, frequencies
 from .file import MOST_BYTES, Header, check_text, digest, pack, unpack
 
@@ -68,7 +68,7 @@ def compress(
 
 def coded(lm: LLM, tokens: Sequence[int], window: int, overlap: int, progress: Progress = silent) -> bytes:
     """The bits of tokens, as bytes."""
-    encoder, done = Encoder(), 0
+    encoder, done = ArithmeticEncoder(), 0
     for part, logits in read_laws(lm, tokens, window, overlap):
         ends = frequencies(logits).cumsum(axis=1)
         for row, token in zip(ends, part, strict=True):
@@ -118,7 +118,7 @@ def decompress(
         return payload
     if header.window > model.config.max_positions:
         raise CorruptFile("the compressed text is damaged: the model's context is shorter than its window")
-    engine, rule = lm.engine(), _Reading(Decoder(payload))
+    engine, rule = lm.engine(), _DecodedText(ArithmeticDecoder(payload))
     tokens: list[int] = []
     while len(tokens) < header.tokens:
         context = tokens[-header.overlap :] if tokens else [_root(lm)]
@@ -137,10 +137,10 @@ def decompress(
     return text
 
 
-class _Reading(AcceptanceRule):
+class _DecodedText(AcceptanceRule):
     """Lets the coder's bits decide what becomes text. left: tokens that this text still gets."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: ArithmeticDecoder) -> None:
         self.decoder = decoder
         self.left = 0
 

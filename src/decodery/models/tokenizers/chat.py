@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from decodery.core.errors import CorruptFile, PromptError
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 
 _MOST_SOURCE = 1 << 20
 _SECONDS = 10.0
@@ -17,6 +16,10 @@ _SECONDS = 10.0
 _MEMORY = 1 << 30
 _MOST_LITERAL, _MOST_REPEATED = 1 << 20, 16
 """Characters a prompt may have: so many, and this many times what is given to the template."""
+
+
+renderers = WorkerPool(Path(__file__).with_name("chat_worker.py"), memory=_MEMORY)
+"""Processes that render templates; one starts in a tenth of a second."""
 
 
 class ChatTemplate:
@@ -33,7 +36,7 @@ class ChatTemplate:
         self.source = source
         self.special = dict(special or {})
         # By the time the weights are read and somebody asks for a prompt, it is there.
-        renderer().start()
+        renderers.start()
 
     def render(
         self,
@@ -55,7 +58,7 @@ class ChatTemplate:
         except (ValueError, RecursionError) as error:
             raise PromptError("a chat message holds a number too long, or lists nested too deep, to be sent") from error
         try:
-            reply = renderer().ask({"source": self.source, "given": given, "most": most}, _SECONDS)
+            reply = renderers.ask({"source": self.source, "given": given, "most": most}, _SECONDS)
         except Unanswered as error:
             raise PromptError(
                 f"the model's chat template was stopped on these messages: {error}; give the prompt as plain text (raw)"
@@ -72,12 +75,6 @@ class ChatTemplate:
         if "refused" in reply:
             raise PromptError(f"the model's chat template refuses these messages: {reply['refused']}")
         raise PromptError(f"the model's chat template fails on these messages: {reply['failed']}")
-
-
-@functools.cache
-def renderer() -> Worker:
-    """The process that renders templates, one for all; it starts in a tenth of a second."""
-    return Worker(Path(__file__).with_name("chat_worker.py"), memory=_MEMORY)
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The process in which chat templates are rendered: they come with a model and are not trusted.
 
-It is run as a file by a `Worker`, which bounds its time and memory, so that nothing but Jinja is loaded.
+It is run as a file by a `WorkerPool`, which bounds its time and memory, so that nothing but Jinja is loaded.
 """
 
 from __future__ import annotations

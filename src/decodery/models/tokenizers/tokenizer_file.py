@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodery.core.errors import CorruptFile, DecoderyError, UnsupportedModel
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 
 from ..config import TOKENS
 from ..loaders.fields import Either, Fields, Kind, Listed, Named, Number, Record, Text, Whole, parse_json
-from . import tokenizer_trial
 from .tokenizer import library_errors
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 27
 _MOST_ADDED, _MOST_STEPS, _MOST_GROWTH = 1 << 20, 256, 1 << 12
-_TRIAL_SECONDS = 120
+_TRIAL_SECONDS, _TRIAL_BYTES = 120.0, 3 << 30
 
 _PIECE = Text(1 << 14)
 _LISTED_VOCABULARY = Listed(Listed(Either(_PIECE, Number(-1e9, 1e9)), 2), TOKENS.most)
@@ -113,18 +111,15 @@ def _steps(part: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 def _try(text: str, wrong: str) -> None:
     """Raise CorruptFile unless another process can read the tokenizer and encode with it."""
-    # Threads would each reserve memory of their own.
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-P", tokenizer_trial.__file__]
+    pool = WorkerPool(Path(__file__).with_name("tokenizer_worker.py"), memory=_TRIAL_BYTES)
     try:
-        done = subprocess.run(
-            command, input=text.encode(), capture_output=True, timeout=_TRIAL_SECONDS, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CorruptFile(f"{wrong}: it takes longer to read than any tokenizer") from error
-    except OSError as error:
+        said = pool.ask(text, _TRIAL_SECONDS)
+    except NotStarted as error:
         raise DecoderyError(f"cannot start {sys.executable} to try a tokenizer in it: {error}") from error
-    if done.returncode:
-        raise CorruptFile(f"{wrong}: reading it ends the process that reads it")
-    if done.stdout:
-        raise CorruptFile(f"{wrong}: {done.stdout.decode(errors='replace')}")
+    except Unanswered as error:
+        raise CorruptFile(f"{wrong}: reading it was stopped: {error}") from error
+    finally:
+        # What is not trusted leaves nothing for the next file.
+        pool.close()
+    if said:
+        raise CorruptFile(f"{wrong}: {said}")

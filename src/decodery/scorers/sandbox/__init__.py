@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from decodery.core.errors import SettingsError
+from decodery.core.worker_pool import FairSlots, end_process, start_process
 
 _MOST_OUTPUT = 1 << 16
 """Bytes of what a program prints that are kept."""
@@ -50,6 +51,10 @@ class Verdict:
     def share(self) -> float:
         """Of the tests that passed; 1 for a program that ran and has none."""
         return sum(self.passed) / len(self.passed) if self.passed else float(self.reason is None)
+
+
+_slots = FairSlots((os.cpu_count() or 1) + 1)
+"""Programs of all sandboxes that run at a time: one caller's on each core, and one more for another caller."""
 
 
 class Sandbox:
@@ -117,7 +122,8 @@ class Sandbox:
             verdict = Verdict((False,) * len(tests), "the text is too long", "")
         else:
             self.runs += 1
-            lines, ended, output = self._process([program, *tests])
+            with _slots.taken():
+                lines, ended, output = self._process([program, *tests])
             verdict = _verdict(lines, len(tests), ended, output)
         with self._lock:
             self._known[key] = verdict
@@ -138,7 +144,7 @@ class Sandbox:
             with theirs:
                 asked.write(json.dumps(job).encode())
                 asked.seek(0)
-                process = subprocess.Popen(
+                process = start_process(
                     # Isolated, without site-packages, and leaving no bytecode.
                     [sys.executable, "-I", "-S", "-B", str(Path(__file__).parent), str(theirs.fileno())],
                     stdin=asked,
@@ -147,7 +153,6 @@ class Sandbox:
                     cwd=folder,
                     env={},
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
                 )
             try:
                 reported = _received(ours, _MOST_REPORT * (len(texts) + 1), end)
@@ -156,7 +161,7 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 ended = "it took too long"
             finally:
-                _end(process)
+                end_process(process)
             return _lines(reported, key.encode()), ended, _text(printed)
 
 
@@ -251,15 +256,6 @@ def _received(ours: socket.socket, most: int, end: float) -> bytes:
                 break
             found += piece
     return found
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all it may have started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        process.kill()
-    process.wait()
 
 
 def _death(code: int) -> str:

@@ -8,7 +8,7 @@ from decodery.core.errors import ConstraintError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
-from decodery.sampling.awrs import Checks, Trial, first_accepted, in_order
+from decodery.sampling.awrs import CheckedSampler, TokenTrial, first_accepted, in_order
 from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
@@ -34,7 +34,7 @@ class AWRS(AcceptanceRule):
     provides = Provides(checked=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
-        checks = Checks(seq.sampler)
+        checks = CheckedSampler(seq.sampler)
         path: list[int] = []
         node = 0
         while True:
@@ -46,11 +46,12 @@ class AWRS(AcceptanceRule):
             node = child
 
 
-def _draw(checks: Checks, laws: NodeDistributions, node: int, seq: Sequence) -> int:
+def _draw(checks: CheckedSampler, laws: NodeDistributions, node: int, seq: Sequence) -> int:
+    laws.require_answers([node])
     context = laws.context(node)
     law = checks.law(laws.row(node)[None], [context])[0]
     seed = None if seq.sampler.greedy else seq.seed
-    trial: Trial = first_accepted(in_order(law, seed, context.position), checks.accept(context))
+    trial: TokenTrial = first_accepted(in_order(law, seed, context.position), checks.accept(context))
     checked, rejected = trial.checks, trial.rejections
     if trial.token is None:
         law, asked = checks.relaxed(law, laws.row(node).float(), context)

@@ -93,7 +93,7 @@ class Jacobi(Drafter):
         state.guesses, state.laws = [], []
         if not unsettled or seq.finished:
             return
-        contexts = [seq.context()]
+        contexts = [seq.sampler.ahead(seq.context(), ())]
         for node, following in pairwise(unsettled):
             token = int(seen.tree.tokens[following])
             contexts.append(seq.sampler.extend(contexts[-1], token, seen.logits[node]))

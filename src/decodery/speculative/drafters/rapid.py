@@ -129,7 +129,7 @@ class Rapid(Drafter):
         length = min(self.gamma, budget.nodes, budget.depth)
         if length < 1 or state.reading is None:
             return DraftTree.root(seq.pending)
-        sampler, context = seq.sampler, seq.context()
+        sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), ())
         text = state.prompt + seq.generated
         laws: dict[int, torch.Tensor] = {}
         tree = DraftTree.root(seq.pending)

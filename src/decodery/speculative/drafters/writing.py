@@ -22,7 +22,7 @@ class Writing:
         self.seq = replace(seq, tokens=list(seq.tokens))
         self.drafted: list[int] = []
         self.ended = False
-        self._pending, self._context = seq.pending, seq.context()
+        self._pending, self._context = seq.pending, seq.sampler.ahead(seq.context(), ())
         self._laws: dict[int, torch.Tensor] = {}
 
     @property

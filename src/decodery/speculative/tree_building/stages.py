@@ -17,7 +17,7 @@ SHORTEST, LONGEST = 4, 64
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class StageTree:
     """The tree of a pass before which so many tokens ahead were guessed. Node 0 is the root; parents come first.
 
     parents, ranks, depths: [n], rank r at depth d being the r-th best guess of the d-th token; asks: [n] how many
@@ -51,7 +51,7 @@ class Stages:
     share: [stages] how often each is used in the long run. tokens: what a pass emits then, on average.
     """
 
-    trees: tuple[Stage, ...]
+    trees: tuple[StageTree, ...]
     share: np.ndarray
     tokens: float
 
@@ -143,7 +143,7 @@ def _search(rates: np.ndarray, length: int) -> Stages:
 
 def _tree(
     places: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], values: np.ndarray, gains: np.ndarray, length: int
-) -> Stage:
+) -> StageTree:
     """The tree of the first places, however many are best, that leads to most, `values` being those of what follows."""
     ahead, best, most = len(values), None, -np.inf
     for nodes in range(1, len(places[0])):
@@ -152,12 +152,12 @@ def _tree(
         asks = np.concatenate(([ahead], spread(lasts[1:], gains, length - 1 - ahead - nodes)))
         worth = float(chances[1:].sum() + lasts @ values[asks - 1])
         if worth > most:
-            best, most = Stage(parents, ranks, depths, chances, lasts, asks), worth
+            best, most = StageTree(parents, ranks, depths, chances, lasts, asks), worth
     assert best is not None
     return best
 
 
-def _long_run(trees: tuple[Stage, ...]) -> tuple[Stages, np.ndarray]:
+def _long_run(trees: tuple[StageTree, ...]) -> tuple[Stages, np.ndarray]:
     """How the trees do in the long run, and [stages] what it is worth to begin with each, in tokens."""
     n = len(trees)
     steps = np.stack([np.bincount(tree.asks - 1, tree.lasts, minlength=n) for tree in trees])

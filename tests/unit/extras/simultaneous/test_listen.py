@@ -17,7 +17,7 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.core.registry import methods, resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.extras.simultaneous.base import SimultaneousPolicy, Stream, StreamOutput, listening
+from decodery.extras.simultaneous.base import SimultaneousPolicy, SourceStream, StreamOutput, listening
 from decodery.extras.simultaneous.local_agreement import LocalAgreement
 from decodery.extras.simultaneous.redecode import Redecode
 from decodery.extras.simultaneous.stability import Stability
@@ -28,7 +28,14 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
 from decodery.testing import tiny_transformer
-from decodery.training.seq2seq import Seq2SeqRecipe, leaves, lesson, random_encoder_decoder, right, train_seq2seq
+from decodery.training.seq2seq import (
+    Seq2SeqRecipe,
+    leaves,
+    random_encoder_decoder,
+    right,
+    train_seq2seq,
+    training_batch,
+)
 from decodery.training.transductions import TRANSDUCTIONS, sources, transduction
 from decodery.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
@@ -53,9 +60,11 @@ SHRINKING = {
 }
 
 
-def heard(method: SimultaneousPolicy, size: int, source: Sequence[int] = SOURCE) -> tuple[list[StreamOutput], Stream]:
+def heard(
+    method: SimultaneousPolicy, size: int, source: Sequence[int] = SOURCE
+) -> tuple[list[StreamOutput], SourceStream]:
     """What there is after every chunk of `size` tokens."""
-    stream = Stream.of(tiny_encoder_decoder(BLOCK), ENDS)
+    stream = SourceStream.of(tiny_encoder_decoder(BLOCK), ENDS)
     starts = range(0, len(source), size)
     found = [
         run_sync(listening(method, stream, source[first : first + size], first + size >= len(source)))
@@ -129,7 +138,7 @@ def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
         model = tiny_encoder_decoder(BLOCK, seed)
         draws = np.random.default_rng(seed)
         for spec in SHRINKING.get(name, [name]):
-            stream, method = Stream.of(model, ENDS), resolve("simultaneous", spec)
+            stream, method = SourceStream.of(model, ENDS), resolve("simultaneous", spec)
             source, found, first = draws.integers(0, 55, 14).tolist(), list[StreamOutput](), 0
             while first < len(source):
                 last = first + int(draws.integers(1, 4))
@@ -143,7 +152,7 @@ def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
 
 def test_a_method_that_takes_back_what_stands_is_caught() -> None:
     class Forgetful(SimultaneousPolicy):
-        def hear(self, stream: Stream) -> ForwardCoroutine[None]:
+        def hear(self, stream: SourceStream) -> ForwardCoroutine[None]:
             logits = yield from stream.reread(0)
             stream.written = [int(logits[-1].argmax()), stream.chunks]
             stream.commit(2)
@@ -181,7 +190,7 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
                            every=2, held=2)  # fmt: skip
     kind = transduction("reorder")
     model = random_encoder_decoder(recipe, kind.longest)
-    given, written, said = lesson(kind, recipe, 0)
+    given, written, said = training_batch(kind, recipe, 0)
     rows = predicted(model, given, written)
     source = Reads(tuple(given[1][given[1] >= 0].tolist()))
     reading = source.over(model, [START])
@@ -206,9 +215,9 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
 def test_what_cannot_be_listened_to_is_refused() -> None:
     for model in (tiny_transformer(0), tiny_encoder_decoder()):
         with pytest.raises(SettingsError, match="train seq2seq"):
-            Stream.of(model, ENDS)
+            SourceStream.of(model, ENDS)
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
-        run_sync(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
+        run_sync(listening(Redecode(), SourceStream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
     for broken in (lambda: LocalAgreement(0), lambda: WaitK(-1), lambda: Stability(cap=0), lambda: StreamingBeam(0)):
         with pytest.raises(SettingsError, match="needs"):
             broken()

@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, NumericalError, SettingsError, UnsupportedModel
 from decodery.core.native import kernels
-from decodery.extras.text_compression.coder import Decoder, Encoder
+from decodery.extras.text_compression.coder import ArithmeticDecoder, ArithmeticEncoder
 from decodery.extras.text_compression.counts import TOTAL, frequencies
 from decodery.extras.text_compression.file import Header, digest, pack, unpack
 from decodery.extras.text_compression.text import coded, compress, decompress, fingerprint, tokens_of
@@ -124,7 +124,7 @@ def test_the_coder_spends_what_the_frequencies_say() -> None:
     chance, n, size = np.random.default_rng(0), 20_000, 1000
     likely = chance.random(n) < 0.9
     symbols = np.where(likely, 0, chance.integers(1, size, n))
-    encoder, bits = Encoder(), 0.0
+    encoder, bits = ArithmeticEncoder(), 0.0
     for symbol in symbols.tolist():
         # One symbol has all that the least frequencies of the others leave.
         begin, end = (0, TOTAL - size + 1) if symbol == 0 else (TOTAL - size + symbol, TOTAL - size + symbol + 1)
@@ -132,7 +132,7 @@ def test_the_coder_spends_what_the_frequencies_say() -> None:
         bits -= math.log2((end - begin) / TOTAL)
     data = encoder.finish()
     assert abs(8 * len(data) - bits) <= 3 + 8 + 1e-4 * n
-    decoder, found = Decoder(data), []
+    decoder, found = ArithmeticDecoder(data), []
     for _ in range(n):
         target = decoder.target(TOTAL)
         symbol = 0 if target < TOTAL - size + 1 else target - (TOTAL - size)
@@ -149,7 +149,7 @@ def test_random_bits_are_a_sample_that_encodes_to_them() -> None:
     bits = np.random.default_rng(1).integers(0, 256, 40).astype(np.uint8).tobytes()
     rows = torch.randn(60, 50, generator=torch.Generator().manual_seed(0)) * 3
     ends = frequencies(rows).cumsum(axis=1)
-    decoder, encoder = Decoder(bits), Encoder()
+    decoder, encoder = ArithmeticDecoder(bits), ArithmeticEncoder()
     for row in ends:
         symbol = int(np.searchsorted(row, decoder.target(TOTAL), side="right"))
         share = int(row[symbol - 1]) if symbol else 0, int(row[symbol])

@@ -25,7 +25,7 @@ from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.cppd import CPPD
 from decodery.testing import LawBroken, check_batch, check_distribution, check_identical, check_state, tiny_transformer
 from decodery.testing.rules import Credulous, NoResidual
-from decodery.training.cppd import CPPDRecipe, School, emitted, figures, states_of, train_cppd, written
+from decodery.training.cppd import CPPDRecipe, CPPDTrainee, emitted, figures, states_of, train_cppd, written
 from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
 from decodery.training.transductions import transduction
 from tiny_encoder import tiny_encoder_decoder
@@ -60,7 +60,7 @@ def test_drafts_by_place_keep_every_law() -> None:
     )
     check_batch(MODEL, [[START], [START, 3]], seeds=(0,), max_new_tokens=6, **common)
     check_state(MODEL, [[START]], max_new_tokens=6, **common)
-    wrong = common | {"drafter": CPPD(School(MODEL, [([1, 2], [3, 4, 5, 6])], (END,), RECIPE).slots)}
+    wrong = common | {"drafter": CPPD(CPPDTrainee(MODEL, [([1, 2], [3, 4, 5, 6])], (END,), RECIPE).slots)}
     check_identical(MODEL, [[START]], seeds=(0,), max_new_tokens=8, tested="drafted", **wrong)
     with pytest.raises(LawBroken, match="departs from plain"):
         check_identical(MODEL, [[START]], acceptance_rule=Credulous(), seeds=(0,), max_new_tokens=8, **wrong)
@@ -71,7 +71,7 @@ def test_slots_learn_what_the_model_writes(tmp_path: Path) -> None:
     pairs = written(MODEL, SOURCES, ends, RECIPE.longest + 1, tmp_path)
     assert written(MODEL, SOURCES, ends, RECIPE.longest + 1, tmp_path) == pairs
     slots = trained()
-    found, before = figures(MODEL, slots, pairs), figures(MODEL, School(MODEL, pairs, ends, RECIPE).slots, pairs)
+    found, before = figures(MODEL, slots, pairs), figures(MODEL, CPPDTrainee(MODEL, pairs, ends, RECIPE).slots, pairs)
     assert found["passes"] < 0.6 * before["passes"] and found["exact"] > 0.5 > before["exact"]
     # What is counted is what decoding does.
     engine = Engine(MODEL)
@@ -90,9 +90,9 @@ def test_slots_learn_what_the_model_writes(tmp_path: Path) -> None:
     both, alone = states_of(MODEL, [SOURCES[0], SOURCES[4]]), states_of(MODEL, [SOURCES[0]])
     said = slots.say(*alone)
     assert (slots.say(*both, torch.randn(5, 32)).logits[0] - said.logits[0]).abs().max() < 1e-4 < said.logits.std()
-    school = School(MODEL, pairs, ends, RECIPE)
-    school.loss(pairs).backward()
-    assert all(bool(tensor.grad.any()) for tensor in school.parameters.values())  # type: ignore[union-attr]
+    trainee = CPPDTrainee(MODEL, pairs, ends, RECIPE)
+    trainee.loss(pairs).backward()
+    assert all(bool(tensor.grad.any()) for tensor in trainee.parameters.values())  # type: ignore[union-attr]
     assert figures(MODEL, slots, pairs[:1])["passes"] == len(texts[0].trace.steps)
 
 

@@ -21,7 +21,7 @@ from decodery.speculative.drafters.hmm import BeliefReading, HiddenMarkov
 from decodery.speculative.stores.hmm import FILE, HMM
 from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical, decode, tiny_transformer
-from decodery.training.corpus import Corpus, Text, claim, write_shard
+from decodery.training.corpus import Corpus, TrainingText, claim, write_shard
 from decodery.training.hmm import HMMRecipe, begun, counted, train_hmm
 from tiny_models import tiny_loaded
 
@@ -206,7 +206,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Texts of a planted model, as if a model of as many tokens as `tiny_loaded` had written them."""
     folder = tmp_path_factory.mktemp("hmm") / "text"
     claim(folder, {"kind": "planted"}, tiny_loaded().model.vocab_size)
-    texts = [Text(np.array(text, dtype=np.int32), 1) for text in drawn(planted(), 140, 24, 1)]
+    texts = [TrainingText(np.array(text, dtype=np.int32), 1) for text in drawn(planted(), 140, 24, 1)]
     write_shard(folder / "00000.safetensors", texts, 0)
     return Corpus(folder)
 

@@ -36,8 +36,8 @@ from decodery.step.embedded import Embeddings, chunk
 from decodery.step.sequence import Sequence
 from decodery.training.data import write_texts
 from decodery.training.embedded import read_prompts, save_prompts, write_shown
-from decodery.training.features import Features, FeatureStore
-from decodery.training.head import TOP, HeadRecipe, _Course, _Store, train_head
+from decodery.training.features import FeatureRows, FeatureStore
+from decodery.training.head import TOP, HeadRecipe, _HeadTraining, _StoredTexts, train_head
 from tiny_models import SHAPE, SPECIAL, randomize, save
 
 IMAGE = 258
@@ -233,7 +233,7 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     taken: list[int] = []
 
     class Noted(FeatureStore):
-        def __getitem__(self, number: int) -> Features:
+        def __getitem__(self, number: int) -> FeatureRows:
             taken.append(number)
             return super().__getitem__(number)
 
@@ -241,11 +241,11 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     plain = FeatureStore(model, corpus, raw.taps, tmp_path / "both" / "features", TOP, silent)
     noted = Noted(model, shown.corpus, raw.taps, tmp_path / "both" / "shown", TOP, silent, shown.embeddings)
     learned, out = corpus.split()
-    course = _Course(raw, _Store(plain, learned, out), _Store(noted, learned, out), recipe, 20)
+    training_run = _HeadTraining(raw, _StoredTexts(plain, learned, out), _StoredTexts(noted, learned, out), recipe, 20)
     counts = []
     for step in range(20):
         taken.clear()
-        assert course.loss(step).isfinite()
+        assert training_run.loss(step).isfinite()
         counts.append(len(taken))
     assert not any(counts[:11]) and 0 < sum(counts[11:15]) < sum(counts[16:]) and max(counts) <= recipe.batch
     tokens, held = found[0]

@@ -1,4 +1,4 @@
-"""A worker process: what it answers, what it is held to, and that nothing goes on without it or with another's."""
+"""Worker processes: what they answer, what they are held to, how callers share them, and that they end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from decodery.core import worker
-from decodery.core.worker import NotStarted, Unanswered, Worker
+from decodery.core import process_usage
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool, caller
 
 WORK = """
 import os, time
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_one_process_answers_until_it_is_ended(file: Path) -> None:
-    asked = Worker(file, "a", "b", memory=1 << 30)
+    asked = WorkerPool(file, "a", "b", memory=1 << 30)
     first = asked.ask({"said": "\ud800\né" * 10**6}, 60.0)
     assert first[1:] == [os.getpid(), "\ud800\né" * 10**6, "a", "b"]
     assert asked.ask({}, 60.0)[0] == first[0]
@@ -57,25 +57,24 @@ def test_one_process_answers_until_it_is_ended(file: Path) -> None:
 
 
 def test_a_process_that_died_between_two_questions_is_replaced(file: Path) -> None:
-    asked = Worker(file, memory=1 << 30)
+    asked = WorkerPool(file, memory=1 << 30)
     first = asked.ask({}, 60.0)[0]
-    assert asked.process is not None
-    asked.process.kill()
-    asked.process.wait()
+    asked.idle[0].popen.kill()
+    asked.idle[0].popen.wait()
     assert asked.ask({}, 60.0)[0] != first
 
 
 @pytest.mark.parametrize("text", ["import no_such_module", "raise SystemExit", "def begin(): pass\nprint('{}')\n1 / 0"])
 def test_what_does_not_start_is_said(file: Path, text: str) -> None:
     file.write_text(text)
-    asked = Worker(file, memory=1 << 30)
+    asked = WorkerPool(file, memory=1 << 30)
     asked.start()
     with pytest.raises(NotStarted):
         asked.ask({}, 60.0)
 
 
 def test_threads_get_their_own_answers(file: Path) -> None:
-    asked, answers = Worker(file, memory=1 << 30), {}
+    asked, answers = WorkerPool(file, memory=1 << 30), {}
 
     def ask(name: str) -> None:
         for _ in range(20):
@@ -89,8 +88,60 @@ def test_threads_get_their_own_answers(file: Path) -> None:
     assert answers == {name: [name] * 20 for name in "abcd"}
 
 
+def test_callers_get_equal_shares(file: Path) -> None:
+    asked = WorkerPool(file, memory=1 << 30, processes=2)
+    for each in ("one", "two"):
+        ask_as(asked, each, {})
+    order: list[str] = []
+
+    def ask(name: str) -> None:
+        ask_as(asked, name, {"sleep": 0.3})
+        order.append(name)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in "aaaaaaaabc"]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    # One process is left to others, and whoever had nothing yet goes before whoever had something.
+    assert order.index("b") <= 2 and order.index("c") <= 4 and len(asked.idle) <= 2
+
+
+def ask_as(asked: WorkerPool, name: str, question: dict) -> list:
+    token = caller.set(name)
+    try:
+        return asked.ask(question, 60.0)
+    finally:
+        caller.reset(token)
+
+
+def test_one_caller_alone_has_one_process_of_two(file: Path) -> None:
+    asked = WorkerPool(file, memory=1 << 30, processes=2)
+    threads = [threading.Thread(target=asked.ask, args=({"sleep": 0.1}, 60.0)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(asked.idle) == 1
+    asked.close()
+    assert not asked.idle
+
+
+def test_processes_inherit_no_descriptors(file: Path, tmp_path: Path) -> None:
+    file.write_text(
+        "import os\ndef begin():\n    return lambda question: sorted(map(int, os.listdir('/proc/self/fd')))\n"
+    )
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("this system does not list a process's descriptors")
+    with (tmp_path / "open").open("w") as opened:
+        os.set_inheritable(opened.fileno(), True)
+        # Standard ones, the answers' and the one that lists them.
+        assert len(WorkerPool(file, memory=1 << 30).ask(None, 60.0)) <= 5
+
+
 def test_an_interrupt_leaves_no_answer_for_the_next_question(file: Path) -> None:
-    asked = Worker(file, memory=1 << 30)
+    asked = WorkerPool(file, memory=1 << 30)
     asked.ask({}, 60.0)
     # A run that was started in the background inherits that the signal is ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -104,11 +155,10 @@ def test_an_interrupt_leaves_no_answer_for_the_next_question(file: Path) -> None
 
 
 def test_waiting_for_the_processor_is_not_working(file: Path) -> None:
-    asked = Worker(file, memory=1 << 30)
+    asked = WorkerPool(file, memory=1 << 30)
     asked.ask({}, 60.0)
-    assert asked.process is not None
     # Longer than it may work, and not nearly as long as it may take.
-    if worker.processor_seconds(asked.process) is not None:
+    if process_usage.processor_seconds(asked.idle[0].popen) is not None:
         assert asked.ask({"sleep": 0.6, "said": "rested"}, 0.2)[2] == "rested"
     with pytest.raises(Unanswered, match=r"more than 0\.3 s"):
         asked.ask({"work": 60}, 0.3)
@@ -118,13 +168,13 @@ def test_after_a_fork_each_side_has_a_process_of_its_own(file: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
-from decodery.core.worker import Worker
-asked = Worker(Path(sys.argv[1]), memory=1 << 30)
+from decodery.core.worker_pool import WorkerPool
+asked = WorkerPool(Path(sys.argv[1]), memory=1 << 30)
 before = asked.ask({}, 60.0)
-asked._lock.acquire()  # As a thread that asks would hold it.
+asked._slots._changed.acquire()  # As a thread that asks would hold it.
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
-    asked._lock.release()
+    asked._slots._changed.release()
     assert asked.ask({"said": "parent"}, 60.0)[:3] == [before[0], os.getpid(), "parent"]
 else:
     own = asked.ask({"said": "child"}, 60.0)
@@ -136,10 +186,9 @@ else:
 
 
 def test_it_ends_with_its_owner(file: Path) -> None:
-    asked = Worker(file, memory=1 << 30)
+    asked = WorkerPool(file, memory=1 << 30)
     asked.ask({}, 60.0)
-    process = asked.process
-    assert process is not None
+    process = asked.idle[0].popen
     del asked
     assert process.returncode is not None
 
@@ -149,14 +198,14 @@ def test_it_ends_when_its_owner_is_killed(file: Path, busy: bool) -> None:
     code = """
 import json, os, sys
 from pathlib import Path
-from decodery.core.worker import Worker
+from decodery.core.worker_pool import WorkerPool
 
-asked = Worker(Path(sys.argv[1]), memory=1 << 30)
+asked = WorkerPool(Path(sys.argv[1]), memory=1 << 30)
 print(asked.ask({}, 60.0)[0], flush=True)
 if len(sys.argv) > 2:
     # As `ask` sends it; the answer would come long after the time for it.
-    asked.process.stdin.write(json.dumps([{"sleep": 600}, 0.1]).encode() + b"\\n")
-    asked.process.stdin.flush()
+    asked.idle[0].popen.stdin.write(json.dumps([{"sleep": 600}, 0.1]).encode() + b"\\n")
+    asked.idle[0].popen.stdin.flush()
 os.kill(os.getpid(), 9)
 """
     command = [sys.executable, "-c", code, str(file), *["busy"] * busy]
@@ -171,10 +220,9 @@ os.kill(os.getpid(), 9)
 
 
 def test_memory_is_looked_at_where_the_system_does_not_bound_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Worker(file, memory=1 << 30)
+    asked = WorkerPool(file, memory=1 << 30)
     asked.ask({}, 60.0)
-    assert asked.process is not None
-    assert 1 << 20 < worker.resident(asked.process) < 1 << 30
+    assert 1 << 20 < process_usage.resident(asked.idle[0].popen) < 1 << 30
     # What a system without the kernel's limit would see of a process that takes more than it may.
     monkeypatch.setattr(sys, "platform", "darwin")
     asked.memory = 1 << 20

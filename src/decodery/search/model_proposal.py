@@ -1,4 +1,4 @@
-"""The world of particles that are sequences of a model: one pass per token over all that grow."""
+"""Particles drawn from a model: one pass per token over all that grow."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 from decodery.core.ledger import count
 from decodery.core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
 from decodery.core.threads import one_thread
-from decodery.sampling.awrs import Checks, Trial, weighted
+from decodery.sampling.awrs import CheckedSampler, TokenTrial, weighted
 from decodery.sampling.logits_processor import Context
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, judge, log_scores
 from decodery.step.sequence import Sequence
 
 from .base import Branches, candidates, choose, written
-from .marks import Mark
-from .particles import Block, Particle
+from .marks import TextSnapshot
+from .population import Particle, TokenBlock
 
 
 @dataclass
@@ -32,14 +32,14 @@ class Branch(Particle):
 
     seq: Sequence = field(kw_only=True)
     logits: torch.Tensor | None = None
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[TextSnapshot] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
         return self.seq.finished
 
 
-class Walk:
+class ModelProposal:
     """Branches of one prompt.
 
     block: tokens per block. potential: None for weight 1. strength: what its log-weights are multiplied by. powered:
@@ -66,7 +66,7 @@ class Walk:
         self.accepts = accepts
         self.max_rejects = max_rejects
         self.seed = branches.root.seed
-        self._checks = Checks(branches.root.sampler)
+        self._checks = CheckedSampler(branches.root.sampler)
         self._streams = numbers_from()
         self._first: torch.Tensor | None = None
 
@@ -77,10 +77,8 @@ class Walk:
 
     def fork(self, particle: Branch) -> Branch:
         seq = self._parted(particle.seq)
-        blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
-        return Branch(
-            blocks, particle.value, particle.log_weight, seq=seq, logits=particle.logits, marks=list(particle.marks)
-        )
+        blocks = [TokenBlock(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
+        return Branch(blocks, particle.value, seq=seq, logits=particle.logits, marks=list(particle.marks))
 
     def cut(self, particle: Branch, block: int) -> Branch:
         twin, mark = self.fork(particle), particle.marks[block]
@@ -142,8 +140,8 @@ class Walk:
         drawn = request if temperature == 1 else drawn_from.double().log_softmax(dim=-1)
         for number, each in enumerate(active):
             if each.seq.position % self.block == 0:
-                each.blocks.append(Block())
-                each.marks.append(Mark.of(each.seq))
+                each.blocks.append(TokenBlock())
+                each.marks.append(TextSnapshot.of(each.seq))
             trial, block = self._draw(each.seq, drawn_from[number], contexts[number]), each.blocks[-1]
             block.mass += trial.log_weight
             self._count(checks=trial.checks, rejections=trial.rejections)
@@ -156,7 +154,7 @@ class Walk:
             choose(each.seq, trial.token, logits[number])
             each.logits = None
 
-    def _draw(self, seq: Sequence, law: torch.Tensor, context: Context) -> Trial:
+    def _draw(self, seq: Sequence, law: torch.Tensor, context: Context) -> TokenTrial:
         """A token and the weight of what it stands for: of all tokens, of those accepted, or of the end tokens.
 
         Where one token is left, it is an end token: a text that was cut is none of those that are aimed at.
@@ -164,16 +162,16 @@ class Walk:
         position, constraint = seq.position, self._checks.constraint
         if seq.remaining == 1 and seq.eos_ids:
             if not self._checks.is_complete(context):
-                return Trial(None, -math.inf, 1, 1)
+                return TokenTrial(None, -math.inf, 1, 1)
             ends = torch.full_like(law, -torch.inf)
             ids = sorted(seq.eos_ids)
             ends[ids] = law[ids]
             mass = float(law.double().log_softmax(dim=-1)[ids].logsumexp(dim=-1))
             if mass == -math.inf:
-                return Trial(None, mass, 0, 0)
-            return Trial(_pick(ends, seq), mass, int(constraint is not None), 0)
+                return TokenTrial(None, mass, 0, 0)
+            return TokenTrial(_pick(ends, seq), mass, int(constraint is not None), 0)
         if constraint is None:
-            return Trial(_pick(law, seq), 0.0, 0, 0)
+            return TokenTrial(_pick(law, seq), 0.0, 0, 0)
         return weighted(
             *(law, self._checks.accept(context), seq.seed, position),
             uniform=_uniforms(seq.seed, position),

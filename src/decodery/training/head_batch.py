@@ -12,8 +12,8 @@ from decodery.core.topk import topk
 from decodery.models.hooks import Tap
 from decodery.speculative.heads.head import EMBEDDED, BoundHead, Guess
 
-from .corpus import Text
-from .features import Features
+from .corpus import TrainingText
+from .features import FeatureRows
 
 DEPTHS = 5
 """How many tokens ahead a finished head is judged."""
@@ -43,7 +43,7 @@ class Taught:
 
 
 def taught(
-    texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
+    texts: Sequence[FeatureRows], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
 ) -> Taught:
     """At most the last `length` places of each text; prompts are read, and what is written is learned.
 
@@ -77,20 +77,20 @@ def taught(
     return Taught(states, tokens.to(device), likely, share.to(dtype), weight.to(dtype))
 
 
-def _end(each: Features, most: int) -> Features:
+def _end(each: FeatureRows, most: int) -> FeatureRows:
     """The last `most` tokens of a text and what belongs to them."""
     first = max(0, len(each.text.tokens) - most)
-    text = Text(each.text.tokens[first:], max(each.text.written - first, 0))
+    text = TrainingText(each.text.tokens[first:], max(each.text.written - first, 0))
     states = {tap: rows[first:] for tap, rows in each.states.items()}
     behind = None if each.behind is None else each.behind[first:]
-    return Features(text, states, each.likely[first:], each.logprobs[first:], behind)
+    return FeatureRows(text, states, each.likely[first:], each.logprobs[first:], behind)
 
 
-def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
+def distance(head: BoundHead, guesses: list[Guess], training_batch: Taught, decay: float) -> torch.Tensor:
     """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
-    total, weights = torch.zeros((), dtype=torch.float32, device=lesson.weight.device), 0.0
+    total, weights = torch.zeros((), dtype=torch.float32, device=training_batch.weight.device), 0.0
     for step, guess in enumerate(guesses):
-        rows, likely, share, weight = _step(lesson, step)
+        rows, likely, share, weight = _step(training_batch, step)
         logits = head.project(guess.spoken[rows], step)
         each = logits.logsumexp(dim=-1) - (share * logits.gather(1, likely)).sum(dim=-1)
         total = total + decay**step * (each * weight).sum() / weight.sum().clamp(min=1e-9)
@@ -98,15 +98,20 @@ def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float
     return total / weights
 
 
-def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _step(training_batch: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where a step is taught, [b, n] bool, and what, of these places alone."""
-    span = slice(step, step + lesson.places)
-    rows = lesson.weight[:, span] > 0
-    return rows, lesson.likely[:, span][rows], lesson.share[:, span][rows], lesson.weight[:, span][rows]
+    span = slice(step, step + training_batch.places)
+    rows = training_batch.weight[:, span] > 0
+    return (
+        rows,
+        training_batch.likely[:, span][rows],
+        training_batch.share[:, span][rows],
+        training_batch.weight[:, span][rows],
+    )
 
 
 @torch.no_grad()
-def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
+def judged(head: BoundHead, training_batches: Sequence[Taught], decay: float) -> dict[str, float]:
     """What a head is worth on texts held out, unrolled over their own tokens.
 
     agreement.D: how often its most likely token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
@@ -114,11 +119,11 @@ def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str
     """
     depths = min(DEPTHS, head.reach)
     right, places, distances = [0.0] * depths, [0] * depths, []
-    for lesson in lessons:
-        guesses = lesson.unrolled(head, depths)
-        distances.append(float(distance(head, guesses, lesson, decay)))
+    for training_batch in training_batches:
+        guesses = training_batch.unrolled(head, depths)
+        distances.append(float(distance(head, guesses, training_batch, decay)))
         for step, guess in enumerate(guesses):
-            rows, likely, share, _ = _step(lesson, step)
+            rows, likely, share, _ = _step(training_batch, step)
             best = likely.gather(1, share.argmax(dim=1, keepdim=True))[:, 0]
             # The target's own choice is the first of its likely tokens; one that the head lacks is never right.
             first = share[:, 0] > 0
@@ -131,13 +136,13 @@ def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str
 
 
 @torch.no_grad()
-def rank_rates(head: BoundHead, lessons: Sequence[Taught]) -> list[list[float]]:
+def rank_rates(head: BoundHead, training_batches: Sequence[Taught]) -> list[list[float]]:
     """How often its guess of each of the first ranks is the target's choice, by depth, judged as in `judged`."""
     depths = min(DEPTHS, head.reach)
     hits, places = np.zeros((depths, _RANKS)), np.zeros(depths)
-    for lesson in lessons:
-        for step, guess in enumerate(lesson.unrolled(head, depths)):
-            rows, likely, share, _ = _step(lesson, step)
+    for training_batch in training_batches:
+        for step, guess in enumerate(training_batch.unrolled(head, depths)):
+            rows, likely, share, _ = _step(training_batch, step)
             found = torch.from_numpy(topk(head.project(guess.spoken[rows], step), _RANKS)[0]).to(likely.device)
             right = ((found == likely[:, :1]) & (share[:, :1] > 0)).sum(dim=0)
             hits[step, : len(right)] += right.cpu().numpy()

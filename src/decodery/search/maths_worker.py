@@ -1,4 +1,4 @@
-"""Answers compared as mathematics, in a process of its own: what takes too long is ended. See `core.worker`."""
+"""Answers compared as mathematics, in a process of its own: what takes too long is ended. See `core.worker_pool`."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from decodery.models.hooks import HookPoint, Hooks
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
-from .data import Text
+from .data import TrainingText
 
 _UNIT = 128
 """Numbers of rows are rounded up to this: kernels in bfloat16 are made anew for every shape they have not seen."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """What some texts teach. rows: [m], the rows among all of their tokens that have something to predict.
 
     likely: [m, k] outputs of the draft; share: [m, k] the target's probabilities of them, each row summing to 1;
@@ -37,20 +37,20 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """What one text teaches: its segment, the rows [m] of it that learn, and what to learn there.
 
     after: [m] the place in the text whose next token a row is to predict. weight: [m] what that counts.
     """
 
-    text: Text
+    text: TrainingText
     segment: Segment
     rows: np.ndarray
     after: np.ndarray
     weight: np.ndarray
 
     @classmethod
-    def read(cls, text: Text) -> Part:
+    def read(cls, text: TrainingText) -> BatchPart:
         """A text read from left to right, of which every row after the prompt predicts what follows."""
         n = len(text.tokens) - 1
         rows = np.arange(max(text.written - 1, 0), n)
@@ -58,12 +58,12 @@ class Part:
         return cls(text, segment, rows, rows, np.ones(len(rows), dtype=np.float32))
 
 
-def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
+def training_batch(texts: Sequence[TrainingText], kept: Kept, place: np.ndarray) -> TrainingBatch:
     """Texts read from left to right, see `of_parts`."""
-    return of_parts([Part.read(text) for text in texts], kept, place)
+    return of_parts([BatchPart.read(text) for text in texts], kept, place)
 
 
-def of_parts(parts: Sequence[Part], kept: Kept, place: np.ndarray) -> Lesson:
+def of_parts(parts: Sequence[BatchPart], kept: Kept, place: np.ndarray) -> TrainingBatch:
     """Where the target said what it finds likely, that is learned, elsewhere the text's own next token.
 
     place: [vocab], the output of a token, -1 for those without.
@@ -100,7 +100,7 @@ def of_parts(parts: Sequence[Part], kept: Kept, place: np.ndarray) -> Lesson:
     device = kept.ids.device
     known = torch.from_numpy(np.where(outputs >= 0, np.concatenate(shares), 0.0).astype(np.float32)).to(device)
     weight = known.sum(dim=1)
-    return Lesson(
+    return TrainingBatch(
         Batch(segments),
         torch.from_numpy(np.concatenate(rows)).to(device),
         torch.from_numpy(outputs.clip(min=0)).to(device),
@@ -110,7 +110,7 @@ def of_parts(parts: Sequence[Part], kept: Kept, place: np.ndarray) -> Lesson:
     )
 
 
-def predictions(draft: Transformer, taught: Lesson) -> list[torch.Tensor]:
+def predictions(draft: Transformer, taught: TrainingBatch) -> list[torch.Tensor]:
     """Log-probabilities [m, outputs] of the draft where there is something to predict, at each of its exits.
 
     All of them come from one pass; a draft that was cut for no exits has one, after its last layer.
@@ -121,14 +121,14 @@ def predictions(draft: Transformer, taught: Lesson) -> list[torch.Tensor]:
     return [draft.outputs(visits.states[leave][taught.rows]).float().log_softmax(dim=-1) for leave in exits]
 
 
-def distance(said: Sequence[torch.Tensor], taught: Lesson) -> torch.Tensor:
+def distance(said: Sequence[torch.Tensor], taught: TrainingBatch) -> torch.Tensor:
     """Cross-entropy of the draft against the target's likely tokens, in nats per token; the mean over its exits."""
     each = [-(taught.share * logq.gather(1, taught.likely)).sum(dim=1) for logq in said]
     mean = torch.stack(each).mean(dim=0)
     return (mean * taught.weight).sum() / taught.weight.sum().clamp(min=1e-9)
 
 
-def judged(draft: Transformer, taught: Lesson) -> dict[str, float]:
+def judged(draft: Transformer, taught: TrainingBatch) -> dict[str, float]:
     """What validation looks at, over the tokens taught.
 
     cross_entropy: see `distance`. acceptance: the mean of sum min(p, q) over the target's kept likely tokens, at

@@ -1,4 +1,4 @@
-"""Regular expressions in a process of their own: what takes too long is ended. See `decodery.core.worker`."""
+"""Regular expressions in a process of their own: what takes too long is ended. See `core.worker_pool`."""
 
 from __future__ import annotations
 

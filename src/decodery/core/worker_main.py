@@ -1,4 +1,4 @@
-"""The process of a `Worker`: a question per line of standard input, an answer per line of its output.
+"""The process of a `WorkerPool`: a question per line of standard input, an answer per line of its output.
 
 It is run as a file and imports nothing but the standard library, and what the file does that it is given.
 """

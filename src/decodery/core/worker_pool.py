@@ -1,0 +1,279 @@
+"""Processes beside this one that work on what is not trusted, and are ended where that takes too long or too much."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from .process_usage import processor_seconds, resident
+
+_STARTS_IN = 120.0
+"""Seconds for the imports of a worker, on a slow disk."""
+_LOOKS_EVERY = 0.1
+"""Seconds between two looks at a worker: at the time it worked, and at its memory where the system bounds none."""
+_STARVED = 12.0
+"""How many times as long as it may work a process may take where it waits for the processor or the disk."""
+
+caller: ContextVar[str] = ContextVar("caller", default="")
+"""Whom this thread works for: the owner of a request. `FairSlots` divides slots among callers."""
+
+
+class NotStarted(Exception):
+    """The process of a worker ends, or says nothing, before it is ready."""
+
+
+class Unanswered(Exception):
+    """The process was ended for a question; the message says why, as in "it takes more than 10 s"."""
+
+
+class FairSlots:
+    """At most so many processes at a time, divided fairly among callers.
+
+    One caller takes all slots but one, so that another finds one free or waits for a single job of somebody else. A
+    free slot goes to the caller with the fewest jobs; of equals to the one that was served longest ago.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._changed = threading.Condition()
+        self._running = Counter[str]()
+        self._waiting: list[str] = []
+        self._served: list[str] = []
+        """Callers that run or wait, the one served last at the end."""
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for a slot and hold it."""
+        own = caller.get()
+        with self._changed:
+            self._waiting.append(own)
+            try:
+                self._changed.wait_for(lambda: self._next() == own)
+                self._running[own] += 1
+            finally:
+                self._waiting.remove(own)
+            known = {*self._waiting, *self._running}
+            self._served = [*(each for each in self._served if each in known and each != own), own]
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[own] -= 1
+                self._running += Counter()  # drops callers without a job
+                self._changed.notify_all()
+
+    def _next(self) -> str | None:
+        """Who takes the next slot; None where no slot is free for anybody who waits."""
+        if self._running.total() >= self.count:
+            return None
+        ready = [each for each in self._waiting if self._running[each] < max(1, self.count - 1)]
+        served = {each: number for number, each in enumerate(self._served)}
+        return min(ready, key=lambda each: (self._running[each], served.get(each, -1)), default=None)
+
+
+class WorkerPool:
+    """Answers questions in processes of its own, which are kept for the next ones.
+
+    A process starts as a fresh interpreter in a session of its own and inherits nothing but the pipes for questions and
+    answers. It ends with the pool, or with this process. Safe to share between threads; after a fork the child has
+    processes of its own.
+
+    Args:
+        file: Python code with a function `begin(*arguments)` that makes what the process needs and returns the function
+            that answers. It is run as a file, not as a module of this package, so that only what it imports is loaded.
+            Questions and answers are what JSON can say.
+        arguments: Of `begin`.
+        memory: Bytes that a process may take: of address space on Linux, where the kernel holds it to that; elsewhere
+            of resident memory, which is looked at ten times a second.
+        processes: How many there are at most. Further ones start where one caller's question would wait for another's.
+    """
+
+    def __init__(self, file: Path, *arguments: str, memory: int, processes: int = 2) -> None:
+        self.file, self.arguments, self.memory = file, arguments, memory
+        self.idle: list[WorkerProcess] = []
+        self._slots = FairSlots(processes)
+        _pools.add(self)
+
+    def start(self) -> None:
+        """Let a process begin, without waiting for it: what it imports is then there at the first question."""
+        if not self.idle:
+            with suppress(OSError):
+                self.idle.append(self._process())
+
+    def ask(self, question: Any, seconds: float) -> Any:
+        """The answer to `question`; neither waiting for a process nor starting one is counted in `seconds`.
+
+        They are seconds of work where the system tells them apart from waiting, so that a busy machine changes nothing.
+        Raises NotStarted, or Unanswered where the limits of time or memory were reached or the process broke down;
+        that process is ended.
+        """
+        line = json.dumps([question, _STARVED * seconds]).encode() + b"\n"
+        with self._slots.taken():
+            process = self._ready()
+            try:
+                reply = json.loads(process.exchange(line, seconds, self.memory))
+                if "answer" not in reply:
+                    raise Unanswered(_too_large(self.memory))
+            except BaseException:
+                # Also at Ctrl-C: an answer that comes later must not be taken for that to another question.
+                process.end()
+                raise
+            self.idle.append(process)
+            return reply["answer"]
+
+    def close(self) -> None:
+        """End the processes that answer nothing now."""
+        while self.idle:
+            self.idle.pop().end()
+
+    def _process(self) -> WorkerProcess:
+        main = Path(__file__).with_name("worker_main.py")
+        # -P: the current folder is no place to import modules from.
+        return WorkerProcess([sys.executable, "-P", str(main), str(self.file), str(self.memory), *self.arguments])
+
+    def _ready(self) -> WorkerProcess:
+        """A process that has started."""
+        while self.idle:
+            process = self.idle.pop()
+            if process.popen.poll() is None:
+                break
+            process.end()
+        else:
+            try:
+                process = self._process()
+            except OSError as error:
+                raise NotStarted(str(error)) from error
+        if not process.ready:
+            try:
+                process.exchange(b"", _STARTS_IN, self.memory)
+            except BaseException as error:
+                process.end()
+                if isinstance(error, Unanswered):
+                    raise NotStarted(str(error)) from error
+                raise
+            process.ready = True
+        return process
+
+    def forget(self) -> None:
+        """After a fork: the processes are the parent's, and a lock may be held by a thread that is not here."""
+        self._slots = FairSlots(self._slots.count)
+        self.idle = []
+
+
+class WorkerProcess:
+    """One process of a pool, which answers a line with a line. ready: whether it has said that it has started."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.popen = start_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.ready = False
+        self.end = weakref.finalize(self, end_process, self.popen)
+        _processes.add(self)
+
+    def exchange(self, line: bytes, seconds: float, memory: int) -> bytes:
+        """Send a line and wait for the next one."""
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        reply = b""
+        with _Watch(self.popen, seconds, memory) as watch, suppress(OSError):
+            self.popen.stdin.write(line)
+            self.popen.stdin.flush()
+            reply = self.popen.stdout.readline()
+        if watch.late:
+            raise Unanswered(f"it takes more than {seconds:g} s")
+        if watch.large:
+            raise Unanswered(_too_large(memory))
+        if not reply.endswith(b"\n"):
+            raise Unanswered("its process breaks down")
+        return reply
+
+    def forget(self) -> None:
+        """Let go of it without ending it."""
+        self.end.detach()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            # Not the buffer above it, which would write what the parent may have been about to.
+            cast(io.BufferedReader, pipe).raw.close()
+
+
+def start_process(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own: a Ctrl-C is meant for this one, and on Windows no console may open."""
+    return subprocess.Popen(
+        command, start_new_session=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0), **settings
+    )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process of `start_process` with all that it has started, and close the pipes to it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, AttributeError):
+        process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+
+
+def _too_large(memory: int) -> str:
+    return f"it takes more than {memory >> 20} MiB of memory"
+
+
+class _Watch:
+    """Kills a process that takes too long, or too much where the system does not see to it, while a block runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float, memory: int) -> None:
+        self.late = self.large = False
+        self._process, self._memory = process, memory
+        self._worked = processor_seconds(process)
+        if self._worked is None:
+            self._most, self._until = 0.0, time.monotonic() + seconds
+        else:
+            self._most, self._until = self._worked + seconds, time.monotonic() + _STARVED * seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(max(0.0, min(_LOOKS_EVERY, self._until - time.monotonic()))):
+            worked = processor_seconds(self._process) if self._worked is not None else None
+            self.late = time.monotonic() >= self._until or (worked is not None and worked >= self._most)
+            self.large = sys.platform != "linux" and resident(self._process) > self._memory
+            if self.late or self.large:
+                self._process.kill()
+                return
+
+
+def _forget_all() -> None:
+    for process in _processes:
+        process.forget()
+    for pool in _pools:
+        pool.forget()
+
+
+_processes: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

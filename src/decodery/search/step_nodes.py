@@ -1,0 +1,105 @@
+"""Texts that stand at the ends of steps: what they are worth, where steps end, and which are drawn from again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Literal
+
+from decodery.core.errors import SettingsError
+from decodery.step.scorer import Scorer
+from decodery.step.sequence import Sequence
+
+Aggregate = Literal["last", "min", "prod", "mean"]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A text that stands at the end of a step, or of itself.
+
+    begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
+    where nothing is written. scores: of its steps so far, in order; judged: whether that of the last one is among them.
+    children: how many continuations have been begun. only: the one there is where the sampler draws nothing.
+    """
+
+    seq: Sequence
+    begin: int
+    number: int = -1
+    scores: tuple[float, ...] = ()
+    depth: int = 0
+    children: int = 0
+    judged: bool = False
+    only: Node | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.seq.finished
+
+
+def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
+    """One number for the scores of a text's steps; -inf for none. prod: the sum where scores are logarithms."""
+    if not scores:
+        return -math.inf
+    if how == "last":
+        return scores[-1]
+    if how == "min":
+        return min(scores)
+    if how == "mean":
+        return math.fsum(scores) / len(scores)
+    return math.fsum(scores) if scorer.log else math.prod(scores)
+
+
+class StepEnd:
+    """Whether a text that goes on from where `seq` stands has come to the end of a step.
+
+    delimiter: a text, or token ids; None where only the length counts. most: tokens of a step.
+    """
+
+    def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...] | None, most: int) -> None:
+        self._delimiter = delimiter
+        self._most = most
+        self._tokens = len(seq.tokens)
+        self._characters = 0 if seq.text is None else len(seq.text.text)
+
+    def __call__(self, seq: Sequence) -> bool:
+        if len(seq.tokens) - self._tokens >= self._most:
+            return True
+        if self._delimiter is None:
+            return False
+        if isinstance(self._delimiter, str):
+            assert seq.text is not None
+            return self._in_text(seq.text.text[self._characters :], self._delimiter)
+        ids = list(self._delimiter)
+        written = seq.tokens[self._tokens :]
+        return written[-len(ids) :] == ids and bool(set(written) - set(ids))
+
+    @staticmethod
+    def _in_text(piece: str, delimiter: str) -> bool:
+        """Whether it stands in a piece of text, and something before it."""
+        at = piece.find(delimiter)
+        while at >= 0:
+            if piece[:at].replace(delimiter, "").strip():
+                return True
+            at = piece.find(delimiter, at + 1)
+        return False
+
+
+def distinct(nodes: Iterable[Node]) -> list[Node]:
+    """Of nodes with equal texts the first."""
+    first: dict[tuple[int, ...], Node] = {}
+    for node in nodes:
+        first.setdefault(tuple(node.seq.tokens), node)
+    return list(first.values())
+
+
+def widens(power: float | None, visits: int, draws: int) -> bool:
+    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
+    return power is not None and visits**power >= draws + 1
+
+
+def require_widening(name: str, power: float | None) -> None:
+    """Raise SettingsError for what is no power of visits."""
+    if power is not None and not 0 < power <= 1:
+        raise SettingsError(f"the widening of {name} is a power above 0 and up to 1, or None, not {power!r}")
