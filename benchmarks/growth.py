@@ -81,7 +81,7 @@ class Bench:
             "acceptance_rule": rule,
             "seed": 1,
         }
-        with counted(drafter.readers(self.lm.model)) as fed:
+        with counted(drafter.auxiliary_models(self.lm.model)) as fed:
             outputs = [self.lm.generate(prompt, drafter=drafter, **settings) for prompt in self.prompts]
         return outputs, fed
 
@@ -158,7 +158,7 @@ def main() -> None:
         "drafter": options.drafter,
         "every": options.every,
         "tokens": options.tokens,
-        "likeliest": likeliest(bench.drafter.readers(bench.lm.model)),
+        "likeliest": likeliest(bench.drafter.auxiliary_models(bench.lm.model)),
         "acceptance": {},
         "runs": {},
     }

@@ -152,7 +152,7 @@ class ByRanks(Drafter):
             if token < 0:
                 break
             drafted.append(token)
-        return DraftTree.chain(seq.pending, drafted)
+        return DraftTree.chain(seq.last_token, drafted)
 
 
 def answers(lm: LLM, drafter: Drafter | None, temperature: float) -> tuple[list[list[int]], int, list[int]]:

@@ -210,11 +210,11 @@ class ShortSighted(Drafter):
 
     def propose(self, seq: Any, budget: Budget) -> ForwardCoroutine[DraftTree]:
         if min(budget.nodes, budget.depth) < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         text = seq.tokens[-self.window :]
         segment = Segment.chunk(text, seq.model.new_cache(), logit_rows=[len(text) - 1])
         scored = yield from score(seq.model, segment, role="draft")
-        return DraftTree.chain(seq.pending, [int(scored.logits[0].argmax())])
+        return DraftTree.chain(seq.last_token, [int(scored.logits[0].argmax())])
 
 
 @register("second-thought", guarantee="the most likely token, or the second where the model is surer of what follows")
@@ -253,7 +253,7 @@ class TwoFirsts(TreePolicy):
     length: int = 4
 
     def grow(self, expander: TreeDrafter, seq: Any, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree, paths, ends = DraftTree.root(seq.pending), [list[int]()], [0]
+        tree, paths, ends = DraftTree.root(seq.last_token), [list[int]()], [0]
         for level in range(min(self.length, budget.depth, budget.nodes // 2)):
             ids, _ = yield from expander.likeliest(seq, tree, ends, 1 if level else 2)
             paths = [[*path, int(token)] for path, row in zip(paths, ids, strict=True) for token in row]

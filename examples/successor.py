@@ -39,11 +39,11 @@ class Successor(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         drafted: list[int] = []
-        token = seq.draft_state.get(seq.pending)
+        token = seq.draft_state.get(seq.last_token)
         while token is not None and len(drafted) < min(self.length, budget.nodes, budget.depth):
             drafted.append(token)
             token = seq.draft_state.get(token)
-        return DraftTree.chain(seq.pending, drafted)
+        return DraftTree.chain(seq.last_token, drafted)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         # Rejected nodes count, too: their rows hold what the model would have written after them.

@@ -241,7 +241,7 @@ def draft_cost(bench: Bench, width: int, nodes: int, repeats: int = 15) -> float
     seq = engine.submit(bench.lm.request(bench.lm.encode("Name ten birds."), drafter=drafter, max_new_tokens=64))
     for _ in range(4):
         engine.step()
-    tree = DraftTree.from_paths(seq.pending, [[token] for token in range(300, 300 + width)])
+    tree = DraftTree.from_paths(seq.last_token, [[token] for token in range(300, 300 + width)])
     times: dict[str, list[float]] = {"draft": [], "target": []}
     for _ in range(repeats):
         begin = perf_counter()

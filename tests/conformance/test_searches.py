@@ -83,7 +83,7 @@ class _Sharing(Search):
 
     def find(self, engine, request, progress=None) -> ForwardCoroutine[list[Sequence]]:
         found = yield from SEARCHES["beam"].find(engine, request)
-        for slots in found[0].cache.blocks.pieces(2, 3):
+        for slots in found[0].cache.pages.pieces(2, 3):
             slots.add_(1e-3)
         return found
 

@@ -78,7 +78,7 @@ def path_tokens(tree: DraftTree) -> dict[int, tuple[int, ...]]:
 
 def law_after(drafter: TreeDrafter, seq: Sequence, path: tuple[int, ...], *, shaped: bool = True) -> np.ndarray:
     """Log-probabilities [vocab] after a path, asked for alone."""
-    tree = DraftTree.chain(seq.pending, path)
+    tree = DraftTree.chain(seq.last_token, path)
     return run_sync(drafter.expand(seq, tree, [len(path)], shaped=shaped))[0].double().numpy()
 
 

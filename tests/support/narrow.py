@@ -28,7 +28,7 @@ class Narrow(Composite):
         with self.part(seq, 0) as drafter:
             tree = run_sync(drafter.propose(seq, Budget(nodes, depth)))
         tree.validate()
-        assert tree.tokens[0] == seq.pending
+        assert tree.tokens[0] == seq.last_token
         assert len(tree) <= nodes + 1 and tree.depths.max() <= depth
         assert tree.tokens.min() >= 0 and tree.tokens.max() < seq.vocab_size
         return tree

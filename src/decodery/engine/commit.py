@@ -23,20 +23,20 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
     chosen_at = [0, *accepted.path]
     emitted: list[int] = []
     for token, node in zip(run, chosen_at, strict=True):
-        if seq.watch is not None:
-            seq.watch.remember(seq, laws.context(node).state)
+        if seq.monitors is not None:
+            seq.monitors.remember(seq, laws.context(node).state)
         if seq.logprobs is not None:
             seq.token_logprobs += logprobs(laws.row(node)[None], [token], seq.logprobs)
         seq.tokens.append(token)
         emitted.append(token)
         _check_stop(seq, token)
-        cut = seq.watch is not None and _watched(seq, node, laws)
-        if seq.finished or cut or (seq.held is not None and seq.held(seq)):
+        cut = seq.monitors is not None and _watched(seq, node, laws)
+        if seq.finished or cut or (seq.segment_end is not None and seq.segment_end(seq)):
             break
     seq.trace.ledger.tokens += len(emitted)
     if seq.sampler.stateful:
         last = chosen_at[len(emitted) - 1]
-        seq.sampler_state = seq.sampler.after(laws.context(last), emitted[-1], laws.row(last))
+        seq.processor_states = seq.sampler.after(laws.context(last), emitted[-1], laws.row(last))
     return emitted
 
 
@@ -58,10 +58,10 @@ def _finish_text(seq: Sequence) -> None:
 
 def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
     """Let the monitors see the token that was just committed; whether the run ends after it."""
-    assert seq.watch is not None
+    assert seq.monitors is not None
     ended = seq.finished
-    hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.requirements.taps}
-    cut = seq.watch.see(seq, laws.row(node), hidden)
+    hidden = {tap: laws.hidden[tap][node] for tap in seq.monitors.requirements.taps}
+    cut = seq.monitors.see(seq, laws.row(node), hidden)
     if seq.finished and not ended and seq.text is not None:
         seq.text.finish()
     return cut

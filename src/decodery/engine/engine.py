@@ -35,7 +35,7 @@ from .requests import opened
 from .schedule import Limits, Schedule
 from .share import Place
 from .task import CoroutineTask, Recoverable, SchedulerEntry, Task
-from .text import StepBudget, turn
+from .text import StepBudget, run_step
 
 T = TypeVar("T")
 
@@ -95,19 +95,21 @@ class Engine:
             like.tokens[: like.prompt_length] != seq.tokens
             or (like.logits_source, like.cache_policy) != (seq.logits_source, seq.cache_policy)
             or (seq.logits_source is None and like.model != seq.model)
-            or _held(like) != _held(seq)
+            or _embeds_digest(like) != _embeds_digest(seq)
         ):
             raise SettingsError(
                 "a sequence can share the prefill of another one only if their prompts are the same, and their "
                 "sources, models, cache policies and embeddings"
             )
-        seq.like = None if seq.watch is not None and seq.watch.private else like
-        self._schedule.add(SchedulerEntry(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.salt))
+        seq.prompt_owner = None if seq.monitors is not None and seq.monitors.private else like
+        self._schedule.add(
+            SchedulerEntry(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.cache_namespace)
+        )
         return seq
 
     def enter(
         self,
-        asking: ForwardCoroutine[T],
+        coroutine: ForwardCoroutine[T],
         trace: Trace | None = None,
         memory: Recoverable | None = None,
         owner: str = "",
@@ -115,9 +117,9 @@ class Engine:
         """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
 
         trace: where it records its steps, whose times and ledger are then filled in. memory: what it keeps of the
-        model, so that it can be preempted. owner: whose it is, as `Request.salt` is of a text.
+        model, so that it can be preempted. owner: whose it is, as `Request.cache_namespace` is of a text.
         """
-        job = CoroutineTask(asking, memory)
+        job = CoroutineTask(coroutine, memory)
         run = (
             SchedulerEntry(job, owner=owner)
             if trace is None
@@ -126,9 +128,9 @@ class Engine:
         self._schedule.add(run)
         return job
 
-    def finish(self, asking: ForwardCoroutine[T]) -> T:
+    def finish(self, coroutine: ForwardCoroutine[T]) -> T:
         """Run what asks to its end; returns what it does, or raises what it raised."""
-        job = self.enter(asking)
+        job = self.enter(coroutine)
         self.run([job])
         return cast(T, job.result)
 
@@ -180,8 +182,12 @@ class Engine:
             rows = self._schedule.budget.share(self._running, self._schedule.active)
             group = texts[first : first + rows]
             nodes, beside = max(rows // len(group) - 1, 0), [*self._schedule.texts, *group]
-            shares = [StepBudget(min(self.prefill_chunk, rows), self._budget(seq, nodes, beside)) for seq in group]
-            yield from gather([turn(seq, share) for seq, share in zip(group, shares, strict=True)])
+            step_budgets = [
+                StepBudget(min(self.prefill_chunk, rows), self._budget(seq, nodes, beside)) for seq in group
+            ]
+            yield from gather(
+                [run_step(seq, step_budget) for seq, step_budget in zip(group, step_budgets, strict=True)]
+            )
             first += len(group)
             if self._running is not None and first < len(texts):
                 earlier.append(group[0].trace.steps)
@@ -209,9 +215,9 @@ class Engine:
         return self._schedule.waiting
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of keys and values, of texts in progress and of those that are kept for later ones."""
-        return self._schedule.held
+        return self._schedule.held_bytes
 
     @property
     def preemptions(self) -> int:
@@ -237,9 +243,9 @@ class Engine:
         """
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
-        twin = seq.twin()
-        self._schedule.add(SchedulerEntry(twin, traces=[twin.trace], ledger=twin.trace.ledger))
-        return twin
+        clone = seq.clone()
+        self._schedule.add(SchedulerEntry(clone, traces=[clone.trace], ledger=clone.trace.ledger))
+        return clone
 
     def preempt(self, task: Task) -> None:
         """Give back all memory that models need for a task, at the next step at which nothing of it is half done.
@@ -252,7 +258,7 @@ class Engine:
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
         clock = StepClock()
-        begun, texts = self._schedule.turns(), self._schedule.texts
+        begun, texts = self._schedule.starting(), self._schedule.texts
         for run, rows, nodes in begun:
             self._begin(run, rows, nodes, texts)
         for run in self._schedule.active:
@@ -262,7 +268,7 @@ class Engine:
         for run in self._blocking.collect(0):
             self._go_on(run)
         fresh = {id(run) for run, _, _ in begun}
-        runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
+        runs = [run for run in self._schedule.active if run.coroutine is not None or id(run) in fresh]
         drafting = self._side_passes(runs, clock)
         asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]
         places, blocked = self._schedule.budget.places(asked), [run for run in runs if run.blocked]
@@ -275,7 +281,7 @@ class Engine:
             for run in self._blocking.collect(_WAITS):
                 self._go_on(run)
         self._schedule.leave()
-        return [run.task for run in runs if run.asking is None or id(run) in advanced]
+        return [run.task for run in runs if run.coroutine is None or id(run) in advanced]
 
     def _side_passes(self, runs: list[SchedulerEntry], clock: StepClock) -> list[SchedulerEntry]:
         """Passes of other models, and of parts of the model itself, until nobody waits for one.
@@ -296,7 +302,7 @@ class Engine:
                 break
             places = self._schedule.budget.places(asked)
             for run, number in places:
-                had[run.owner] += len(run.asks[number].segment) if isinstance(run.task, CoroutineTask) else 0
+                had[run.owner] += len(run.requests[number].segment) if isinstance(run.task, CoroutineTask) else 0
             self._pass(places, clock, side=True)
         return [run for run, _ in waiting]
 
@@ -304,10 +310,10 @@ class Engine:
         """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
         seq = run.task
         if isinstance(seq, CoroutineTask):
-            run.asking = seq.turn()
+            run.coroutine = seq.run()
         else:
             try:
-                run.asking = turn(seq, StepBudget(rows, self._budget(seq, nodes, texts)))
+                run.coroutine = run_step(seq, StepBudget(rows, self._budget(seq, nodes, texts)))
             except Exception as error:
                 seq.fail(error)
                 return
@@ -330,25 +336,25 @@ class Engine:
 
     def _side(self, run: SchedulerEntry) -> list[int]:
         """The asks that wait for a pass of another model than the engine's own, or of a part of it that drafts."""
-        return [number for number in run.unanswered if aside(run.asks[number], self.model)]
+        return [number for number in run.unanswered if aside(run.requests[number], self.model)]
 
     def _pass(self, places: list[Place], clock: StepClock, *, side: bool) -> None:
         """Answer these asks, and let those go on who have all that they have asked for. side: see `aside`."""
         begin = perf_counter()
-        segments = [run.asks[number].segment for run, number in places]
-        found = answer([run.asks[number] for run, number in places])
+        segments = [run.requests[number].segment for run, number in places]
+        found = answer([run.requests[number] for run, number in places])
         scored = perf_counter()
         rows = sum(len(segment) for segment in segments)
         if not side:
             self.rows = rows
         spend(places, found, self.model, (scored - begin) / max(rows, 1))
         for (run, number), each in zip(places, found, strict=True):
-            run.answers[number] = each
+            run.results[number] = each
             run.served = self._passes
         recorded: list[tuple[list[Step], float]] = []
         runs = list({id(run): run for run, _ in places}.values())
         for run in runs:
-            if any(isinstance(each, OutOfMemory) for each in run.answers) and self._schedule.starve(run):
+            if any(isinstance(each, OutOfMemory) for each in run.results) and self._schedule.starve(run):
                 continue
             if run.waits:
                 run.earlier += 0.0 if side else scored - begin
@@ -400,6 +406,6 @@ class Engine:
         return near + max(0, context - CONTEXT) * token
 
 
-def _held(seq: Sequence) -> str:
+def _embeds_digest(seq: Sequence) -> str:
     """What tells the embeddings of a prompt from others, "" where there are none."""
     return "" if seq.prompt_embeds is None else seq.prompt_embeds.digest

@@ -13,7 +13,7 @@ from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
-from .monitoring import Watch
+from .monitoring import TextMonitors
 from .request import Request
 
 
@@ -28,12 +28,12 @@ def opened(
     _check_order(target)
     model: Reader = target if request.cache_policy is None else request.cache_policy.over(target, len(prompt))
     _check_prompt(prompt, model)
-    request = request.suited(target)
+    request = request.bind(target)
     if request.logits_source is not None:
         model = request.logits_source.over(target, prompt)
         _check_prompt(prompt, model)
     request.acceptance_rule.fits(model)
-    salt = request.salt
+    cache_namespace = request.cache_namespace
     if request.prompt_embeds is not None:
         if request.logits_source is not None:
             raise SettingsError(
@@ -42,7 +42,7 @@ def opened(
             )
         request.prompt_embeds.check(prompt, model)
         # The same tokens beside other embeddings are another prompt.
-        salt += request.prompt_embeds.digest
+        cache_namespace += request.prompt_embeds.digest
     seq = Sequence(
         tokens=prompt,
         prompt_length=len(prompt),
@@ -64,7 +64,7 @@ def opened(
         logits_source=request.logits_source,
         cache_policy=request.cache_policy,
         prompt_logprobs=request.prompt_logprobs,
-        salt=salt,
+        cache_namespace=cache_namespace,
         return_draft_trees=request.return_draft_trees,
         conversation=request.conversation,
         prompt_embeds=request.prompt_embeds,
@@ -72,16 +72,16 @@ def opened(
         padding=None if writes(target) else padding_of(target),
     )
     if detokenizer is not None:
-        lag = max((monitor.rolls for monitor in request.monitors), default=0)
+        lag = max((monitor.rollback_tokens for monitor in request.monitors), default=0)
         stream = detokenizer()
         # What stands before decides how a text begins: with the space of its first word, or the rest of a character.
         stream.push(prompt)
         seq.text = TextStream(stream, request.stop, lag, stop_tokens=request.stop_tokens)
-    seq.sampler_state = seq.sampler.init(prompt)
+    seq.processor_states = seq.sampler.init(prompt)
     if request.monitors:
         for monitor in request.monitors:
             monitor.fits(model)
-        seq.watch = Watch(request.monitors, seq)
+        seq.monitors = TextMonitors(request.monitors, seq)
     return seq
 
 

@@ -18,7 +18,7 @@ from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
 from .pace import LEAST_ROWS, Pace
-from .preempt import behind, caches, drop, withdraw
+from .preempt import caches, caches_of, drop, withdraw
 from .prefixes import PrefixCache
 from .share import PassBudget, most_nodes
 from .task import CoroutineTask, SchedulerEntry, Task
@@ -100,7 +100,7 @@ class Schedule:
 
     def busy(self, seq: Sequence) -> bool:
         """Whether a text is in the middle of a turn."""
-        return any(run.task is seq and run.asking is not None for run in self.runs)
+        return any(run.task is seq and run.coroutine is not None for run in self.runs)
 
     def preempt(self, task: Task) -> None:
         """Take the memory of a task's models from it, as soon as that can be."""
@@ -114,12 +114,12 @@ class Schedule:
         run.starved = True
         return True
 
-    def turns(self) -> list[tuple[SchedulerEntry, int, int]]:
+    def starting(self) -> list[tuple[SchedulerEntry, int, int]]:
         """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
         self.leave()
         self._give_back()
         self._admit()
-        begins = [run for run in self.active if run.asking is None and self._ready(run)]
+        begins = [run for run in self.active if run.coroutine is None and self._ready(run)]
         reading = [isinstance(run.task, Sequence) and reads(run.task) for run in begins]
         readers = [run for run, each in zip(begins, reading, strict=True) if each]
         writers = [run for run, each in zip(begins, reading, strict=True) if not each]
@@ -160,9 +160,9 @@ class Schedule:
                     self._keep_prefix(run.task)
                 # Whoever begins like a prompt needs all of it, so that it is kept first.
                 if (self.prefixes is None or run.task.prompt_kept) and isinstance(run.task.cache, KVCache):
-                    run.task.cache.pass_by()
-                if run.task.like is not None and not run.task.finished:
-                    _guarded(run, partial(share_prompt, run.task, run.task.like))
+                    run.task.cache.release_passed()
+                if run.task.prompt_owner is not None and not run.task.finished:
+                    _guarded(run, partial(share_prompt, run.task, run.task.prompt_owner))
         if any(run.task.finished for run in self.runs):
             for run in self._waiting:
                 run.starved = False
@@ -173,10 +173,10 @@ class Schedule:
     def _ready(self, run: SchedulerEntry) -> bool:
         """Whether it need not wait for another text to read the prompt they share."""
         seq = run.task
-        if not isinstance(seq, Sequence) or seq.like is None:
+        if not isinstance(seq, Sequence) or seq.prompt_owner is None:
             return True
-        if seq.like.finished:
-            seq.like = None
+        if seq.prompt_owner.finished:
+            seq.prompt_owner = None
             return True
         return False
 
@@ -196,9 +196,13 @@ class Schedule:
             return
         if not self.prefixes.serves(seq.model):
             return
-        if seq.cache.length or not seq.cache.begins(len(seq.tokens)) or (seq.watch is not None and seq.watch.private):
+        if (
+            seq.cache.length
+            or not seq.cache.begins(len(seq.tokens))
+            or (seq.monitors is not None and seq.monitors.private)
+        ):
             return
-        if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
+        if (found := self.prefixes.find(seq.tokens, seq.cache_namespace)) is None:
             return
         seq.cache, found.policy = found, seq.cache.policy
         if seq.slots is not None:
@@ -212,11 +216,11 @@ class Schedule:
             return
         if not self.prefixes.serves(seq.model):
             return
-        if seq.watch is not None and seq.watch.requirements.changes:
+        if seq.monitors is not None and seq.monitors.requirements.changes:
             return
         if seq.finished or not seq.prompt_kept:
             seq.prompt_kept = True
-            self.prefixes.add(seq.tokens, seq.cache, seq.salt, final=seq.finished)
+            self.prefixes.add(seq.tokens, seq.cache, seq.cache_namespace, final=seq.finished)
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
@@ -243,26 +247,26 @@ class Schedule:
     def _fits(self, more: int) -> bool:
         """Whether so many bytes fit beside what is held, where needed once nothing is kept for later texts."""
         most = self.limits.cache_bytes
-        if most is None or self.held + more <= most:
+        if most is None or self.held_bytes + more <= most:
             return True
         if self.prefixes is None:
             return False
-        while self.held + more > most and self.prefixes.evict():
+        while self.held_bytes + more > most and self.prefixes.evict():
             pass
-        return self.held + more <= most
+        return self.held_bytes + more <= most
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of keys and values that are kept, that texts in progress hold, and that these will as soon as they have
         read what they have. What several of them share counts once.
         """
-        return self._holding({} if self.prefixes is None else self.prefixes.slabs)
+        return self._holding({} if self.prefixes is None else self.prefixes.memories)
 
     def _holding(self, kept: Mapping[int, PageMemory]) -> int:
         """`held`, if this were kept."""
         missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
         owed = sum(run.owed for run in self.runs if isinstance(run.task, CoroutineTask))
-        return resident((cache.blocks for run in self.runs for cache in caches(run)), kept) + missing + owed
+        return resident((cache.pages for run in self.runs for cache in caches(run)), kept) + missing + owed
 
 
 def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
@@ -280,14 +284,14 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
     """
     shared = seq.prompt_length - 1
     if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
-        seq.like = None
+        seq.prompt_owner = None
     elif owner.cache.next_position >= shared and not owner.paused:
         seq.cache = owner.cache.fork()
         seq.cache.truncate(shared)
         if seq.slots is not None:
             seq.cache.provide(seq.slots)
-        seq.told = list(owner.told)
-        seq.like = None
+        seq.prompt_token_logprobs = list(owner.prompt_token_logprobs)
+        seq.prompt_owner = None
 
 
 def _holds(run: SchedulerEntry) -> bool:
@@ -302,10 +306,10 @@ def _asked(run: SchedulerEntry) -> int:
 
 def _needed(seq: Sequence) -> int:
     """Bytes of keys and values that reading the tokens it has takes."""
-    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in behind(seq))
+    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in caches_of(seq))
 
 
 def _missing(seq: Sequence) -> int:
     """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
     room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_draft_tokens)
-    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))
+    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in caches_of(seq))

@@ -24,7 +24,7 @@ from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
 from .commit import commit, logprobs
-from .preempt import behind
+from .preempt import caches_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class StepBudget:
 
 
 def unread(seq: Sequence) -> int:
-    """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
+    """Tokens of a text that its cache does not hold; 1 where only the last one is left."""
     return len(seq.tokens) - seq.cache.next_position
 
 
 def expect(seq: Sequence) -> None:
     """Tell the caches that a text reads through what it has to read, and what it may come to need."""
     drafted = 0 if seq.drafter is None else seq.max_draft_tokens
-    for cache in behind(seq):
+    for cache in caches_of(seq):
         cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
 
 
@@ -55,18 +55,18 @@ def reads(seq: Sequence) -> bool:
     if unread(seq) > 1 or seq.position:
         return unread(seq) > 1
     requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
-    shown = requirements.prompt or requirements.prompt_taps or seq.watch is not None or seq.cache_policy is not None
+    shown = requirements.prompt or requirements.prompt_taps or seq.monitors is not None or seq.cache_policy is not None
     return shown or not requirements.source
 
 
-def turn(seq: Sequence, share: StepBudget) -> ForwardCoroutine[None]:
+def run_step(seq: Sequence, step_budget: StepBudget) -> ForwardCoroutine[None]:
     """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
     if writes(seq.model):
         seq.model.advance(seq)
         return
     expect(seq)
     try:
-        yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
+        yield from _read(seq, step_budget.rows) if reads(seq) else _write(seq, step_budget.budget)
     finally:
         seq.cache.keep([])
 
@@ -78,18 +78,18 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
     """
     start, missing = seq.cache.next_position, unread(seq)
     requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
-    shows = (requirements.prompt or requirements.prompt_taps) and start >= seq.shown
+    shows = (requirements.prompt or requirements.prompt_taps) and start >= seq.observed
     all_rows = shows and requirements.prompt
     if all_rows and seq.chunk is not None:
         rows = min(rows, seq.chunk)
     end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
     # What is read again is shown to nobody twice: drafters and monitors may have seen different parts of it.
-    seen = (seq.shown, 0 if seq.watch is None else seq.watch.read_to)
+    seen = (seq.observed, 0 if seq.monitors is None else seq.monitors.read_to)
     end = min([end, *(known for known in seen if start < known)])
     chunk = seq.tokens[start : min(end, start + rows)]
     decides = len(chunk) == missing
-    untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
-    all_rows = all_rows or (untold and start + len(chunk) > len(seq.told))
+    unreported = seq.prompt_logprobs is not None and len(seq.prompt_token_logprobs) < seq.prompt_length - 1
+    all_rows = all_rows or (unreported and start + len(chunk) > len(seq.prompt_token_logprobs))
     wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
     segment = reading(seq, chunk, wanted)
     segment.interventions = seq.interventions
@@ -101,25 +101,25 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
         return
     taps = [
         *(requirements.taps if shows else ()),
-        *(seq.watch.requirements.taps if seq.watch is not None and seq.watch.reads else ()),
+        *(seq.monitors.requirements.taps if seq.monitors is not None and seq.monitors.reads else ()),
     ]
     scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
     seq.trace.steps.append(step)
     seq.writable(scored.logits)
-    _tell(seq, scored.logits, start)
-    if seq.watch is not None:
-        seq.watch.read(seq, scored.hidden, start, len(chunk))
+    _report_prompt(seq, scored.logits, start)
+    if seq.monitors is not None:
+        seq.monitors.read(seq, scored.hidden, start, len(chunk))
     seq.cache.keep(range(len(chunk)))
     if shows:
         assert seq.drafter is not None
         seq.drafter.observe(seq, _chunk_seen(chunk, scored.logits, scored.hidden, [], start))
-        seq.shown = start + len(chunk)
+        seq.observed = start + len(chunk)
 
 
 def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
     """Propose, score, choose, commit."""
-    tree, begin = DraftTree.root(seq.pending), perf_counter()
-    rests = seq.drafter is not None and seq.draft_length is None and seq.drafter.rests(seq, budget)
+    tree, begin = DraftTree.root(seq.last_token), perf_counter()
+    rests = seq.drafter is not None and seq.draft_length is None and seq.drafter.skips_step(seq, budget)
     if seq.drafter is not None and seq.remaining > 1 and not rests:
         tree = yield from as_coroutine(seq.drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
@@ -128,8 +128,8 @@ def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
             tree = tree.trunk()
     drafting = perf_counter() - begin
     step = Step(nodes=len(tree) - 1, rows=len(tree))
-    route = _route(tree, seq)
-    yield from _decide(seq, _segment(tree, seq, route), tree, step, drafting, route=route, rests=rests)
+    layer_plan = _route(tree, seq)
+    yield from _decide(seq, _segment(tree, seq, layer_plan), tree, step, drafting, layer_plan=layer_plan, rests=rests)
 
 
 def _decide(
@@ -139,7 +139,7 @@ def _decide(
     step: Step,
     drafting: float,
     shown: list[int] | None = None,
-    route: LayerPlan = WHOLE,
+    layer_plan: LayerPlan = WHOLE,
     rests: bool = False,
 ) -> ForwardCoroutine[None]:
     """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
@@ -149,25 +149,25 @@ def _decide(
     """
     drafter, rule, first = seq.drafter, seq.acceptance_rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
-    watch = () if seq.watch is None else seq.watch.requirements.taps
+    watch = () if seq.monitors is None else seq.monitors.requirements.taps
     drafting_taps = drafter.requirements.taps if drafter is not None and observes else ()
     taps = [*dict.fromkeys((*rule.requirements.taps, *drafting_taps, *watch))]
     beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
-    scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
+    scored = yield from score(seq.model, segment, taps, seq.role, layer_plan=layer_plan, beside=beside)
     begin = perf_counter()
     seq.writable(scored.logits)
     seq.trace.steps.append(step)
     if step.prefill:
         start = seq.cache.next_position
-        _tell(seq, scored.logits, start)
-        if seq.watch is not None and seq.watch.read(seq, scored.hidden, start, len(segment)):
+        _report_prompt(seq, scored.logits, start)
+        if seq.monitors is not None and seq.monitors.read(seq, scored.hidden, start, len(segment)):
             # What changes rows from the prompt's end on changes its last one already: that is read once more.
             seq.cache.keep(range(len(segment) - 1))
             if shown is not None and len(shown) > 1:
                 assert drafter is not None
                 hidden = {tap: rows[:-1] for tap, rows in scored.hidden.items()}
                 drafter.observe(seq, _chunk_seen(shown[:-1], scored.logits[:-1], hidden, [], start))
-                seq.shown = start + len(shown) - 1
+                seq.observed = start + len(shown) - 1
             return
     logits = scored.logits[-len(tree) :]
     if step.prefill and seq.cache_policy is not None:
@@ -189,11 +189,11 @@ def _decide(
         path = accepted.path[: last.accepted]
         last.tree = RecordedTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
     if rests and not seq.finished:
-        seq.shown = len(seq.tokens) - 1
+        seq.observed = len(seq.tokens) - 1
     elif drafter is not None and observes:
         _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
-    if seq.watch is not None and seq.watch.pending is not None:
-        seq.watch.roll_back(seq)
+    if seq.monitors is not None and seq.monitors.requested is not None:
+        seq.monitors.roll_back(seq)
 
 
 def _observe(
@@ -210,27 +210,27 @@ def _observe(
     if shown is not None:
         start = len(seq.tokens) - len(emitted) - len(shown)
         drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
-        seq.shown = start + len(shown)
+        seq.observed = start + len(shown)
         return
     hidden = {tap: laws.hidden[tap] for tap in drafter.requirements.taps}
     start = len(seq.tokens) - len(emitted) - 1
     seen = VerificationFeedback(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
     drafter.observe(seq, seen if drafter.requirements.states else seen.of_tokens())
-    seq.shown = len(seq.tokens) - 1
+    seq.observed = len(seq.tokens) - 1
     if seq.draft_length is not None:
         seq.draft_length.observe(seq, seen, drafting)
 
 
-def _tell(seq: Sequence, logits: torch.Tensor, start: int) -> None:
+def _report_prompt(seq: Sequence, logits: torch.Tensor, start: int) -> None:
     """Note what was asked about the prompt's own tokens. logits: [n, vocab], the first after the token at `start`.
 
     What is read again, because the cache was given up, is not noted twice.
     """
-    known = len(seq.told)
+    known = len(seq.prompt_token_logprobs)
     if seq.prompt_logprobs is None or not start <= known < start + len(logits):
         return
     following = seq.tokens[known + 1 : min(start + len(logits) + 1, seq.prompt_length)]
-    seq.told += logprobs(logits[known - start :], following, seq.prompt_logprobs)
+    seq.prompt_token_logprobs += logprobs(logits[known - start :], following, seq.prompt_logprobs)
 
 
 def _chunk_seen(
@@ -246,20 +246,20 @@ def _route(tree: DraftTree, seq: Sequence) -> LayerPlan:
     if tree.entered is None:
         return WHOLE
     first, layers = tree.entered.layer, seq.model.config.num_layers
-    parts = [part.requirements for part in (seq.acceptance_rule, seq.drafter, seq.watch) if part is not None]
+    parts = [part.requirements for part in (seq.acceptance_rule, seq.drafter, seq.monitors) if part is not None]
     read = [hook_point(tap, layers) for requirements in parts for tap in requirements.taps]
-    changed = [hook_point(change.site, layers) for change in seq.interventions]
+    changed = [hook_point(change.hook_point, layers) for change in seq.interventions]
     early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
     # Rows are not changed any more where they enter.
     early = early or any(place == HookPoint("residual", first) for place in changed)
     return WHOLE if early else LayerPlan(tuple(range(first, layers)))
 
 
-def _segment(tree: DraftTree, seq: Sequence, route: LayerPlan) -> Segment:
+def _segment(tree: DraftTree, seq: Sequence, layer_plan: LayerPlan) -> Segment:
     """The rows of a tree below what the cache holds, as its first layer on the route reads them."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
     own = seq.interventions
-    if tree.entered is not None and route != WHOLE:
+    if tree.entered is not None and layer_plan != WHOLE:
         return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache, interventions=own)
     if tree.inputs is not None:
         changes = tuple(
@@ -273,17 +273,17 @@ def _segment(tree: DraftTree, seq: Sequence, route: LayerPlan) -> Segment:
 
 def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
     """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
-    if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.pending:
+    if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.last_token:
         return
     name = type(seq.drafter).__name__
     try:
         tree.validate(seq.vocab_size)
     except ValueError as error:
         raise ValueError(f"{name} drafted what is no tree of tokens: {error}") from error
-    if tree.tokens[0] != seq.pending or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
+    if tree.tokens[0] != seq.last_token or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
         raise ValueError(
             f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
-            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
+            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.last_token}"
         )
     verified = seq.acceptance_rule.requirements.drafts
     if len(tree) > 1 and verified is not None and tree.origin not in verified:

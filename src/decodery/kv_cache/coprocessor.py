@@ -85,14 +85,14 @@ class Coprocessor(CachePolicy):
             soft = Segment(
                 *(positions, None, tensors["soft"][:count]),
                 cache=seq.cache,
-                stays=rows,
+                retained=rows,
                 logit_rows=[],
                 interventions=adapted(tensors),
             )
             scored = yield from score(seq.model, soft, (last,))
             states = scored.hidden[last]
         made = latents(tensors, states)[:count]
-        given = Segment(positions, None, made, cache=seq.cache, stays=rows, logit_rows=[count - 1])
+        given = Segment(positions, None, made, cache=seq.cache, retained=rows, logit_rows=[count - 1])
         scored = yield from score(seq.model, given)
         state.take(seq.cache, count)
         return scored.logits
@@ -117,9 +117,9 @@ class Augmented(State):
         return sum(part.nbytes for entries in self.entries.values() for part in entries)
 
     def fork(self) -> Augmented:
-        twin = Augmented(self.method, self.weights, self.config, self.prompt)
-        twin.entries, twin._back = dict(self.entries), self._back
-        return twin
+        clone = Augmented(self.method, self.weights, self.config, self.prompt)
+        clone.entries, clone._back = dict(self.entries), self._back
+        return clone
 
     def take(self, cache: KVCache, count: int) -> None:
         """Hold the keys and values of the last `count` tentative rows, as the text that follows them will read them."""

@@ -348,7 +348,7 @@ class LLM(PromptRequests):
             kept=KeptText(seq.tokens, seq.cache, seq.logits_source, ref(bare(seq.model)))
             if return_cache and not bent
             else None,
-            monitors=() if seq.watch is None else tuple(seq.watch.told),
+            monitors=() if seq.monitors is None else tuple(seq.monitors.reports),
             context_full=seq.context_full,
         )
         return checked_text(output, seq.sampler, tries)

@@ -209,5 +209,5 @@ def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
 
     logits: [vocab], the model's own at the branch's end.
     """
-    tree = DraftTree.root(seq.pending)
+    tree = DraftTree.root(seq.last_token)
     commit(seq, tree, NodeDistributions(tree, logits[None], seq), Accepted([], token))

@@ -90,7 +90,7 @@ class Group:
         if not (full and self.ending.early_stopping is True):
             # A stable sort: of equal texts the one that ended first stays.
             self.finished = sorted(self.finished + ended, key=self._rank)[:width]
-        chosen = [beam.seq.pending for beam in self.running + ended if beam.seq.pending not in beam.seq.eos_ids]
+        chosen = [beam.seq.last_token for beam in self.running + ended if beam.seq.last_token not in beam.seq.eos_ids]
         if not self._can_improve():
             self.running = []
         return chosen

@@ -15,7 +15,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Search, require_written
-from .marks import Mark, force
+from .marks import TextSnapshot, force
 from .pool import Pool
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ class BudgetForcing(Search):
         if any(isinstance(each, str) and each for each in words):
             raise SettingsError("budget-forcing has texts: give token ids, or search through `LLM`")
         end, wait, cue = (list(map(int, each)) for each in words)
-        pool, ignored, marks = Pool(engine, request, self, 1), 0, deque[Mark](maxlen=len(end) + 1)
+        pool, ignored, marks = Pool(engine, request, self, 1), 0, deque[TextSnapshot](maxlen=len(end) + 1)
         (text,) = pool.texts
         thinking = True
         while not text.finished:
-            marks.append(Mark.of(text))
+            marks.append(TextSnapshot.of(text))
             yield from engine.write([text], pool.trace)
             progress("budget-forcing", text.position, text.max_new_tokens)
             if not thinking:
@@ -96,7 +96,9 @@ class BudgetForcing(Search):
         count("ignored", ignored)
         return pool.finish([text])
 
-    def _write_instead(self, pool: Pool, marks: deque[Mark], place: int, tokens: list[int]) -> ForwardCoroutine[None]:
+    def _write_instead(
+        self, pool: Pool, marks: deque[TextSnapshot], place: int, tokens: list[int]
+    ) -> ForwardCoroutine[None]:
         """Write `tokens` in place of all that stands after the first `place` tokens of the text."""
         (text,) = pool.texts
         first = text.prompt_length + place
@@ -121,4 +123,4 @@ def _ended(text: Sequence, end: list[int], since: int) -> int | None:
         if text.tokens[start : start + len(end)] == end:
             return start - text.prompt_length
     # Before the first token the last one is the prompt's.
-    return text.position - 1 if text.position and text.pending in text.eos_ids else None
+    return text.position - 1 if text.position and text.last_token in text.eos_ids else None

@@ -79,10 +79,12 @@ class ControlledBlocks(Search):
                 if not (active := [number for number, each in enumerate(drawn) if not each.finished]):
                     break
                 for number in active:
-                    laws = NodeDistributions(DraftTree.root(drawn[number].pending), rows[number][None], drawn[number])
+                    laws = NodeDistributions(
+                        DraftTree.root(drawn[number].last_token), rows[number][None], drawn[number]
+                    )
                     choose(drawn[number], laws.picks([0])[0], rows[number])
                 # The last token of a block is read as well: its state tells what the block is worth.
-                segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]
+                segments = [Segment.chunk([drawn[number].last_token], drawn[number].cache) for number in active]
                 found = yield from branches.ask(segments, taps=value.requirements.taps)
                 for scored, number in zip(found, active, strict=True):
                     drawn[number].cache.keep([0])

@@ -193,7 +193,7 @@ def _may_end(seq: Sequence) -> bool:
     if found is None:
         return True
     number, constraint = found
-    return not constraint.requirements.ends or constraint.is_complete(seq.sampler_state[number])
+    return not constraint.requirements.ends or constraint.is_complete(seq.processor_states[number])
 
 
 class _Sender:

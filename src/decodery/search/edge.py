@@ -162,11 +162,13 @@ class Edge(Judged):
         """Let all texts think, up to the mark or `most` tokens, and write the mark where it did not come by itself."""
         end, cue = [int(token) for token in self.end], [int(token) for token in self.cue]
         for seq in pool.texts:
-            seq.held = _thought(end, most)
-        yield from pool.write(progress, lambda seq: seq.held is None or seq.position == 0 or not seq.held(seq))
+            seq.segment_end = _thought(end, most)
+        yield from pool.write(
+            progress, lambda seq: seq.segment_end is None or seq.position == 0 or not seq.segment_end(seq)
+        )
         forced, aside = [], Trace()
         for seq in pool.texts:
-            seq.held = None
+            seq.segment_end = None
             if not seq.finished and not _ends_with(seq.generated, end):
                 words = [*end[_begun(seq.generated, end) :], *cue]
                 count("forced", len(words))

@@ -104,7 +104,7 @@ class ExactExtract(Search):
         """Append the answer, read in one more pass, as the loop would have."""
         seq = branches.root
         seq.cache.truncate(len(seq.tokens) - 1)
-        segment = Segment.chunk([seq.pending, *answer[:-1]], seq.cache)
+        segment = Segment.chunk([seq.last_token, *answer[:-1]], seq.cache)
         (scored,) = yield from branches.ask([segment])
         seq.cache.keep(range(len(answer)))
         for token, row in zip(answer, scored.logits, strict=True):

@@ -16,22 +16,22 @@ from .base import choose
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TextSnapshot:
     """Where a text stood: its length, prompt included, and the states that acted on it there."""
 
     length: int
-    sampler_state: Any
+    processor_states: Any
     text: TextStream | None
 
     @classmethod
-    def of(cls, seq: Sequence) -> Mark:
-        return cls(len(seq.tokens), seq.sampler_state, None if seq.text is None else seq.text.fork())
+    def of(cls, seq: Sequence) -> TextSnapshot:
+        return cls(len(seq.tokens), seq.processor_states, None if seq.text is None else seq.text.fork())
 
     def restore(self, seq: Sequence) -> None:
         """Let the text stand there again; its cache and its drafter are for the caller to bring back."""
         seq.tokens = seq.tokens[: self.length]
         seq.token_logprobs = seq.token_logprobs[: seq.position]
-        seq.sampler_state = self.sampler_state
+        seq.processor_states = self.processor_states
         seq.text = None if self.text is None else self.text.fork()
         seq.finish_reason = seq.stopped_by = None
 
@@ -41,7 +41,7 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine
 
     The drafter begins anew after them.
     """
-    chunk = [seq.pending, *tokens[:-1]]
+    chunk = [seq.last_token, *tokens[:-1]]
     scored = yield from score(seq.model, Segment.chunk(chunk, seq.cache))
     seq.writable(scored.logits)
     before = len(seq.tokens)
@@ -53,4 +53,4 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine
     seq.cache.keep(range(written))
     trace.steps.append(Step(rows=len(chunk)))
     if seq.drafter is not None:
-        seq.draft_state, seq.shown = seq.drafter.start(seq), len(seq.tokens) - 1
+        seq.draft_state, seq.observed = seq.drafter.start(seq), len(seq.tokens) - 1

@@ -61,9 +61,9 @@ class Pool:
             if not self.texts:
                 self.engine.recall(seq)
             else:
-                seq.like = self.texts[0]
-                if seq.like.finished:
-                    share_prompt(seq, seq.like)
+                seq.prompt_owner = self.texts[0]
+                if seq.prompt_owner.finished:
+                    share_prompt(seq, seq.prompt_owner)
             self.texts.append(seq)
 
     def write(
@@ -142,9 +142,9 @@ def write_on(
     trace: where the turns are recorded. note: told of the texts that have had a turn.
     """
     while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
-        waiting = [(seq, seq.like) for seq in texts if seq.like is not None and not seq.finished]
+        waiting = [(seq, seq.prompt_owner) for seq in texts if seq.prompt_owner is not None and not seq.finished]
         # Who shares a prompt waits for the one that reads it, even where that one would not go on itself.
-        ready = [seq for seq in active if seq.like is None] or [waiting[0][1]]
+        ready = [seq for seq in active if seq.prompt_owner is None] or [waiting[0][1]]
         yield from engine.write(ready, trace)
         for seq, owner in waiting:
             share_prompt(seq, owner)
@@ -207,7 +207,7 @@ def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> 
     hidden: dict[Tap, torch.Tensor] = {}
     if taps := scorer.requirements.taps:
         # Their last tokens are read on forks, as the loop leaves them unread.
-        segments = [Segment.chunk([seq.pending], seq.cache.fork()) for seq in texts]
+        segments = [Segment.chunk([seq.last_token], seq.cache.fork()) for seq in texts]
         rows = yield from score_all(texts[0].model, segments, taps)
         hidden = {tap: torch.stack([row.hidden[tap][0] for row in rows]) for tap in taps}
     return (yield from judge(scorer, candidates(texts, hidden, begins))).tolist()
@@ -220,6 +220,6 @@ def require_count(name: str, setting: str, value: int) -> None:
 
 
 def _drawn_apart(request: Request, number: int) -> Request:
-    twin = copy(request)
-    twin.seed = nth_seed(request.seed, number)
-    return twin
+    clone = copy(request)
+    clone.seed = nth_seed(request.seed, number)
+    return clone

@@ -48,7 +48,7 @@ class Second:
         """A step after a text, of which the text's own model has read nothing yet."""
         written = self._taken_over(parent.seq)
         if parent.depth + 1 < self.growth.search.rounds:
-            written.held = self.growth.search.ends(written)
+            written.segment_end = self.growth.search.ends(written)
         yield from self.growth.write([written], written.trace)
         return Node(
             self._given_back(parent.seq, written),
@@ -61,7 +61,7 @@ class Second:
     def state(self, tap: Tap) -> ForwardCoroutine[torch.Tensor]:
         """[hidden] of the last token that it has written, which is read on a fork."""
         assert self._text is not None
-        segment = Segment.chunk([self._text.pending], self._text.cache.fork(), logit_rows=[])
+        segment = Segment.chunk([self._text.last_token], self._text.cache.fork(), logit_rows=[])
         return (yield from score(self.model, segment, (tap,), _ROLE)).hidden[tap][0]
 
     def _entered(self, parent: Node, written: Sequence) -> int:
@@ -73,7 +73,7 @@ class Second:
 
     def _taken_over(self, seq: Sequence) -> Sequence:
         """The same text, for this model to go on with: no drafts, no source, and no rule that is made for another."""
-        twin, before = seq.fork(), self._text
+        clone, before = seq.fork(), self._text
         if before is None:
             cache = self.model.new_cache()
             if seq.slots is not None:
@@ -83,25 +83,27 @@ class Second:
             pairs = enumerate(zip(known, seq.tokens, strict=False))
             shared = next((at for at, (one, other) in pairs if one != other), min(len(known), len(seq.tokens)))
             cache.truncate(min(shared, len(seq.tokens) - 1))
-        twin.model, twin.cache, twin.role, twin.acceptance_rule = self.model, cache, _ROLE, Coupled()
-        twin.draft_length = twin.draft_length_state = twin.logits_source = twin.like = twin.prompt_logprobs = None
-        twin.trace = Trace(ledger=seq.trace.ledger)
-        self._text = twin
-        return twin
+        clone.model, clone.cache, clone.role, clone.acceptance_rule = self.model, cache, _ROLE, Coupled()
+        clone.draft_length = clone.draft_length_state = clone.logits_source = clone.prompt_owner = (
+            clone.prompt_logprobs
+        ) = None
+        clone.trace = Trace(ledger=seq.trace.ledger)
+        self._text = clone
+        return clone
 
     def _given_back(self, seq: Sequence, written: Sequence) -> Sequence:
         """What was written, as a text of the target."""
         text = seq.branch(seq.seed)
-        text.like, text.tokens = None, list(written.tokens)
-        text.token_logprobs, text.sampler_state = list(written.token_logprobs), written.sampler_state
+        text.prompt_owner, text.tokens = None, list(written.tokens)
+        text.token_logprobs, text.processor_states = list(written.token_logprobs), written.processor_states
         text.text = None if written.text is None else written.text.fork()
         text.finish_reason, text.stopped_by = written.finish_reason, written.stopped_by
         if text.drafter is not None:
-            text.draft_state, text.shown = text.drafter.start(text), len(text.tokens) - 1
+            text.draft_state, text.observed = text.drafter.start(text), len(text.tokens) - 1
         return text
 
 
 def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
     """The model that steps beside `target`; see `Second`."""
-    (found,) = DraftModel(model, dtype).readers(target)
+    (found,) = DraftModel(model, dtype).auxiliary_models(target)
     return cast(LanguageModel, fitted(found, target))

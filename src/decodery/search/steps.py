@@ -285,7 +285,7 @@ class Growth:
     def close(self, texts: list[Sequence]) -> list[Sequence]:
         """These texts, best first, as the results; what else was written counts as discarded."""
         for seq in texts:
-            seq.trace, seq.held = self.trace, None
+            seq.trace, seq.segment_end = self.trace, None
         count("discarded", self.trace.ledger.tokens - len(texts[0].generated))
         credit(self.trace, texts[0])
         return texts
@@ -294,13 +294,13 @@ class Growth:
         """A child of which nothing is written."""
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
-            seq.held = self.search.ends(seq)
+            seq.segment_end = self.search.ends(seq)
         if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
-            if parent.seq.like is None:
-                parent.seq.like = seq
+            if parent.seq.prompt_owner is None:
+                parent.seq.prompt_owner = seq
             else:
-                seq.like = parent.seq.like
+                seq.prompt_owner = parent.seq.prompt_owner
         parent.children += 1
         self.trace.grown.append(Grown(parent.number, []))
         return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
@@ -324,7 +324,7 @@ class Growth:
         """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
 
         def goes_on(seq: Sequence) -> bool:
-            return seq.held is None or seq.position == begun[id(seq)] or not seq.held(seq)
+            return seq.segment_end is None or seq.position == begun[id(seq)] or not seq.segment_end(seq)
 
         def note(active: Ordered[Sequence]) -> None:
             self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.max_new_tokens)
@@ -332,8 +332,8 @@ class Growth:
         begun = {id(seq): seq.position for seq in texts}
         yield from write_on(self.engine, texts, trace or self.trace, goes_on, note)
         prompt = self.root.seq
-        if prompt.like is not None:
-            share_prompt(prompt, prompt.like)
+        if prompt.prompt_owner is not None:
+            share_prompt(prompt, prompt.prompt_owner)
 
 
 class StepEnd:

@@ -22,7 +22,7 @@ from decodery.step.scorer import Scorer, judge, log_scores
 from decodery.step.sequence import Sequence
 
 from .base import Branches, candidates, choose, written
-from .marks import Mark
+from .marks import TextSnapshot
 from .particles import Block, Particle
 
 
@@ -32,7 +32,7 @@ class Branch(Particle):
 
     seq: Sequence = field(kw_only=True)
     logits: torch.Tensor | None = None
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[TextSnapshot] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -83,14 +83,14 @@ class Walk:
         )
 
     def cut(self, particle: Branch, block: int) -> Branch:
-        twin, mark = self.fork(particle), particle.marks[block]
-        seq = twin.seq
+        clone, mark = self.fork(particle), particle.marks[block]
+        seq = clone.seq
         mark.restore(seq)
-        twin.logits = self._first if seq.position == 0 else None
+        clone.logits = self._first if seq.position == 0 else None
         # What the last token leads to is known of the prompt alone; elsewhere that token is read again.
-        seq.cache.truncate(mark.length - (twin.logits is None))
-        twin.blocks, twin.marks = twin.blocks[:block], twin.marks[:block]
-        return twin
+        seq.cache.truncate(mark.length - (clone.logits is None))
+        clone.blocks, clone.marks = clone.blocks[:block], clone.marks[:block]
+        return clone
 
     def extend(
         self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0
@@ -117,9 +117,9 @@ class Walk:
 
     def _parted(self, seq: Sequence) -> Sequence:
         """A fork with a seed of its own: hashed, so that requests of neighbouring seeds have none in common."""
-        twin = seq.fork()
-        twin.seed = mix(self.seed, PARTICLE, next(self._streams))
-        return twin
+        clone = seq.fork()
+        clone.seed = mix(self.seed, PARTICLE, next(self._streams))
+        return clone
 
     def _read(self, particles: Ordered[Branch]) -> ForwardCoroutine[None]:
         unread = [each for each in particles if each.logits is None]
@@ -143,7 +143,7 @@ class Walk:
         for number, each in enumerate(active):
             if each.seq.position % self.block == 0:
                 each.blocks.append(Block())
-                each.marks.append(Mark.of(each.seq))
+                each.marks.append(TextSnapshot.of(each.seq))
             trial, block = self._draw(each.seq, drawn_from[number], contexts[number]), each.blocks[-1]
             block.mass += trial.log_weight
             self._count(checks=trial.checks, rejections=trial.rejections)

@@ -12,7 +12,7 @@ from decodery.core.trace import Step, Trace
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.request import Request
 from decodery.engine.task import CoroutineTask
-from decodery.step.sequence import Sequence, TokenLogprob, Watched
+from decodery.step.sequence import MonitorReport, Sequence, TokenLogprob
 
 if TYPE_CHECKING:
     from decodery.search.base import Search
@@ -76,7 +76,7 @@ class FinishedText:
     cached: int
     prompt_logprobs: list[TokenLogprob]
     score: float | None = None
-    monitors: list[Watched] = field(default_factory=list)
+    monitors: list[MonitorReport] = field(default_factory=list)
     context_full: bool = False
 
 
@@ -154,9 +154,9 @@ def _one(job: Job, seq: Sequence) -> FinishedText:
         seed=seq.seed,
         trace=seq.trace,
         cached=seq.cached,
-        prompt_logprobs=seq.told,
+        prompt_logprobs=seq.prompt_token_logprobs,
         score=seq.score,
-        monitors=[] if seq.watch is None else seq.watch.told,
+        monitors=[] if seq.monitors is None else seq.monitors.reports,
         context_full=seq.context_full,
     )
 

@@ -77,7 +77,7 @@ class NodeDistributions:
         return self._parts[part][node - self._starts[part]]
 
     def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
-        """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
+        """Score continuations of the last token as well, as paths below the root; nodes that are there stay so.
 
         Their rows stand after the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
@@ -98,7 +98,7 @@ class NodeDistributions:
             self.tree.tokens[fresh],
             mask=mask,
             cache=seq.cache,
-            stays=self.first + known,
+            retained=self.first + known,
             interventions=seq.interventions,
         )
         taps = tuple(self.hidden)

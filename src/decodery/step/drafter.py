@@ -96,7 +96,7 @@ class Drafter(Contract):
         """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
         return Provides(drafts=("deterministic",))
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         """The same drafter with what comes along for texts of `model`, where that is left to it.
 
         source: what takes the model's place, None where nothing does.
@@ -110,7 +110,7 @@ class Drafter(Contract):
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
         return None
 
-    def rests(self, seq: Sequence, budget: Budget) -> bool:
+    def skips_step(self, seq: Sequence, budget: Budget) -> bool:
         """Whether it lets this step pass: it is not asked for a tree, nor shown the step unless the text ends by it.
 
         Asked once before every step whose drafts no budget policy bounds.
@@ -119,7 +119,7 @@ class Drafter(Contract):
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:
-        """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
+        """A tree rooted at the last token, within the budget; the root alone where nothing can be guessed."""
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
         """What it does while the target scores `tree`, None for nothing: it may ask for passes of other models."""
@@ -135,7 +135,7 @@ class Drafter(Contract):
         """How many nodes it would draft in a step at most, by its settings; None where they set no bound."""
         return None
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         """The models that read a text beside `target`, each with a cache of its own."""
         return ()
 
@@ -147,7 +147,7 @@ class Drafter(Contract):
 def _suited(value: Any, model: Reader, logits_source: LogitsSource | None) -> Any:
     """A setting of a drafter, with other drafters in it suited to a model."""
     if isinstance(value, Drafter):
-        return value.suited(model, logits_source)
+        return value.bind(model, logits_source)
     if isinstance(value, tuple) and any(isinstance(each, Drafter) for each in value):
         found = tuple(_suited(each, model, logits_source) for each in value)
         return value if all(new is old for new, old in zip(found, value, strict=True)) else found
@@ -208,7 +208,7 @@ class TreeDrafter(Drafter):
     ) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
-        tree: rooted at the pending token; one that was asked about before may only have grown.
+        tree: rooted at the last token; one that was asked about before may only have grown.
         """
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
@@ -221,7 +221,7 @@ class TreeDrafter(Drafter):
         return ()
 
     def reach(self, seq: Sequence) -> int:
-        """How deep a tree below the pending token this drafter can grow."""
+        """How deep a tree below the last token this drafter can grow."""
         return seq.remaining
 
     def writable(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
@@ -262,7 +262,7 @@ class TreeDrafter(Drafter):
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         depth = min(budget.depth, self.reach(seq))
         if min(budget.nodes, depth) < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         if isinstance(self.tree_policy, TreePolicy):
             return (yield from self.tree_policy.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
@@ -273,20 +273,20 @@ class TreeDrafter(Drafter):
     def _likeliest_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
         """What `_chain` comes to where nothing of a distribution counts but its most likely token."""
         drafted: list[int] = []
-        tree = DraftTree.root(seq.pending)
+        tree = DraftTree.root(seq.last_token)
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.eos_ids):
             ids, logprobs = yield from self.likeliest(seq, tree, [len(drafted)], 1)
             if not logprobs[0, 0] > -np.inf:
                 break
             drafted.append(int(ids[0, 0]))
-            tree = DraftTree.chain(seq.pending, drafted, origin="sampled")
+            tree = DraftTree.chain(seq.last_token, drafted, origin="sampled")
         return tree
 
     def _chain(self, seq: Sequence, budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        tree, logits = DraftTree.root(seq.pending), torch.empty(0, dtype=torch.float32, device="cpu")
+        tree, logits = DraftTree.root(seq.last_token), torch.empty(0, dtype=torch.float32, device="cpu")
 
         def law() -> ForwardCoroutine[torch.Tensor]:
             nonlocal logits
@@ -306,7 +306,7 @@ class TreeDrafter(Drafter):
             if seq.acceptance_rule.requirements.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
-            tree = DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            tree = DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
             if drafted[-1] in seq.eos_ids:
                 break
             context = sampler.extend(context, drafted[-1], logits[0])
@@ -361,8 +361,8 @@ class Composite(Drafter):
         sizes = [part.largest() for part in self.parts]
         return None if None in sizes else max(filter(None, sizes), default=0)
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
-        return tuple(model for part in self.parts for model in part.readers(target))
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
+        return tuple(model for part in self.parts for model in part.auxiliary_models(target))
 
     def held_rows(self, nodes: int) -> int:
         # Expanding a node takes its logits, copies of them in order and warped, and log-probabilities.

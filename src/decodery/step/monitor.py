@@ -101,7 +101,7 @@ class Monitor(Contract):
         return Requirements()
 
     @property
-    def rolls(self) -> int:
+    def rollback_tokens(self) -> int:
         """The most tokens that it may take back at a time, which streams hold back."""
         return WHOLE if self.action == "regenerate" else 0
 

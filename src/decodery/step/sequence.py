@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from decodery.engine.calls import Calls
-    from decodery.engine.monitoring import Watch
+    from decodery.engine.monitoring import TextMonitors
     from decodery.models.cache.cache import KVCache
     from decodery.models.hooks import Intervention
     from decodery.models.protocol import Reader
@@ -47,7 +47,7 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
-class Watched:
+class MonitorReport:
     """What a monitor found of a text. limit: scores above it are flagged.
 
     scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
@@ -87,7 +87,7 @@ class KeptText:
 
 @dataclass
 class Sequence:
-    """A request in progress. The cache holds all tokens but the last, the pending one.
+    """A request in progress. The cache holds all tokens but the last, the last one.
 
     draft_state, draft_length_state and sampler_state belong to the drafter, the draft length policy and the sampler;
     the engine only hands them back. draft_length: None where the drafter alone decides how much it drafts.
@@ -131,7 +131,7 @@ class Sequence:
     draft_length_state: Any = None
     slots: int | None = None
     chunk: int | None = None
-    sampler_state: Any = None
+    processor_states: Any = None
     memory: Memory = field(default_factory=Memory)
     trace: Trace = field(default_factory=Trace)
     token_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -140,24 +140,24 @@ class Sequence:
     error: Exception | None = None
     score: float | None = None
     paused: bool = False
-    shown: int = 0
+    observed: int = 0
     logits_source: LogitsSource | None = None
     cache_policy: CachePolicy | None = None
-    like: Sequence | None = None
+    prompt_owner: Sequence | None = None
     branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False, compare=False)
     prompt_logprobs: int | None = None
-    told: list[TokenLogprob] = field(default_factory=list)
-    salt: str = ""
+    prompt_token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    cache_namespace: str = ""
     return_draft_trees: bool = False
     cached: int = 0
     prompt_kept: bool = False
-    held: Callable[[Sequence], bool] | None = None
+    segment_end: Callable[[Sequence], bool] | None = None
     role: str = ""
     conversation: Conversation | None = None
     calls: Calls | None = field(default=None, repr=False, compare=False)
     written_by: Any = field(default=None, repr=False, compare=False)
     complete: bool = True
-    watch: Watch | None = None
+    monitors: TextMonitors | None = None
     prompt_embeds: Embeddings | None = None
     user_spans: tuple[tuple[int, int], ...] | None = None
     padding: Padding | None = None
@@ -180,14 +180,14 @@ class Sequence:
     @property
     def interventions(self) -> tuple[Intervention, ...]:
         """What monitors change of its rows."""
-        return () if self.watch is None else self.watch.interventions
+        return () if self.monitors is None else self.monitors.interventions
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""
-        return self.sampler.context(self.tokens, self.prompt_length, self.sampler_state, self.seed)
+        return self.sampler.context(self.tokens, self.prompt_length, self.processor_states, self.seed)
 
     @property
-    def pending(self) -> int:
+    def last_token(self) -> int:
         """The last token: known, not yet in the cache."""
         return self.tokens[-1]
 
@@ -203,7 +203,7 @@ class Sequence:
     @property
     def settled(self) -> int:
         """How many output tokens no monitor takes back any more."""
-        lag = 0 if self.finished or self.watch is None else self.watch.rolls
+        lag = 0 if self.finished or self.monitors is None else self.monitors.rollback_tokens
         return max(self.position - lag, 0)
 
     @property
@@ -225,35 +225,35 @@ class Sequence:
 
         The trace stays common to both: it counts what all branches cost together. Drafters do not follow.
         """
-        twin = replace(
+        clone = replace(
             self,
             tokens=list(self.tokens),
             cache=self.cache.fork(),
             text=None if self.text is None else self.text.fork(),
             token_logprobs=list(self.token_logprobs),
-            told=list(self.told),
+            prompt_token_logprobs=list(self.prompt_token_logprobs),
             drafter=None,
             draft_state=None,
-            held=None,
-            watch=None if self.watch is None else self.watch.fork(),
+            segment_end=None,
+            monitors=None if self.monitors is None else self.monitors.fork(),
         )
-        if twin.branches is not None:
-            twin.branches[id(twin)] = twin
-        return twin
+        if clone.branches is not None:
+            clone.branches[id(clone)] = clone
+        return clone
 
     def branch(self, seed: int) -> Sequence:
         """A fork that the loop writes on, with another seed: its drafter and its budget follow, and their memory.
 
         What it spends is that of the same request; its steps stand in a trace of its own.
         """
-        twin, shared = self.fork(), self.memory.shared()
-        twin.drafter = self.drafter
-        twin.draft_state = deepcopy(self.draft_state, dict(shared))
-        twin.draft_length_state = deepcopy(self.draft_length_state, dict(shared))
-        twin.trace, twin.seed = Trace(ledger=self.trace.ledger), seed
-        return twin
+        clone, shared = self.fork(), self.memory.shared()
+        clone.drafter = self.drafter
+        clone.draft_state = deepcopy(self.draft_state, dict(shared))
+        clone.draft_length_state = deepcopy(self.draft_length_state, dict(shared))
+        clone.trace, clone.seed = Trace(ledger=self.trace.ledger), seed
+        return clone
 
-    def twin(self) -> Sequence:
+    def clone(self) -> Sequence:
         """A text of its own that goes on from here as this one would: with its drafter, its budget, and their memory.
 
         What is remembered beyond one text stays common to both.

@@ -108,8 +108,8 @@ class ActivationCollector:
                 texts.append(engine.submit(request))
             engine.run(texts)
             for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
-                assert text.watch is not None and text.text is not None
-                pools, rows = text.watch.state(0)
+                assert text.monitors is not None and text.text is not None
+                pools, rows = text.monitors.state(0)
                 right = question.held_by if self.chat else question.right
                 yield Answered(
                     question,

@@ -164,7 +164,7 @@ class _Recorder(Drafter):
         return []
 
     def propose(self, seq: Decoded, budget: Budget) -> DraftTree:
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 
     def observe(self, seq: Decoded, seen: VerificationFeedback) -> None:
         if self.top:

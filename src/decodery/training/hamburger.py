@@ -166,9 +166,9 @@ def said(base: Transformer, parts: MicroSteps, lesson: Lesson) -> torch.Tensor:
         Segment(positions, states=torch.cat([embedded[prompt], merged[own]])) for prompt, own, positions in lesson.parts
     ]
     batch, sites = Batch(segments), [HookPoint("residual", tap) for tap in parts.taps]
-    visits = Hooks.reading(sites)
-    base.layers(base.embed(batch), batch, visits)
-    *inner, last = (visits.states[each][lesson.heads].to(parts.dtype) for each in sites)
+    hooks = Hooks.reading(sites)
+    base.layers(base.embed(batch), batch, hooks)
+    *inner, last = (hooks.states[each][lesson.heads].to(parts.dtype) for each in sites)
     last = base.final_norm(last)
     longer = lesson.lengths > 1
     whole = rows.new_zeros(rows.shape)

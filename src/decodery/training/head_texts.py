@@ -56,8 +56,8 @@ def written(
         )
         seq = engine.submit(request)
         engine.run([seq])
-        assert seq.watch is not None
-        seen = [torch.stack([hidden[tap] for tap in taps]) for _, hidden in seq.watch.state(0)[1]]
+        assert seq.monitors is not None
+        seen = [torch.stack([hidden[tap] for tap in taps]) for _, hidden in seq.monitors.state(0)[1]]
         rows = torch.stack(seen).view(len(seen), -1, config.head_dim).half()
         prompt = lm.tokenizer.encode(each.prompt, special=False)
         found.append(Read(each, rows, doubts(lm, [(prompt[:1], prompt[1:] or prompt)])[0]))

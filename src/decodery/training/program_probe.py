@@ -92,11 +92,11 @@ def write_programs(
 
 
 def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> Program | None:
-    assert seq.text is not None and seq.watch is not None
+    assert seq.text is not None and seq.monitors is not None
     text = seq.text.text
     if seq.finish_reason != "stop" or not text or set(text) - set(ACTIONS):
         return None
-    _, seen = seq.watch.state(0)
+    _, seen = seq.monitors.state(0)
     rows = {site: torch.stack([hidden[site] for _, hidden in seen]) for site in sites}
     doubt = -float(torch.stack([numbers[-5] for numbers, _ in seen]).mean())
     return Program(prompt, text, robot.verify(prompt, text), doubt, rows)

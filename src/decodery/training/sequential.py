@@ -160,9 +160,9 @@ def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress 
         request = lm.request_for(talk.messages(), max_new_tokens=1, drafter=None, monitor=watching, ignore_eos=True)
         seq = engine.submit(request)
         engine.run([seq])
-        assert seq.watch is not None
-        turns: Turns = seq.watch.state(0)
-        _, ((numbers, _),) = seq.watch.state(1)
+        assert seq.monitors is not None
+        turns: Turns = seq.monitors.state(0)
+        _, ((numbers, _),) = seq.monitors.state(1)
         found.append(Heard(talk, turns.found, -float(numbers[-5])))
         progress("reading conversations", number + 1, len(talks))
     return found

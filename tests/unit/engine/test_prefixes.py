@@ -66,9 +66,9 @@ def test_what_was_read_in_common_is_held_once() -> None:
 
 def test_other_salts_find_nothing() -> None:
     engine = Engine(MODEL, prefixes=PrefixCache(1 << 30))
-    run(engine, LONG, salt="a")
-    assert run(engine, LONG, salt="b").cached == 0
-    assert run(engine, LONG, salt="a").cached == 99
+    run(engine, LONG, cache_namespace="a")
+    assert run(engine, LONG, cache_namespace="b").cached == 0
+    assert run(engine, LONG, cache_namespace="a").cached == 99
 
 
 def test_what_one_model_has_read_is_no_other_models() -> None:
@@ -85,7 +85,7 @@ def test_texts_that_need_every_row_of_the_prompt_read_it() -> None:
     engine = Engine(MODEL, prefixes=PrefixCache(1 << 30))
     run(engine, LONG)
     seq = run(engine, LONG, prompt_logprobs=2)
-    assert seq.cached == 0 and len(seq.told) == len(LONG) - 1
+    assert seq.cached == 0 and len(seq.prompt_token_logprobs) == len(LONG) - 1
 
 
 def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
@@ -103,7 +103,7 @@ def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
     assert [run(engine, prompts[number], max_new_tokens=4).cached for number in (0, 1)] == [79, 0]
     while prefixes.evict():
         pass
-    assert prefixes.bytes == 0 and not prefixes.slabs
+    assert prefixes.bytes == 0 and not prefixes.memories
 
 
 def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
@@ -112,7 +112,7 @@ def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
     engine = Engine(MODEL, prefixes=prefixes, limits=Limits(cache_bytes=2 * one))
     for number in range(1, 9):
         run(engine, [number, *LONG])
-        assert engine.held <= 2 * one
+        assert engine.held_bytes <= 2 * one
     texts = [engine.submit(Request([number, *LONG], max_new_tokens=20)) for number in (20, 21)]
     engine.step()
     assert engine.running == 2
@@ -124,11 +124,11 @@ def holders(prefixes: PrefixCache, texts: list[Sequence]) -> None:
     caches = [each.cache for each in prefixes._entries] + [text.cache for text in texts]
     counted: dict[int, Any] = {}
     for cache in caches:
-        for stretch in cache.blocks.runs:
-            held = counted.setdefault(id(stretch.slab), (stretch.slab, torch.zeros(len(stretch.slab.holders))))[1]
+        for stretch in cache.pages.runs:
+            held = counted.setdefault(id(stretch.memory), (stretch.memory, torch.zeros(len(stretch.memory.holders))))[1]
             held[stretch.first : stretch.last] += 1
-    for slab, held in counted.values():
-        assert held.tolist() == slab.holders.tolist()
+    for memory, held in counted.values():
+        assert held.tolist() == memory.holders.tolist()
 
 
 @pytest.mark.parametrize("seed", range(6 if FULL else 3))
@@ -181,12 +181,12 @@ def test_logprobs_of_the_prompt_are_those_of_reading_it_at_once_whatever_interru
         for _ in range(4):
             engine.step()
             engine.preempt(seq)
-        twin = engine.submit(Request(LONG, prompt_logprobs=2, max_new_tokens=5), like=seq)
-        engine.run([seq, twin])
-        for text in (seq, twin):
-            assert [each.token for each in text.told] == LONG[1:]
-            assert max(abs(a.logprob - b) for a, b in zip(text.told, expected, strict=True)) < 1e-5
-            assert all(each.top[0][1] >= each.logprob and len(each.top) == 2 for each in text.told)
+        clone = engine.submit(Request(LONG, prompt_logprobs=2, max_new_tokens=5), like=seq)
+        engine.run([seq, clone])
+        for text in (seq, clone):
+            assert [each.token for each in text.prompt_token_logprobs] == LONG[1:]
+            assert max(abs(a.logprob - b) for a, b in zip(text.prompt_token_logprobs, expected, strict=True)) < 1e-5
+            assert all(each.top[0][1] >= each.logprob and len(each.top) == 2 for each in text.prompt_token_logprobs)
 
 
 def test_the_trace_keeps_drafts_that_are_asked_for() -> None:

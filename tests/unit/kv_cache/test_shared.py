@@ -86,10 +86,10 @@ def test_a_chat_goes_on_from_the_prompt_it_has_read() -> None:
 def test_copies_share_a_prompt_under_such_a_policy() -> None:
     engine = Engine(EXACT)
     first = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST))
-    twin = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST, seed=5), like=first)
-    engine.run([first, twin])
-    assert first.tokens == twin.tokens == alone(QUEST, new=12)
-    assert first.trace.rows + twin.trace.rows < 2 * len(PROMPT)
+    clone = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST, seed=5), like=first)
+    engine.run([first, clone])
+    assert first.tokens == clone.tokens == alone(QUEST, new=12)
+    assert first.trace.rows + clone.trace.rows < 2 * len(PROMPT)
 
 
 @pytest.mark.parametrize("kv", [QUEST, "streaming-llm:budget=12,sinks=2", "h2o:budget=0.4"], ids=str)

@@ -102,10 +102,10 @@ def test_logits_are_those_of_transformers(case: str, folders: dict[str, tuple[Pa
         assert (logits - expected(theirs, np.concatenate([ids, nodes[mask[node]]]))[-1]).abs().max() < 2e-4
     # A fork goes on from the same memory, and cutting the text leaves it in place.
     cache.keep([])
-    twin = cache.fork()
-    twin.truncate(5)
-    assert twin.memory is cache.memory is not None and twin.bytes > cache.memory.bytes > cache.memory.data.nbytes
-    again = run_sync(score(reading, Segment.chunk(ids[5:9], twin))).logits
+    clone = cache.fork()
+    clone.truncate(5)
+    assert clone.memory is cache.memory is not None and clone.bytes > cache.memory.bytes > cache.memory.data.nbytes
+    again = run_sync(score(reading, Segment.chunk(ids[5:9], clone))).logits
     assert (again - wanted[5:9]).abs().max() < 2e-4
 
 

@@ -44,7 +44,7 @@ SAMPLED = Sampler.from_settings(temperature=1.0)
 
 
 def told(text: Any, number: int = 0) -> list[float | None]:
-    return list(text.watch.told[number].scores)
+    return list(text.monitors.reports[number].scores)
 
 
 def states(tokens: list[int], *taps: str) -> dict[Any, torch.Tensor]:

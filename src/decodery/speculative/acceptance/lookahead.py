@@ -15,7 +15,7 @@ Run = tuple[int, ...]
 
 
 class View:
-    """What is scored below the pending token, and what has been seen there before: notes outlive the passes.
+    """What is scored below the last token, and what has been seen there before: notes outlive the passes.
 
     room: how many tokens the text may still grow by in the model's context.
     """

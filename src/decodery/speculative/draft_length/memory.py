@@ -58,7 +58,7 @@ def held(seq: Sequence, nodes: int) -> int:
     total = seq.cache.slot_bytes * (seq.cache.prefix + slots + nodes)
     rows = _logit_bytes(seq) * (nodes + 1)
     if seq.drafter is not None and nodes:
-        total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots
+        total += sum(model.new_cache().slot_bytes for model in seq.drafter.auxiliary_models(seq.model)) * slots
         rows += _ROW * seq.drafter.held_rows(nodes)
         if seq.acceptance_rule.requirements.laws and seq.drafter.provides.drafts != ("deterministic",):
             rows += torch.float64.itemsize * nodes

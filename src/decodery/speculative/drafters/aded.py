@@ -89,7 +89,7 @@ class ADED(Drafter):
         table: Trigrams = seq.draft_state
         table.reinforce(seq.tokens[-self.window :], self.increment, self.cap)
         if len(seq.tokens) < 2:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         pair = (seq.tokens[-2], seq.tokens[-1])
         successors = cache(table.successors)  # the search comes by the same pairs again and again
         tree = enumerate_all(pair, successors, self.depth, self.paths)
@@ -104,7 +104,7 @@ class ADED(Drafter):
                 random=Random(mix(seq.seed, len(seq.tokens))),
             )
         paths = [path[: budget.depth] for path in self._paths(tree, pair, successors)]
-        return DraftTree.from_paths(seq.pending, paths, nodes=min(self.nodes, budget.nodes))
+        return DraftTree.from_paths(seq.last_token, paths, nodes=min(self.nodes, budget.nodes))
 
     def _paths(self, tree: SearchTree, pair: tuple[int, int], successors: Successors) -> list[tuple[int, ...]]:
         """The best paths, most visited first, without their continuations' weakest: at most `nodes` tokens in all."""

@@ -75,9 +75,9 @@ class Aggressive(Drafter):
         state: _State = seq.draft_state
         self._align(state, seq)
         if state.pointer is None:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         length = min(self.max_draft, budget.nodes, budget.depth)
-        return DraftTree.chain(seq.pending, state.source[state.pointer : state.pointer + length])
+        return DraftTree.chain(seq.last_token, state.source[state.pointer : state.pointer + length])
 
     def _align(self, state: _State, seq: Sequence) -> None:
         """Move the pointer over what was emitted since; where it disagrees, look the answer's end up."""

@@ -99,7 +99,7 @@ class Auto(Drafter):
             return Requirements(costs=True)
         return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head != SHIPPED:
             return self
         # What a source shows in the model's place need not be what the head has learned to read.
@@ -139,7 +139,7 @@ class Auto(Drafter):
             raise UnsupportedModel("auto's second model reads no rows that branch, as its trees do: use draft-model")
         return ModelAdvice.of(seq, model, self.most)
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.model is None else (named(self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
@@ -166,7 +166,7 @@ class Auto(Drafter):
             )
         return warm
 
-    def rests(self, seq: Sequence, budget: Budget) -> bool:
+    def skips_step(self, seq: Sequence, budget: Budget) -> bool:
         state: _State = seq.draft_state
         # An adviser reads all of the text.
         state.rested, state.rests = state.rests, state.advice is None and state.lets_pass(seq, budget)
@@ -184,7 +184,7 @@ class Auto(Drafter):
         # With as many texts as now it will not pay in the next steps either. A text by itself can always go on alone.
         state.resting, state.texts = _REST if state.silent and budget.sequences > 1 else 0, budget.sequences
         if state.silent:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         state.memory.find(seq.tokens, min(limit, budget.depth))
         if state.advice is None and (native := state.native(seq, self.most)) is not None:
             tree = native.grown(seq, costs, budget.sequences, budget.depth)

@@ -69,7 +69,7 @@ class Union(_Combined):
         return None if None in sizes else sum(filter(None, sizes))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree = DraftTree.root(seq.pending)
+        tree = DraftTree.root(seq.last_token)
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
                 tree = tree.merge((yield from as_coroutine(drafter.propose(seq, budget))))
@@ -88,7 +88,7 @@ class Cascade(_Combined):
     """
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree = DraftTree.root(seq.pending)
+        tree = DraftTree.root(seq.last_token)
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
                 tree = yield from as_coroutine(drafter.propose(seq, budget))

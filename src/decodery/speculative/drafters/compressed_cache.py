@@ -45,7 +45,7 @@ class CompressedCache(Following):
         # Its first pass reads the first token after the prompt, too.
         return Follower.begin(self._kv.over(seq.model, len(seq.tokens) + 1), seq.model, slots=seq.slots)
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (target,)
 
     @property

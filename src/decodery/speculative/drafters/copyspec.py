@@ -48,10 +48,10 @@ class CopySpec(Drafter):
         index.extend(seq.tokens)
         start = index.find(seq.tokens)
         if start is None:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         source = start + self.gamma
         length = min(self.length, budget.nodes, budget.depth)
-        return DraftTree.chain(seq.pending, seq.tokens[source : source + length])
+        return DraftTree.chain(seq.last_token, seq.tokens[source : source + length])
 
     def match_length(self, seq: Sequence) -> int:
         """`gamma` where the last tokens stood before, else 0."""

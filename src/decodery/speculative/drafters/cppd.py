@@ -56,7 +56,7 @@ class CPPD(TreeDrafter):
     def requirements(self) -> Requirements:
         return Requirements.merged((super().requirements, Requirements(source=True)))
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.slots is None:
             raise SettingsError(
                 "no slots come along: make some with `decodery train cppd SOURCES -m MODEL --out DIR` and name "
@@ -95,7 +95,7 @@ class CPPD(TreeDrafter):
 
 
 def _place(seq: Sequence) -> int:
-    """The slot of the token after the pending one: the text begins after the model's start token."""
+    """The slot of the token after the last one: the text begins after the model's start token."""
     return len(seq.tokens) - 1
 
 

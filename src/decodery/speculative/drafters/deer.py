@@ -50,9 +50,9 @@ class BlockReading:
         self.forget()
 
     def __deepcopy__(self, memo: dict[int, object]) -> BlockReading:
-        twin = BlockReading(self.model, self.mask, self.length, self.slots, spare=list(self.spare), at=self.at)
-        twin.cache, twin.tokens = self.cache.fork(), list(self.tokens)
-        return twin
+        clone = BlockReading(self.model, self.mask, self.length, self.slots, spare=list(self.spare), at=self.at)
+        clone.cache, clone.tokens = self.cache.fork(), list(self.tokens)
+        return clone
 
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
@@ -134,7 +134,7 @@ class Deer(Drafter):
     def largest(self) -> int | None:
         return self.length
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (self._own(),)
 
     def held_rows(self, nodes: int) -> int:
@@ -157,12 +157,12 @@ class Deer(Drafter):
         room = reading.model.config.max_positions - len(seq.tokens)
         most = min(reading.length, budget.nodes, budget.depth, room)
         if most < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         if self.reuse and reading.spare and reading.at == len(seq.tokens):
             del reading.spare[most:]
             laws = {place: law for place, (_, law) in enumerate(reading.spare) if law is not None}
             drafted = [token for token, _ in reading.spare]
-            return DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            return DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
         logits = yield from reading.block(seq.tokens, most)
         writing = Writing(seq)
         for row in logits:

@@ -90,7 +90,7 @@ class DiscreteKeyValue(Drafter):
                     drafted.append(int(values.logits(place, codes).argmax()))
                     if drafted[-1] in seq.eos_ids:
                         break
-        return DraftTree.chain(seq.pending, drafted) if drafted else DraftTree.root(seq.pending)
+        return DraftTree.chain(seq.last_token, drafted) if drafted else DraftTree.root(seq.last_token)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         reading: _Reading = seq.draft_state

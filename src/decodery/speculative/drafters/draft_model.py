@@ -88,7 +88,7 @@ class DraftModel(Following):
             return reading.after(seq, tree, nodes, WHOLE)
         return super().logits(seq, tree, nodes)
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.recycled else (self._model(target),)
 
     def _model(self, target: Reader) -> Reader:

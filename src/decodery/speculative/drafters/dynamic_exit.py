@@ -127,7 +127,7 @@ class DEL(OwnLayers):
     def start(self, seq: Sequence) -> _State:
         return _State.begin(len(self.layers))
 
-    def route(self, seq: Sequence) -> LayerPlan:
+    def layer_plan(self, seq: Sequence) -> LayerPlan:
         state: _State = seq.draft_state
         return LayerPlan(tuple(range(self.layers[state.exit])))
 

@@ -58,7 +58,7 @@ class Forced(Composite):
         if found is None:
             return (yield from self._draft(seq, budget))
         number, constraint = found
-        forced = constraint.forced(seq.sampler_state[number], min(budget.nodes, budget.depth))
+        forced = constraint.forced(seq.processor_states[number], min(budget.nodes, budget.depth))
         seq.draft_state[_COUNT] = len(forced)
         left = replace(budget, nodes=budget.nodes - len(forced), depth=budget.depth - len(forced))
         if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
@@ -66,7 +66,7 @@ class Forced(Composite):
         with _ahead(seq, forced):
             tree = yield from self._draft(seq, left)
             if tree.origin == "deterministic":
-                tree = _permitted(tree, constraint, seq.sampler_state[number])
+                tree = _permitted(tree, constraint, seq.processor_states[number])
         return self._behind(seq, forced, tree) if forced else tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
@@ -81,7 +81,7 @@ class Forced(Composite):
     def _behind(self, seq: Sequence, forced: list[int], tree: DraftTree) -> DraftTree:
         """`tree`, whose root is the last forced token, after the chain of them."""
         count = len(forced)
-        tokens = np.concatenate(([seq.pending], forced, tree.tokens[1:]))
+        tokens = np.concatenate(([seq.last_token], forced, tree.tokens[1:]))
         parents = np.concatenate((np.arange(-1, count), tree.parents[1:] + count))
         logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
         laws = {node + count: law for node, law in tree.distributions.items()}
@@ -123,14 +123,14 @@ def _behind_forced(seen: VerificationFeedback, count: int) -> VerificationFeedba
 @contextmanager
 def _ahead(seq: Sequence, tokens: list[int]) -> Iterator[None]:
     """The sequence as it will be once the forced tokens are text, which nothing can prevent."""
-    before = seq.sampler_state
+    before = seq.processor_states
     context = seq.sampler.ahead(seq.context(), tokens)
     seq.tokens.extend(tokens)
-    seq.sampler_state = context.state
+    seq.processor_states = context.state
     try:
         yield
     finally:
-        seq.sampler_state = before
+        seq.processor_states = before
         del seq.tokens[len(seq.tokens) - len(tokens) :]
 
 

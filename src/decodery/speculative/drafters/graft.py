@@ -76,7 +76,7 @@ class Graft(Composite):
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         stage: list[int] = []
 
         def stop(level: int, chance: float) -> bool:
@@ -113,12 +113,12 @@ class Graft(Composite):
 
     def _retrieved(self, seq: Sequence, nodes: int, depth: int) -> DraftTree:
         if nodes < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         store: Adjacency = seq.draft_state[1]
         template = unbalanced(nodes, _RETRIEVED_DEPTH, self.successors)
         limits = Budget(nodes, depth)
         tree, _ = template.fill(
-            seq.pending,
+            seq.last_token,
             lambda places, tokens: store.successors(tokens[places]),
             RankRates(store.width).rates,
             limits,

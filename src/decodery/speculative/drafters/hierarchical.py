@@ -67,7 +67,7 @@ class Hierarchical(Composite):
         return None if inner is None else self.length + inner
 
     def start(self, seq: Sequence) -> list[Any]:
-        if not all(model.capabilities.trees for model in self.parts[_DRAFT].readers(seq.model)):
+        if not all(model.capabilities.trees for model in self.parts[_DRAFT].auxiliary_models(seq.model)):
             raise UnsupportedModel("the draft model reads no rows that branch, as drafts for it do: use draft-model")
         return super().start(seq)
 
@@ -77,7 +77,7 @@ class Hierarchical(Composite):
             most = min(budget.nodes, budget.depth, drafter.reach(seq))
         writing = Writing(seq)
         # All that the drafter has been asked about, and of that the draft below the last token it wrote.
-        asked = guess = DraftTree.root(seq.pending)
+        asked = guess = DraftTree.root(seq.last_token)
         fresh = [0]
         while most > 0:
             with self.part(seq, _DRAFT) as drafter:
@@ -90,7 +90,7 @@ class Hierarchical(Composite):
                     break
                 room = Budget(MOST_NODES, most - len(writing.drafted) - 1)
                 guess = yield from as_coroutine(inner.propose(writing.seq, room))
-            guess = DraftTree.root(writing.seq.pending).merge(guess)
+            guess = DraftTree.root(writing.seq.last_token).merge(guess)
             known, asked = len(asked), asked.merge(_behind(writing.chain, guess))
             fresh = list(range(known, len(asked)))
         return writing.chain

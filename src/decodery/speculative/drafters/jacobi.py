@@ -25,7 +25,7 @@ _NEAR = 12.0
 
 @dataclass(slots=True)
 class _State:
-    """guesses: tokens after the pending one, refined by the last pass; laws: what each was drawn from, if wanted.
+    """guesses: tokens after the last one, refined by the last pass; laws: what each was drawn from, if wanted.
 
     followers: for every pair of tokens in the text, the token that followed it last; size: tokens read for it.
     """
@@ -46,7 +46,7 @@ class _State:
 class Jacobi(Drafter):
     """Drafts a chain of guesses; the tokens the sampler draws after them are the next pass's guesses.
 
-    window: rows of a pass, the pending token included. fill: how a new guess at the end is made: "random" from the
+    window: rows of a pass, the last token included. fill: how a new guess at the end is made: "random" from the
     vocabulary (published), "last" token again, or "lookup": what followed the last two tokens before.
 
     A guess is drawn with the noise of its own output position. Under the coupled rule the token that will be emitted
@@ -82,7 +82,7 @@ class Jacobi(Drafter):
         end = next((at for at, guess in enumerate(guesses) if guess in seq.eos_ids), len(guesses))
         guesses = guesses[: end + 1]
         laws = dict(enumerate(state.laws[: len(guesses)]))
-        return DraftTree.chain(seq.pending, guesses, origin="sampled", distributions=laws)
+        return DraftTree.chain(seq.last_token, guesses, origin="sampled", distributions=laws)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.draft_state

@@ -102,7 +102,7 @@ class KangarooHead(BoundHead):
 class _Reading:
     """What the adapter remembers of one text. fresh: states of the text it has not read yet, and where they stand.
 
-    rows: of the pending token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
+    rows: of the last token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
     likely it found the newest token's most likely successor.
     """
 
@@ -115,9 +115,9 @@ class _Reading:
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Reading:
         # Tentative rows do not follow a fork.
-        twin = _Reading(self.head, deepcopy(self.held, memo), list(self.fresh))
-        twin.held.rows = 0
-        return twin
+        clone = _Reading(self.head, deepcopy(self.held, memo), list(self.fresh))
+        clone.held.rows = 0
+        return clone
 
     def begin(self) -> None:
         """Forget what is tentative, and read what became text."""
@@ -170,7 +170,7 @@ class Kangaroo(TrainedDrafter):
 
     @property
     def requirements(self) -> Requirements:
-        return replace(super().requirements, keys=True, states=True, routes=True)
+        return replace(super().requirements, keys=True, states=True, layer_plans=True)
 
     def start(self, seq: Sequence) -> _Reading:
         head = self._bound(seq.model)
@@ -186,7 +186,7 @@ class Kangaroo(TrainedDrafter):
         if len(states) < len(tree):
             # Nothing was drafted after the last token, which the first layers are to read all the same.
             place = seq.cache.next_position + tree.depths[-1:]
-            last = Segment(place, tree.tokens[-1:], cache=seq.cache, stays=len(states))
+            last = Segment(place, tree.tokens[-1:], cache=seq.cache, retained=len(states))
             states = torch.cat((states, (yield from self._shallow(seq, last))))
         return replace(tree, entered=Entered(reading.head.exit, states))
 
@@ -214,6 +214,6 @@ class Kangaroo(TrainedDrafter):
     def _shallow(self, seq: Sequence, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
         """[n, hidden] states of rows after the first layers, where they stay in the text's cache."""
         leave = seq.draft_state.head.exit
-        route, segment = LayerPlan(tuple(range(leave))), replace(segment, logit_rows=[])
-        (scored,) = yield [ForwardRequest(cast(LanguageModel, seq.model), segment, (leave,), "draft", route)]
+        layer_plan, segment = LayerPlan(tuple(range(leave))), replace(segment, logit_rows=[])
+        (scored,) = yield [ForwardRequest(cast(LanguageModel, seq.model), segment, (leave,), "draft", layer_plan)]
         return scored.hidden[leave]

@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 class _State:
     """placeholders: [span - 1, hidden], on the model's device.
 
-    unit: tokens expected after the pending one; logs: the log-probability each was expected with.
+    unit: tokens expected after the last one; logs: the log-probability each was expected with.
     """
 
     placeholders: torch.Tensor
@@ -82,8 +82,8 @@ class LexicalUnit(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         state: _State = seq.draft_state
-        known = DraftTree.chain(seq.pending, state.unit, logq=np.array([0.0, *state.logs]))
-        tree = known.asking(np.full(len(known), self.span - 1), state.placeholders)
+        known = DraftTree.chain(seq.last_token, state.unit, logq=np.array([0.0, *state.logs]))
+        tree = known.with_mask_nodes(np.full(len(known), self.span - 1), state.placeholders)
         return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:

@@ -90,8 +90,8 @@ class Pearl(Drafter):
             raise SettingsError("pearl runs two models at a time: name another one than the target on a GPU")
         return Ahead(reading, self.length or _ratio(seq.model, reading.model))
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
-        return self._drafts().readers(target)
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
+        return self._drafts().auxiliary_models(target)
 
     def largest(self) -> int:
         return self.length or _MOST
@@ -104,10 +104,10 @@ class Pearl(Drafter):
         known, most = len(seq.tokens), min(budget.nodes, budget.depth)
         if most < 1 or ahead.tokens[:known] != seq.tokens:
             # What was written stands after something else: the target goes on alone by one token.
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         drafted = ahead.tokens[known : known + most]
         laws = {place: ahead.laws[known + place] for place in range(len(drafted)) if known + place in ahead.laws}
-        return DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+        return DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
         ahead: Ahead = seq.draft_state
@@ -148,23 +148,23 @@ class Pearl(Drafter):
         ahead.laws = {place: law for place, law in laws.items() if place >= len(seq.tokens)}
 
 
-def _charged(asking: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> ForwardCoroutine[torch.Tensor]:
+def _charged(coroutine: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> ForwardCoroutine[torch.Tensor]:
     """What a reading says, and its passes entered in a ledger: nobody else sees passes that run beside another."""
-    resume: Callable[[], list[ForwardRequest]] = partial(next, asking)
+    resume: Callable[[], list[ForwardRequest]] = partial(next, coroutine)
     while True:
         try:
-            asks = resume()
+            requests = resume()
         except StopIteration as stop:
             return cast(torch.Tensor, stop.value)
         begin = perf_counter()
         try:
-            scored = yield asks
+            scored = yield requests
         except Exception as error:
-            resume = partial(asking.throw, error)
+            resume = partial(coroutine.throw, error)
             continue
-        for ask in asks:
-            ledger.spend(ask.role, len(ask.segment), perf_counter() - begin, first=True)
-        resume = partial(asking.send, scored)
+        for request in requests:
+            ledger.spend(request.role, len(request.segment), perf_counter() - begin, first=True)
+        resume = partial(coroutine.send, scored)
 
 
 def _ratio(target: Reader, draft: Reader) -> int:

@@ -64,7 +64,7 @@ class Prediction(Composite):
         place.drafted = len(expected)
         if expected:
             ends = (number for number, token in enumerate(expected, start=1) if token in seq.eos_ids)
-            return DraftTree.chain(seq.pending, expected[: next(ends, None)])
+            return DraftTree.chain(seq.last_token, expected[: next(ends, None)])
         with self.part(seq, 0) as drafter:
             return (yield from as_coroutine(drafter.propose(seq, budget)))
 

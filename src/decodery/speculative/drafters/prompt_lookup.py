@@ -42,7 +42,7 @@ class PromptLookup(Drafter):
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         seq.draft_state.extend(seq.tokens)
         if (found := seq.draft_state.find(seq.tokens)) is None:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         copied = copy(seq.tokens, found[0], min(self.length, budget.nodes, budget.depth))
         ends = (place for place, token in enumerate(copied, start=1) if token in seq.eos_ids)
-        return DraftTree.chain(seq.pending, copied[: next(ends, None)])
+        return DraftTree.chain(seq.last_token, copied[: next(ends, None)])

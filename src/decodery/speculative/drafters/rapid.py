@@ -82,7 +82,7 @@ class Rapid(Drafter):
         return self.gamma
 
     def start(self, seq: Sequence) -> _State:
-        (model,) = self.readers(seq.model)
+        (model,) = self.auxiliary_models(seq.model)
         prompt = self.shorten(seq.tokens, _pieces(seq))
         if model == seq.model and len(prompt) == len(seq.tokens):
             # The drafter would be the target, at the price of the target.
@@ -90,7 +90,7 @@ class Rapid(Drafter):
             return _State(prompt, None)
         return _State(prompt, Follower.begin(model, seq.model, slots=seq.slots))
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (named(target if self.model is None else self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
@@ -128,18 +128,18 @@ class Rapid(Drafter):
         state: _State = seq.draft_state
         length = min(self.gamma, budget.nodes, budget.depth)
         if length < 1 or state.reading is None:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         sampler, context = seq.sampler, seq.context()
         text = state.prompt + seq.generated
         laws: dict[int, torch.Tensor] = {}
-        tree = DraftTree.root(seq.pending)
+        tree = DraftTree.root(seq.last_token)
         while True:
             logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
             token = int(sampler.pick(law, seq.seed, [context.position])[0])
             if seq.acceptance_rule.requirements.laws:
                 laws[len(tree) - 1] = sampler.preferences(law)[0]
-            tree = DraftTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
+            tree = DraftTree.chain(seq.last_token, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.
             doubtful = float(law[0].double().softmax(dim=-1)[token]) < self.confidence
             if len(tree) > length or token in seq.eos_ids or doubtful:

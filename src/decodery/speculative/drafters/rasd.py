@@ -88,22 +88,22 @@ class RASD(Composite):
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         with self.part(seq, 0) as drafter:
             assert isinstance(drafter, TreeDrafter)
             # Of no level more than `nodes` can be kept, and what is expanded is held.
             width, depth = min(self.width, nodes), min(self.depth, budget.depth)
-            first = (yield from drafter.expand(seq, DraftTree.root(seq.pending), [0]))[0].cpu().numpy()
+            first = (yield from drafter.expand(seq, DraftTree.root(seq.last_token), [0]))[0].cpu().numpy()
             layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
         matched, windows = self._windows(seq, min(self.length, budget.depth))
         found, most = count_prefixes(windows, seq.vocab_size), nodes * self.retrieved // self.nodes
-        retrieved = self._pruned(seq.pending, found, first, most, trusted=matched >= self.trusted)
+        retrieved = self._pruned(seq.last_token, found, first, most, trusted=matched >= self.trusted)
         return layers.kept(nodes - (len(retrieved) - 1)).merge(retrieved)
 
-    def _pruned(self, pending: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> DraftTree:
+    def _pruned(self, last_token: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> DraftTree:
         """The retrieved nodes worth most, of branches the draft model would begin with or cannot judge."""
         if not len(found.tokens):
-            return DraftTree.root(pending)
+            return DraftTree.root(last_token)
         branch = np.arange(len(found.tokens))
         for depth in range(2, int(found.depths.max()) + 1):
             below = found.depths == depth
@@ -115,7 +115,7 @@ class RASD(Composite):
         unjudged = np.isneginf(first[begins])
         belief = np.where(unjudged | trusted, np.maximum(belief, shares), belief)
         values = belief * found.counts / found.counts[branch]
-        return found.tree(pending, values, min(nodes, int((values > 0).sum())))
+        return found.tree(last_token, values, min(nodes, int((values > 0).sum())))
 
     def _windows(self, seq: Sequence, length: int) -> tuple[int, np.ndarray]:
         """How many of the last tokens were found, and what followed them."""

@@ -54,10 +54,10 @@ class REST(Drafter):
         store: Datastore = seq.draft_state
         matched = store.longest(seq.tokens[-self.longest :], self.shortest)
         if not matched:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         length = min(self.length, budget.depth)
         windows = store.continuations(seq.tokens[-matched:], self.continuations, length)
-        return frequency_tree(seq.pending, windows, min(self.nodes, budget.nodes), seq.vocab_size)
+        return frequency_tree(seq.last_token, windows, min(self.nodes, budget.nodes), seq.vocab_size)
 
     def match_length(self, seq: Sequence) -> int:
         """How many of the last tokens occur in the datastore."""

@@ -128,7 +128,7 @@ class STAND(Drafter):
         # A place may be worth no more than an earlier sibling's: leaving one out of the middle would bias rules.
         rates = np.minimum.accumulate(memory.store.rates.rates)
         tree, filled = self.shape.fill(
-            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.provides.drafts[0]
+            seq.last_token, children, rates, limits, eos_ids=seq.eos_ids, origin=self.provides.drafts[0]
         )
         memory.places = filled
         return _with_law(tree, filled, draws, seq) if seq.acceptance_rule.requirements.laws else tree

@@ -65,16 +65,16 @@ class SuffixAutomaton(Drafter):
         if static and (not own or static - self.bias > own):
             length = self._length(static, budget)
             windows = seq.draft_state[1].continuations(seq.tokens[-static:], _CONTINUATIONS, length)
-            return frequency_tree(seq.pending, windows, length, seq.vocab_size, per_depth=self.successors)
+            return frequency_tree(seq.last_token, windows, length, seq.vocab_size, per_depth=self.successors)
         if not own:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         length = self._length(own, budget)
         # A shorter suffix may have stood further ahead of the end, where more follows.
         state, at = automaton.match, automaton.end[automaton.match]
         while automaton.link[state] > 0 and at + length >= len(seq.tokens):
             state = automaton.link[state]
             at = automaton.end[state]
-        return DraftTree.chain(seq.pending, np.asarray(seq.tokens[at + 1 : at + 1 + length], dtype=np.int64))
+        return DraftTree.chain(seq.last_token, np.asarray(seq.tokens[at + 1 : at + 1 + length], dtype=np.int64))
 
     def match_length(self, seq: Sequence) -> int:
         """Length of the longest match; one in the datastore counts for `bias` tokens less."""

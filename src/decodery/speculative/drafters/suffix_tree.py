@@ -70,7 +70,7 @@ class SuffixTree(Drafter):
         memory: _Memory = seq.draft_state
         memory.own.extend(seq.tokens)
         own, past = self._from_text(memory.own, budget), self._from_past(memory.past, seq.tokens, budget)
-        return (past if past.score > own.score else own).tree(seq.pending)
+        return (past if past.score > own.score else own).tree(seq.last_token)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if seq.finished and self.scope != "request":

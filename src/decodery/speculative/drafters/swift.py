@@ -92,7 +92,7 @@ class Swift(OwnLayers):
         search = seq.memory.recall(self.scope, seq, key, lambda: SkipSearch(layers, self.ratio, bayes=self.bayes))
         return _State(search.skip, search)
 
-    def route(self, seq: Sequence) -> LayerPlan:
+    def layer_plan(self, seq: Sequence) -> LayerPlan:
         state: _State = seq.draft_state
         return LayerPlan(skip=state.skip)
 
@@ -126,13 +126,13 @@ class Swift(OwnLayers):
         return found.skip
 
 
-def matchness(seq: Sequence, route: LayerPlan, window: int) -> ForwardCoroutine[float]:
+def matchness(seq: Sequence, layer_plan: LayerPlan, window: int) -> ForwardCoroutine[float]:
     """The share of the text's tokens 2 to `window` + 1 that a route finds most likely, after the model's own prompt."""
     first = seq.prompt_length
     cache = seq.cache.fork()
     cache.truncate(first)
     written = seq.tokens[first : first + window + 1]
-    said = yield from through(seq, Segment.chunk(written[:-1], cache), route, "search")
+    said = yield from through(seq, Segment.chunk(written[:-1], cache), layer_plan, "search")
     return float(
         (said.argmax(dim=-1).cpu() == torch.tensor(written[1:], dtype=torch.int64, device="cpu")).float().mean()
     )

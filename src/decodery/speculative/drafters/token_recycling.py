@@ -68,7 +68,7 @@ class TokenRecycling(Drafter):
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         memory: _Memory = seq.draft_state
         tree, _ = TOKEN_RECYCLING.fill(
-            seq.pending,
+            seq.last_token,
             lambda nodes, tokens: memory.store.successors(tokens[nodes]),
             memory.rates.rates,
             Budget(min(self.nodes, budget.nodes), budget.depth),

@@ -22,7 +22,7 @@ class Writing:
         self.seq = replace(seq, tokens=list(seq.tokens))
         self.drafted: list[int] = []
         self.ended = False
-        self._pending, self._context = seq.pending, seq.context()
+        self._pending, self._context = seq.last_token, seq.context()
         self._laws: dict[int, torch.Tensor] = {}
 
     @property
@@ -44,6 +44,6 @@ class Writing:
         self._context = sampler.extend(self._context, token, logits)
         self.drafted.append(token)
         seq.tokens.append(token)
-        seq.sampler_state = self._context.state
+        seq.processor_states = self._context.state
         self.ended = token in seq.eos_ids
         return token

@@ -73,7 +73,7 @@ class TrainedDrafter(TreeDrafter):
         found = () if self.trained is None else self.trained.facts.get("rates", ())
         return tuple(tuple(ranks) for ranks in found)
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head is not None:
             return self
         name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)

@@ -17,7 +17,7 @@ from .template import Template
 
 
 class Growing:
-    """A tree of `expander`'s guesses below the pending token. tokens, parents, depths: [n] int64 of the nodes so far.
+    """A tree of `expander`'s guesses below the last token. tokens, parents, depths: [n] int64 of the nodes so far.
     draws: see `DraftTree`.
 
     origin: "deterministic" takes the most likely tokens as children, the others draw them. Greedy requests draw
@@ -32,7 +32,7 @@ class Growing:
     def __init__(self, expander: TreeDrafter, seq: Sequence, budget: Budget, origin: Origin, temperature: float = 1.0):
         self.expander, self.seq, self.budget, self.origin = expander, seq, budget, origin
         self.temperature = temperature
-        self.tokens, self.parents, self.depths = np.array([seq.pending]), np.array([-1]), np.array([0])
+        self.tokens, self.parents, self.depths = np.array([seq.last_token]), np.array([-1]), np.array([0])
         self.draws: dict[int, list[int]] = {}
         self._places = [noise.mix(seq.position)]
         self._laws: dict[int, torch.Tensor] = {}

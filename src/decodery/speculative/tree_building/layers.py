@@ -46,7 +46,7 @@ def grow_layers(
     `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
     `TreeDrafter.expand`.
     """
-    tree, scores = DraftTree.root(seq.pending), np.zeros(1)
+    tree, scores = DraftTree.root(seq.last_token), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):

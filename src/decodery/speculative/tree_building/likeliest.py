@@ -95,7 +95,7 @@ class LikeliestTree:
     ) -> None:
         self._seq, self._memory, self._worth, self._depth, self._advice = seq, memory, worth, depth, advice
         self._ends, self._drawn = seq.eos_ids, heeds(seq)
-        self._tokens, self._parents, self._depths, self._chances = [seq.pending], [-1], [0], [1.0]
+        self._tokens, self._parents, self._depths, self._chances = [seq.last_token], [-1], [0], [1.0]
         # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
         self._followed, self._contexts = [0], [seq.tokens[-CONTEXTS[0] :]]
         self._counted: list[list[Candidate]] = []

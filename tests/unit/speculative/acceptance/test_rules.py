@@ -219,7 +219,7 @@ class Branching(Drafter):
         return self.model.start(seq)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree, layer, copies = DraftTree.root(seq.pending), [0], {0: 1}
+        tree, layer, copies = DraftTree.root(seq.last_token), [0], {0: 1}
         for width in self.widths[: budget.depth]:
             laws = (yield from self.model.expand(seq, tree, layer)).double().softmax(dim=-1)
             draws, distributions = dict(tree.draws), dict(tree.distributions)
@@ -322,7 +322,7 @@ def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
     @dataclass(frozen=True)
     class Given(Drafter):
         def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-            return tree if budget.depth >= 2 and seq.pending == 0 else DraftTree.root(seq.pending)
+            return tree if budget.depth >= 2 and seq.last_token == 0 else DraftTree.root(seq.last_token)
 
     sampler = Sampler.from_settings(temperature=1.0)
     (run,) = decode(

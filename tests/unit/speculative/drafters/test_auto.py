@@ -251,15 +251,17 @@ def test_the_past_gives_what_followed_the_longest_end() -> None:
 def test_an_earlier_text_is_copied_where_it_agrees_for_longer(target: LoadedModel) -> None:
     """Of the same prompt, under another name: the second text takes fewer passes, and only where the first is known."""
     passes = {}
-    for salts in (("", ""), ("one", "another")):
+    for namespaces in (("", ""), ("one", "another")):
         engine = Engine(target.model, memory=Memory(), pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
         texts = []
-        for salt in salts:
-            seq = engine.submit(Request([256, 66], 24, drafter=Auto(warm=None, width=1), salt=salt))
+        for cache_namespace in namespaces:
+            seq = engine.submit(
+                Request([256, 66], 24, drafter=Auto(warm=None, width=1), cache_namespace=cache_namespace)
+            )
             engine.run([seq])
             texts.append(seq)
         assert texts[0].tokens == texts[1].tokens
-        passes[salts] = texts[1].trace.passes
+        passes[namespaces] = texts[1].trace.passes
     assert passes[("", "")] < passes[("one", "another")]
 
 

@@ -60,7 +60,7 @@ def test_expansion_gives_the_draft_models_own_distributions() -> None:
     engine = Engine(TARGET)
     seq = engine.submit(Request(PROMPTS[1], sampler=sampler, drafter=drafter, max_new_tokens=9))
     for _ in range(3):
-        tree = DraftTree.from_paths(seq.pending, [(4, 5, 6), (4, 7), (8,)])
+        tree = DraftTree.from_paths(seq.last_token, [(4, 5, 6), (4, 7), (8,)])
         nodes = [4, 0, 2, 5]
         found = run_sync(drafter.expand(seq, tree, nodes))
         for row, node in zip(found, nodes, strict=True):

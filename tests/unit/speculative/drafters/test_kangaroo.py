@@ -57,10 +57,10 @@ class Watched:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         plain = self.model.forward
 
-        def forward(batch: Batch, *, taps: tuple[int, ...] = (), route=WHOLE) -> Scores:
-            layers = range(self.model.config.num_layers) if route.layers is None else route.layers
+        def forward(batch: Batch, *, taps: tuple[int, ...] = (), layer_plan=WHOLE) -> Scores:
+            layers = range(self.model.config.num_layers) if layer_plan.layers is None else layer_plan.layers
             self.passes.append((range(layers[0], layers[-1] + 1), batch.rows))
-            return plain(batch, taps=taps, route=route)
+            return plain(batch, taps=taps, layer_plan=layer_plan)
 
         monkeypatch.setattr(self.model, "forward", forward)
 

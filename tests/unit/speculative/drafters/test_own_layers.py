@@ -37,14 +37,14 @@ NOTHING = SkipSet(frozenset(), LAYERS)
 CHAIN = Caterpillar(length=4, stop=0.0, greedy=(1, 1, 1, 1), chance=(1, 1, 1, 1))
 
 
-def after(tokens: list[int], known: int, route: LayerPlan) -> torch.Tensor:
+def after(tokens: list[int], known: int, layer_plan: LayerPlan) -> torch.Tensor:
     """[vocab] after `tokens`, of which the whole model has read `known` and a route the rest, one by one."""
     cache = TARGET.new_cache()
     if known:
         TARGET.forward(Batch([Segment.chunk(tokens[:known], cache)]))
         cache.keep(range(known))
     for token in tokens[known:]:
-        logits = TARGET.forward(Batch([Segment.chunk([token], cache)]), route=route).logits[0]
+        logits = TARGET.forward(Batch([Segment.chunk([token], cache)]), layer_plan=layer_plan).logits[0]
         cache.keep([0])
     return logits
 
@@ -55,15 +55,15 @@ def test_a_draft_row_is_the_partial_model_behind_the_whole_models_past(drafter: 
     seq = engine.submit(Request(PROMPTS[1], drafter=drafter, max_new_tokens=20))
     for _ in range(4):
         engine.step()
-    tree = DraftTree.from_paths(seq.pending, [[4, 5], [4, 6], [9]])
-    route, text = drafter.route(seq), list(seq.tokens)
+    tree = DraftTree.from_paths(seq.last_token, [[4, 5], [4, 6], [9]])
+    layer_plan, text = drafter.layer_plan(seq), list(seq.tokens)
     found = run_sync(drafter.logits(seq, tree, [0, 3]))
     later = run_sync(drafter.logits(seq, tree, [2, 4]))
     for node, row in zip([0, 3, 2, 4], [*found, *later], strict=True):
         path = text + tree.tokens[tree.path(node)].tolist()
-        assert torch.allclose(row, after(path, len(text) - 1, route), atol=1e-10)
+        assert torch.allclose(row, after(path, len(text) - 1, layer_plan), atol=1e-10)
         # A model that had drafted all along would say something else; its first layers are what they are.
-        assert torch.allclose(row, after(path, 0, route), atol=1e-3) == isinstance(drafter, DEL)
+        assert torch.allclose(row, after(path, 0, layer_plan), atol=1e-3) == isinstance(drafter, DEL)
     engine.run([seq])
     assert seq.generated == decode(TARGET, PROMPTS[1:2], max_new_tokens=20)[0].generated
 

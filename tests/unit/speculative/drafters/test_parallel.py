@@ -100,7 +100,7 @@ def test_the_window_is_a_tree_with_the_published_mask_and_positions() -> None:
     window, ngram = 4, 4
     drafter = Lookahead(window=window, ngram=ngram)
     _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
-    # Distinct tokens: cell (level, column) carries 10 * level + column; the pending token is cell (0, 0).
+    # Distinct tokens: cell (level, column) carries 10 * level + column; the last token is cell (0, 0).
     seq.draft_state.levels = [[1, 2, 3]] + [[10 * level + i for i in range(window)] for level in (1, 2)]
     tree = run_sync(drafter.propose(seq, Budget(64, 64)))
     tree.validate()

@@ -101,8 +101,8 @@ def test_the_second_time_more_is_guessed(name: str) -> None:
 def test_nothing_is_drafted_from_texts_of_another_salt(name: str, scope: str) -> None:
     engine, passes = Engine(TARGET), list[int]()
     drafter = type(DRAFTERS[name](OTHER))(scope=scope, nodes=16)
-    for salt in ("a", "b", "a"):
-        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=20, salt=salt))
+    for cache_namespace in ("a", "b", "a"):
+        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=20, cache_namespace=cache_namespace))
         engine.run([seq])
         passes.append(seq.trace.passes)
     assert passes[1] == passes[0] > passes[2]

@@ -146,7 +146,7 @@ def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> Non
         def check(self, seq: Sequence) -> None:
             nonlocal compared
             reading = deepcopy(seq.draft_state)
-            found = reading.after(DraftTree.root(seq.pending), [0])[0]
+            found = reading.after(DraftTree.root(seq.last_token), [0])[0]
             _, expected = read(reading.head, seq.tokens, [len(seq.tokens) - 1])
             assert float((found - expected).abs().max()) < 1e-8
             compared += 1
@@ -193,7 +193,7 @@ def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> No
         elsewhere.setattr(TARGET, "device", torch.device("cuda:0"))
         with pytest.raises(UnsupportedModel, match="drafts on the processor, and this model is on cuda:0"):
             bound(head_kind("eagle-3"), trained, TARGET)
-        assert Auto(head="shipped").suited(TARGET).head is None
+        assert Auto(head="shipped").bind(TARGET).head is None
     path = tmp_path / "head.safetensors"
     TrainedHead("eagle-3", trained.tensors, trained.settings, model="another").save(path)
     with pytest.raises(SettingsError, match="trained for another model"):

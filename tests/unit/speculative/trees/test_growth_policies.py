@@ -204,7 +204,7 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
     for _ in range(6):
         engine.step()
     store = seq.draft_state
-    tree = DraftTree.from_paths(seq.pending, [(7, 8, 9), (60, 61), (7, 9)])
+    tree = DraftTree.from_paths(seq.last_token, [(7, 8, 9), (60, 61), (7, 9)])
     rows = run_sync(drafter.logits(seq, tree, [3, 0, 4, 2])).double().exp()
     assert torch.allclose(rows.sum(-1), torch.ones(4, dtype=torch.float64), atol=1e-5) and (rows > 0).all()
     for row, path in zip(rows.numpy(), [(7, 8, 9), (), (60,), (7, 8)], strict=True):

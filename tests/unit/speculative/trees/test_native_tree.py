@@ -50,7 +50,7 @@ class _Text:
     prompt_length: int = 1
 
     @property
-    def pending(self) -> int:
+    def last_token(self) -> int:
         return self.tokens[-1]
 
     @property
