@@ -177,7 +177,7 @@ def answers(lm: LLM, drafter: Drafter | None, temperature: float) -> tuple[list[
         if seq.error is not None:
             raise seq.error
     passes = sum(not step.prefill for seq in found for step in seq.trace.steps)
-    return [seq.tokens for seq in found], passes, [seq.prompt_length for seq in found]
+    return [seq.tokens for seq in found], passes, [seq.request.prompt_length for seq in found]
 
 
 @torch.no_grad()

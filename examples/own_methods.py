@@ -212,8 +212,8 @@ class ShortSighted(Drafter):
         if min(budget.nodes, budget.depth) < 1:
             return DraftTree.root(seq.last_token)
         text = seq.tokens[-self.window :]
-        segment = Segment.chunk(text, seq.model.new_cache(), logit_rows=[len(text) - 1])
-        scored = yield from score(seq.model, segment, role="draft")
+        segment = Segment.chunk(text, seq.request.model.new_cache(), logit_rows=[len(text) - 1])
+        scored = yield from score(seq.request.model, segment, role="draft")
         return DraftTree.chain(seq.last_token, [int(scored.logits[0].argmax())])
 
 
@@ -277,13 +277,11 @@ class Halving(DraftLengthPolicy):
         return 4
 
     def bound(self, seq: Any, limit: Budget, batch: Sequence[Any]) -> Budget:
-        return replace(limit, nodes=min(seq.draft_length_state, limit.nodes))
+        return replace(limit, nodes=min(seq.states[self], limit.nodes))
 
     def observe(self, seq: Any, seen: VerificationFeedback, seconds: float) -> None:
         whole = len(seen.path) == len(seen.tree) - 1
-        seq.draft_length_state = (
-            min(2 * seq.draft_length_state, self.longest) if whole else max(seq.draft_length_state // 2, 1)
-        )
+        seq.states[self] = min(2 * seq.states[self], self.longest) if whole else max(seq.states[self] // 2, 1)
 
 
 @register("first-tokens", guarantee="k=1 is greedy decoding")

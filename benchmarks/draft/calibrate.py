@@ -113,7 +113,7 @@ class Counting(STAND):
     shape: ClassVar[Template] = likeliest(WIDE, 10)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        places = seq.draft_state.places
+        places = seq.states[self].places
         if len(places) == len(seen.tree):
             self.accepted[places[seen.path[: len(seen.emitted)]]] += 1
         super().observe(seq, seen)

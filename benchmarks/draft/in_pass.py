@@ -58,7 +58,7 @@ def guesses(lm: LLM, drafter: InPass, prompt: list[int], text: list[int]) -> np.
     engine.step()
     while seq.cache.next_position < len(prompt):
         engine.step()
-    asked, ranks = seq.draft_state.asked, seq.draft_state.guesses.shape[1]
+    asked, ranks = seq.states[seq.request.drafter].asked, seq.states[seq.request.drafter].guesses.shape[1]
     seq.cache.truncate(len(prompt) - 1)
     chain = DraftTree.chain(prompt[-1], text[:-1])
     tree = chain.with_mask_nodes(np.full(len(chain), len(asked.rates)), asked.inputs, asked.changes)

@@ -11,7 +11,7 @@ import pytest
 from decodery.core.requirements import Requirements
 from decodery.engine import monitoring as watch
 from decodery.engine.engine import Engine
-from decodery.engine.monitoring import TextMonitors
+from decodery.engine.monitoring import TextMonitors, monitor_states
 from decodery.engine.request import Request
 from decodery.models.hooks import Intervention
 from decodery.monitors.confidence import Confidence
@@ -61,8 +61,7 @@ class Seen(Monitor):
 
 
 def seen(text: Sequence) -> list[Any]:
-    assert text.monitors is not None
-    return list(text.monitors.state(-1))
+    return list(monitor_states(text)[-1])
 
 
 def test_they_see_committed_rows_alone_and_change_no_bit() -> None:

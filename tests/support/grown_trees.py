@@ -84,13 +84,13 @@ def law_after(drafter: TreeDrafter, seq: Sequence, path: tuple[int, ...], *, sha
 
 def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
     """What the children of a path are drawn with."""
-    tokens = torch.arange(seq.vocab_size)
-    if not seq.acceptance_rule.requirements.laws:
-        return noise.gumbel(seq.seed, seq.position + len(path), tokens).numpy()
+    tokens = torch.arange(seq.request.vocab_size)
+    if not seq.request.acceptance_rule.requirements.laws:
+        return noise.gumbel(seq.request.seed, seq.position + len(path), tokens).numpy()
     place = noise.mix(seq.position)
     for token in path:
         place = noise.mix(place, token)
-    return noise.gumbel(seq.seed, place, tokens, noise.DRAFT).numpy()
+    return noise.gumbel(seq.request.seed, place, tokens, noise.DRAFT).numpy()
 
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:

@@ -30,5 +30,5 @@ class Narrow(Composite):
         tree.validate()
         assert tree.tokens[0] == seq.last_token
         assert len(tree) <= nodes + 1 and tree.depths.max() <= depth
-        assert tree.tokens.min() >= 0 and tree.tokens.max() < seq.vocab_size
+        assert tree.tokens.min() >= 0 and tree.tokens.max() < seq.request.vocab_size
         return tree

@@ -108,7 +108,7 @@ class Calls:
         texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]
         read = charged().counts.get("prompt_tokens", 0)
         yield from self._write(texts, Trace(ledger=charged()), progress)
-        counts, own = charged().counts, sum(seq.prompt_length for seq in texts)
+        counts, own = charged().counts, sum(seq.request.prompt_length for seq in texts)
         for name, amount in (
             ("judge_calls", len(texts)),
             ("judge_tokens_in", charged().counts.get("prompt_tokens", 0) - read if writes(self.engine.model) else own),
@@ -143,17 +143,17 @@ class Calls:
         """All of them to their ends. Those that are left unfinished by an error are cancelled."""
         firsts: dict[int, Sequence] = {}
         for seq in texts:
-            owner = firsts.setdefault(id(seq.conversation), seq)
-            seq.prompt_owner = None if owner is seq else owner
+            owner = firsts.setdefault(id(seq.request.conversation), seq)
+            seq.scheduling.prompt_owner = None if owner is seq else owner
         try:
             while active := [seq for seq in texts if not seq.finished]:
-                waiting = [seq for seq in active if seq.prompt_owner is not None]
-                ready = [seq for seq in active if seq.prompt_owner is None]
+                waiting = [seq for seq in active if seq.scheduling.prompt_owner is not None]
+                ready = [seq for seq in active if seq.scheduling.prompt_owner is None]
                 yield from self.engine.write(ready, trace)
                 for seq in waiting:
-                    assert seq.prompt_owner is not None
-                    share_prompt(seq, seq.prompt_owner)
-                progress("writing", max(seq.position for seq in active), texts[0].max_new_tokens)
+                    assert seq.scheduling.prompt_owner is not None
+                    share_prompt(seq, seq.scheduling.prompt_owner)
+                progress("writing", max(seq.position for seq in active), texts[0].request.max_new_tokens)
         finally:
             for seq in texts:
                 seq.cancel()

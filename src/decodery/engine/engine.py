@@ -27,6 +27,7 @@ from decodery.step.sequence import Sequence
 from .accounting import StepClock, aside, new_steps, spend
 from .blocking import BlockingCalls
 from .calls import Calls
+from .monitoring import monitors_of
 from .pace import LEAST_ROWS
 from .preempt import again
 from .prefixes import PrefixCache
@@ -91,17 +92,13 @@ class Engine:
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self._text(request)
-        if like is not None and (
-            like.tokens[: like.prompt_length] != seq.tokens
-            or (like.logits_source, like.cache_policy) != (seq.logits_source, seq.cache_policy)
-            or (seq.logits_source is None and like.model != seq.model)
-            or _embeds_digest(like) != _embeds_digest(seq)
-        ):
+        if like is not None and not _same_prefill(seq, like):
             raise SettingsError(
                 "a sequence can share the prefill of another one only if their prompts are the same, and their "
                 "sources, models, cache policies and embeddings"
             )
-        seq.prompt_owner = None if seq.monitors is not None and seq.monitors.private else like
+        monitors = monitors_of(seq)
+        seq.scheduling.prompt_owner = None if monitors is not None and monitors.private else like
         self._schedule.add(
             SchedulerEntry(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.cache_namespace)
         )
@@ -144,11 +141,11 @@ class Engine:
         """A text of which nothing is read yet, for a task that decodes it by itself or lets `write` do so."""
         seq = self._text(request)
         if request.conversation is not None:
-            seq.calls = Calls(self, request, request.conversation)
+            seq.rebind(calls=Calls(self, request, request.conversation))
         if self._running is not None:
             self._running.traces.append(seq.trace)
-            seq.branches = self._running.branches
-            seq.branches[id(seq)] = seq
+            seq.scheduling.branches = self._running.branches
+            seq.scheduling.branches[id(seq)] = seq
         return seq
 
     def recall(self, seq: Sequence) -> None:
@@ -160,11 +157,12 @@ class Engine:
         seq = opened(request, self.model, self.memory, self._detokenizer)
         if self._running is not None:
             seq.trace.ledger = self._running.ledger
-        if seq.draft_length is not None:
-            seq.draft_length_state = seq.draft_length.start(seq)
-        if seq.drafter is not None:
-            seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.requirements.costs or (seq.draft_length is not None and seq.draft_length.requirements.costs):
+        drafter, policy = seq.request.drafter, seq.request.draft_length
+        if policy is not None:
+            seq.states[policy] = policy.start(seq)
+        if drafter is not None:
+            seq.start_drafter()
+            if drafter.requirements.costs or (policy is not None and policy.requirements.costs):
                 self._pass_seconds(len(seq.tokens))
         return seq
 
@@ -382,15 +380,15 @@ class Engine:
         """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
-            min(nodes, seq.max_draft_tokens),
+            min(nodes, seq.request.max_draft_tokens),
             seq.remaining - 1,
             len(texts),
             self._pass_seconds,
             measured=self._pass_seconds == self._measured,
             context=len(seq.tokens),
         )
-        policy = seq.draft_length
-        if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:
+        policy = seq.request.draft_length
+        if policy is None or seq.request.drafter is None or seq.remaining <= 1 or seq.position == 0:
             return limit
         if policy.requirements.pauses:
             limit = replace(limit, ask=partial(policy.goes_on, seq))
@@ -406,6 +404,13 @@ class Engine:
         return near + max(0, context - CONTEXT) * token
 
 
-def _embeds_digest(seq: Sequence) -> str:
-    """What tells the embeddings of a prompt from others, "" where there are none."""
-    return "" if seq.prompt_embeds is None else seq.prompt_embeds.digest
+def _same_prefill(seq: Sequence, other: Sequence) -> bool:
+    """Whether both texts have the same prompt, and read it alike."""
+    one, two = seq.request, other.request
+    digests = {"" if each.prompt_embeds is None else each.prompt_embeds.digest for each in (one, two)}
+    return (
+        other.tokens[: two.prompt_length] == seq.tokens
+        and (one.logits_source, one.cache_policy) == (two.logits_source, two.cache_policy)
+        and (one.logits_source is not None or one.model == two.model)
+        and len(digests) == 1
+    )

@@ -20,8 +20,8 @@ from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
 from decodery.step.detokenizer import TextStream
-from decodery.step.monitor import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
-from decodery.step.sequence import MonitorReport, Sequence
+from decodery.step.monitor import WHOLE, Action, Monitor, MonitorReport, Prompt, Regenerate, Rollback, Row, Stop
+from decodery.step.sequence import Sequence
 
 from .validation import name_of
 
@@ -63,6 +63,24 @@ class _Moment:
     processor_states: Any
 
 
+def monitors_of(seq: Sequence) -> TextMonitors | None:
+    """The monitors of a text and their states, None where nothing watches it."""
+    monitors: TextMonitors | None = seq.states[seq.request.monitors] if seq.request.monitors else None
+    return monitors
+
+
+def monitor_reports(seq: Sequence) -> list[MonitorReport]:
+    """What each monitor of a text found."""
+    monitors = monitors_of(seq)
+    return [] if monitors is None else [entry.report for entry in monitors._entries]
+
+
+def monitor_states(seq: Sequence) -> list[Any]:
+    """What each monitor of a text remembers."""
+    monitors = monitors_of(seq)
+    return [] if monitors is None else [entry.state for entry in monitors._entries]
+
+
 class TextMonitors:
     """What watches a text. read_to: how many of the prompt's tokens it has seen, which are not shown twice."""
 
@@ -94,15 +112,6 @@ class TextMonitors:
         return self.requirements.prompt_taps or self.requirements.changes
 
     @property
-    def reports(self) -> list[MonitorReport]:
-        """What every monitor found."""
-        return [entry.report for entry in self._entries]
-
-    def state(self, number: int) -> Any:
-        """What one of the monitors remembers."""
-        return self._entries[number].state
-
-    @property
     def interventions(self) -> tuple[Intervention, ...]:
         """What changes rows of this text, each where it was in force when they were read."""
         found = []
@@ -123,7 +132,7 @@ class TextMonitors:
     def read(self, seq: Sequence, hidden: dict[Tap, torch.Tensor], start: int, rows: int) -> bool:
         """Show rows of the prompt, the first at `start`; returns whether what changes rows is another one now."""
         end = start + rows
-        if not self.reads or start < self.read_to or start >= seq.prompt_length:
+        if not self.reads or start < self.read_to or start >= seq.request.prompt_length:
             return False
         self.read_to = end
         steered = False
@@ -131,7 +140,9 @@ class TextMonitors:
             requirements = entry.monitor.requirements
             if requirements.prompt_taps:
                 seen = Prompt(
-                    seq.tokens[start:end], {tap: hidden[tap] for tap in requirements.taps}, end == seq.prompt_length
+                    seq.tokens[start:end],
+                    {tap: hidden[tap] for tap in requirements.taps},
+                    end == seq.request.prompt_length,
                 )
                 entry.state = _tried(entry, partial(entry.monitor.read, entry.state, seen))
                 steered |= _steer(entry, end - 1)
@@ -175,7 +186,7 @@ class TextMonitors:
         moment = self._first if whole else next((each for each in self._moments if each.position == position), None)
         taken = seq.position - position
         self.taken_back += taken
-        spent = self.taken_back > MOST_TAKEN_BACK * seq.max_new_tokens
+        spent = self.taken_back > MOST_TAKEN_BACK * seq.request.max_new_tokens
         if moment is None or spent or (whole and self.regenerated == MOST_REGENERATED):
             count("rollbacks_refused")
             return
@@ -183,35 +194,35 @@ class TextMonitors:
         count("tokens_taken_back", taken)
         after = requested_by.state
         number = next(number for number, entry in enumerate(self._entries) if entry is requested_by)
-        del seq.tokens[seq.prompt_length + position :], seq.token_logprobs[position:]
+        del seq.tokens[seq.request.prompt_length + position :], seq.token_logprobs[position:]
         self._entries = [entry.fork() for entry in moment.entries]
         if whole:
             self.regenerated += 1
-            seq.seed = mix(seq.seed, self.regenerated)
+            seq.rebind(seed=mix(seq.request.seed, self.regenerated))
         else:
             self._entries[number].state = requested_by.monitor.resume(self._entries[number].state, after)
         self._moments = deque((each for each in self._moments if each.position < position), self._moments.maxlen)
         if seq.text is not None and moment.text is not None:
             seq.text = moment.text.fork(released=seq.text)
-        seq.sampler = Sampler(
+        processors = (
             processor.again(position, *_instead(action)) if isinstance(processor, Banned) else processor
-            for processor in seq.sampler.processors
+            for processor in seq.request.sampler.processors
         )
+        seq.rebind(sampler=Sampler(processors))
         seq.processor_states = moment.processor_states
         seq.finish_reason = seq.stopped_by = None
         self._restart(seq)
 
     def _restart(self, seq: Sequence) -> None:
         """Let the cache hold what is left, and the drafter begin anew after it."""
-        requirements = None if seq.drafter is None else seq.drafter.requirements
+        requirements = None if seq.request.drafter is None else seq.request.drafter.requirements
         if requirements is not None and (requirements.prompt or requirements.prompt_taps):
-            seq.cache, seq.observed = seq.model.new_cache(), 0
-            if seq.slots is not None:
-                seq.cache.provide(seq.slots)
+            seq.cache, seq.observed = seq.request.model.new_cache(), 0
+            if seq.request.slots is not None:
+                seq.cache.provide(seq.request.slots)
         else:
             seq.cache.truncate(min(seq.cache.next_position, len(seq.tokens) - 1))
-        if seq.drafter is not None:
-            seq.draft_state = seq.drafter.start(seq)
+        seq.start_drafter()
 
     def _live(self) -> Iterator[_MonitorState]:
         return (entry for entry in self._entries if not entry.off)

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from decodery.core.trace import Trace
-from decodery.step.sequence import FinishReason, KeptText, MonitorReport, TokenLogprob
+from decodery.step.monitor import MonitorReport
+from decodery.step.sequence import FinishReason, KeptText, TokenLogprob
 
 
 @dataclass(frozen=True)

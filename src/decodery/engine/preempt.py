@@ -33,7 +33,7 @@ def drop(run: SchedulerEntry) -> bool:
         freed = None if run.forgotten else run.task.memory.give_back()
         run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
         return freed is not None
-    if any(seq.prompt_embeds is not None for seq in run.branches.values()):
+    if any(seq.request.prompt_embeds is not None for seq in run.branches.values()):
         return False
     readings = {id(each.cache): each for seq in run.branches.values() for each in _readings(seq)}.values()
     if any(_cannot_be_read_again(each) for each in readings):
@@ -130,7 +130,7 @@ def _alike(members: list[Lost]) -> int:
 def _readings(seq: Sequence) -> list[Lost]:
     """Every cache after a text, whose it is, and which tokens it holds."""
     if isinstance(seq.cache, KVCache):
-        return [Lost(seq.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.role)]
+        return [Lost(seq.request.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.request.role)]
     return [Lost(model, cache, tokens) for model, cache, tokens in seq.cache.readings()]
 
 
@@ -156,9 +156,9 @@ def _cannot_be_read_again(readings: Lost) -> bool:
 def _drop_text(seq: Sequence) -> bool:
     if not all(cache.anew for cache in caches_of(seq)):
         return False
-    seq.cache = seq.model.new_cache()
-    if seq.slots is not None:
-        seq.cache.provide(seq.slots)
-    if seq.drafter is not None:
-        seq.drafter.forget(seq)
+    seq.cache = seq.request.model.new_cache()
+    if seq.request.slots is not None:
+        seq.cache.provide(seq.request.slots)
+    if seq.request.drafter is not None:
+        seq.request.drafter.forget(seq)
     return True

@@ -91,9 +91,9 @@ class RemoteModel(WholeTexts):
 
     def body(self, seq: Sequence) -> tuple[str, dict[str, Any]]:
         """Route and request for a text. Raises UnsupportedModel for what servers have no field for."""
-        if seq.conversation is None:
+        if seq.request.conversation is None:
             self.refuse("reads no token ids")
-        prompt, raw = seq.conversation.prompt, seq.tokens[0] == RAW
+        prompt, raw = seq.request.conversation.prompt, seq.tokens[0] == RAW
         path = PLAIN if raw else CHAT
         if raw and not (self.offers.plain and isinstance(prompt, str)):
             self.refuse("continues no plain text: leave out raw, or")
@@ -102,16 +102,16 @@ class RemoteModel(WholeTexts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
         stop = list(seq.text.stop[:_MOST_STOPS]) if seq.text is not None else []
         most = self.offers.logprobs.get(path)
-        if seq.logprobs and most is None:
+        if seq.request.logprobs and most is None:
             self.refuse("tells no log-probabilities")
         # Where tokens are told of at all they are asked for: a piece of a stream may hold several.
-        top = None if most is None else min(seq.logprobs or 0, most)
+        top = None if most is None else min(seq.request.logprobs or 0, most)
         return path, {
             "model": self.offers.model,
             **({"prompt": prompt} if raw else {"messages": turns}),
-            "max_tokens": seq.max_new_tokens,
-            **sampling(seq.sampler),
-            "seed": seq.seed & (1 << 63) - 1,
+            "max_tokens": seq.request.max_new_tokens,
+            **sampling(seq.request.sampler),
+            "seed": seq.request.seed & (1 << 63) - 1,
             **({"stop": stop} if stop else {}),
             **likely(path, top),
             "stream": True,
@@ -172,16 +172,16 @@ class RemoteModel(WholeTexts):
             rows = max(read - cached, 0) + _number(piece.usage, "completion_tokens")
             ledger.spend("server", rows, time.monotonic() - call.begun, first=True)
             ledger.counts["prompt_tokens"] = ledger.counts.get("prompt_tokens", 0) + read
-            seq.cached = cached
+            seq.scheduling.cached = cached
         if seq.finished:
             return
         if piece.error is not None:
             cut(seq, piece.error)
             return
         logprobs = []
-        if seq.logprobs is not None:
+        if seq.request.logprobs is not None:
             for text, (logprob, top) in zip(piece.tokens, piece.logprobs, strict=False):
-                near = [(self.pieces.id_of(other), value) for other, value in top[: seq.logprobs]]
+                near = [(self.pieces.id_of(other), value) for other, value in top[: seq.request.logprobs]]
                 logprobs.append(TokenLogprob(self.pieces.id_of(text), logprob, near))
         before = seq.position
         self.grow(seq, piece.tokens, logprobs)

@@ -17,6 +17,7 @@ from decodery.models.cache.pages import resident
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
+from .monitoring import monitors_of
 from .pace import LEAST_ROWS, Pace
 from .preempt import caches, caches_of, drop, withdraw
 from .prefixes import PrefixCache
@@ -93,8 +94,8 @@ class Schedule:
         most = self.limits.cache_bytes
         if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
             raise OutOfMemory(
-                f"a prompt of {run.task.prompt_length} tokens needs {_needed(run.task) / 2**20:.1f} MiB of keys and "
-                f"values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
+                f"a prompt of {run.task.request.prompt_length} tokens needs {_needed(run.task) / 2**20:.1f} MiB of "
+                f"keys and values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
             )
         self._waiting.append(run)
 
@@ -159,10 +160,10 @@ class Schedule:
                 with suppress(OutOfMemory):  # what is only kept for others is done without
                     self._keep_prefix(run.task)
                 # Whoever begins like a prompt needs all of it, so that it is kept first.
-                if (self.prefixes is None or run.task.prompt_kept) and isinstance(run.task.cache, KVCache):
+                if (self.prefixes is None or run.task.scheduling.prompt_kept) and isinstance(run.task.cache, KVCache):
                     run.task.cache.release_passed()
-                if run.task.prompt_owner is not None and not run.task.finished:
-                    _guarded(run, partial(share_prompt, run.task, run.task.prompt_owner))
+                if run.task.scheduling.prompt_owner is not None and not run.task.finished:
+                    _guarded(run, partial(share_prompt, run.task, run.task.scheduling.prompt_owner))
         if any(run.task.finished for run in self.runs):
             for run in self._waiting:
                 run.starved = False
@@ -173,10 +174,10 @@ class Schedule:
     def _ready(self, run: SchedulerEntry) -> bool:
         """Whether it need not wait for another text to read the prompt they share."""
         seq = run.task
-        if not isinstance(seq, Sequence) or seq.prompt_owner is None:
+        if not isinstance(seq, Sequence) or seq.scheduling.prompt_owner is None:
             return True
-        if seq.prompt_owner.finished:
-            seq.prompt_owner = None
+        if seq.scheduling.prompt_owner.finished:
+            seq.scheduling.prompt_owner = None
             return True
         return False
 
@@ -192,35 +193,36 @@ class Schedule:
 
     def find_prefix(self, seq: Sequence) -> None:
         """Let a text that has read nothing begin with what others have read of its prompt."""
-        if self.prefixes is None or seq.logits_source is not None or seq.prompt_logprobs is not None:
+        if self.prefixes is None or seq.request.logits_source is not None or seq.request.prompt_logprobs is not None:
             return
-        if not self.prefixes.serves(seq.model):
+        if not self.prefixes.serves(seq.request.model):
             return
         if (
             seq.cache.length
             or not seq.cache.begins(len(seq.tokens))
-            or (seq.monitors is not None and seq.monitors.private)
+            or ((monitors := monitors_of(seq)) is not None and monitors.private)
         ):
             return
-        if (found := self.prefixes.find(seq.tokens, seq.cache_namespace)) is None:
+        if (found := self.prefixes.find(seq.tokens, seq.request.cache_namespace)) is None:
             return
         seq.cache, found.policy = found, seq.cache.policy
-        if seq.slots is not None:
-            seq.cache.provide(seq.slots)
+        if seq.request.slots is not None:
+            seq.cache.provide(seq.request.slots)
         if seq.position == 0:
-            seq.cached = found.next_position
+            seq.scheduling.cached = found.next_position
 
     def _keep_prefix(self, seq: Sequence) -> None:
         """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
-        if self.prefixes is None or seq.logits_source is not None or seq.position == 0 or seq.error is not None:
+        if self.prefixes is None or seq.request.logits_source is not None or seq.position == 0 or seq.error is not None:
             return
-        if not self.prefixes.serves(seq.model):
+        if not self.prefixes.serves(seq.request.model):
             return
-        if seq.monitors is not None and seq.monitors.requirements.changes:
+        monitors = monitors_of(seq)
+        if monitors is not None and monitors.requirements.changes:
             return
-        if seq.finished or not seq.prompt_kept:
-            seq.prompt_kept = True
-            self.prefixes.add(seq.tokens, seq.cache, seq.cache_namespace, final=seq.finished)
+        if seq.finished or not seq.scheduling.prompt_kept:
+            seq.scheduling.prompt_kept = True
+            self.prefixes.add(seq.tokens, seq.cache, seq.request.cache_namespace, final=seq.finished)
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
@@ -282,16 +284,16 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
     """Take over the prompt that another text has read, once it has; not what is no plain reading of it, or read by
     somebody else.
     """
-    shared = seq.prompt_length - 1
-    if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
-        seq.prompt_owner = None
+    shared = seq.request.prompt_length - 1
+    if writes(owner.request.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
+        seq.scheduling.prompt_owner = None
     elif owner.cache.next_position >= shared and not owner.paused:
         seq.cache = owner.cache.fork()
         seq.cache.truncate(shared)
-        if seq.slots is not None:
-            seq.cache.provide(seq.slots)
+        if seq.request.slots is not None:
+            seq.cache.provide(seq.request.slots)
         seq.prompt_token_logprobs = list(owner.prompt_token_logprobs)
-        seq.prompt_owner = None
+        seq.scheduling.prompt_owner = None
 
 
 def _holds(run: SchedulerEntry) -> bool:
@@ -311,5 +313,5 @@ def _needed(seq: Sequence) -> int:
 
 def _missing(seq: Sequence) -> int:
     """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
-    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_draft_tokens)
+    room = len(seq.tokens) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
     return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in caches_of(seq))

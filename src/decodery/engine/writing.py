@@ -82,13 +82,12 @@ def cut(seq: Sequence, error: DecoderyError) -> None:
 
 def own(seq: Sequence, name: str) -> Any:
     """What a model keeps of a text it has begun, None before it has. Raises UnsupportedModel for forks of one."""
-    if seq.written_by is None and seq.position:
+    state = seq.states.get(seq.request.model)
+    if state is None and seq.position:
         raise UnsupportedModel(f"{name} cannot go on from the middle of a text: load the model here with decodery.load")
-    if seq.written_by is not None and seq.written_by[0] != id(seq.tokens):
-        raise UnsupportedModel(f"{name} cannot write two ends to one text: load the model here with decodery.load")
-    return None if seq.written_by is None else seq.written_by[1]
+    return state
 
 
 def keep(seq: Sequence, state: Any) -> None:
-    """Note what a model keeps of a text; a fork, whose tokens are a list of its own, has no part in it."""
-    seq.written_by = id(seq.tokens), state
+    """Note what a model keeps of a text; forks do not get it."""
+    seq.states[seq.request.model] = state

@@ -73,15 +73,15 @@ class Coprocessor(CachePolicy):
         return Augmented(replace(self, trained=weights), weights, model.config, prompt)
 
     def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None]:
-        state, prompt = seq.cache.policy, seq.prompt_length
+        state, prompt = seq.cache.policy, seq.request.prompt_length
         assert isinstance(state, Augmented)
         tensors, count = state.weights.tensors, len(state.weights) if self.latents is None else self.latents
-        count = min(count, len(state.weights), seq.model.config.max_positions - prompt)
+        count = min(count, len(state.weights), seq.request.model.config.max_positions - prompt)
         if not count:
             return None
         positions, states = np.arange(prompt, prompt + count), None
         if not state.weights.static:
-            last = seq.model.config.num_layers
+            last = seq.request.model.config.num_layers
             soft = Segment(
                 *(positions, None, tensors["soft"][:count]),
                 cache=seq.cache,
@@ -89,11 +89,11 @@ class Coprocessor(CachePolicy):
                 logit_rows=[],
                 interventions=adapted(tensors),
             )
-            scored = yield from score(seq.model, soft, (last,))
+            scored = yield from score(seq.request.model, soft, (last,))
             states = scored.hidden[last]
         made = latents(tensors, states)[:count]
         given = Segment(positions, None, made, cache=seq.cache, retained=rows, logit_rows=[count - 1])
-        scored = yield from score(seq.model, given)
+        scored = yield from score(seq.request.model, given)
         state.take(seq.cache, count)
         return scored.logits
 

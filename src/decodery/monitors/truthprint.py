@@ -80,7 +80,7 @@ class TruthPrInt(Probed):
         return self.most if self.action == "rollback" else 0
 
     def start(self, seq: Sequence) -> _State:
-        return _State(seq.detokenizer)
+        return _State(seq.request.detokenizer)
 
     def observe(self, state: _State, row: Row) -> _State:
         value = float(self.trained.score(row.hidden[self.trained.site][None]))

@@ -74,7 +74,7 @@ class ControlledBlocks(Search):
             drawn = [text.fork() for _ in range(self.samples)]
             rows, hidden = [logits] * self.samples, {}
             for number, each in enumerate(drawn):
-                each.seed = nth_seed(request.seed, number)
+                each.rebind(seed=nth_seed(request.seed, number))
             for _ in range(self.block):
                 if not (active := [number for number, each in enumerate(drawn) if not each.finished]):
                     break
@@ -98,7 +98,7 @@ class ControlledBlocks(Search):
             best = int(worth.argmax())
             text, logits = drawn[best], rows[best]
             text.score = float(worth[best])
-            progress("controlled-blocks", text.position, text.max_new_tokens)
+            progress("controlled-blocks", text.position, text.request.max_new_tokens)
         # Blocks are drawn with seeds that count up from it; this one gives the text again.
-        text.seed = request.seed
+        text.rebind(seed=request.seed)
         return branches.finish([text])

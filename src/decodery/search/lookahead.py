@@ -97,7 +97,7 @@ class _Ahead(Growth):
 
 def _greedy(seq: Sequence) -> Sequence:
     """A branch that goes on with what its sampler finds most likely."""
-    clone, last = seq.branch(seq.seed), Temperature(0.0)
-    clone.sampler = Sampler([*seq.sampler.processors, last])
-    clone.processor_states = (*seq.processor_states, last.init(seq.tokens[: seq.prompt_length]))
+    clone, last = seq.branch(seq.request.seed), Temperature(0.0)
+    clone.rebind(sampler=Sampler([*seq.request.sampler.processors, last]))
+    clone.processor_states = (*seq.processor_states, last.init(seq.tokens[: seq.request.prompt_length]))
     return clone

@@ -42,7 +42,7 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine
     The drafter begins anew after them.
     """
     chunk = [seq.last_token, *tokens[:-1]]
-    scored = yield from score(seq.model, Segment.chunk(chunk, seq.cache))
+    scored = yield from score(seq.request.model, Segment.chunk(chunk, seq.cache))
     seq.writable(scored.logits)
     before = len(seq.tokens)
     for row, token in enumerate(tokens):
@@ -52,5 +52,5 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine
     written = len(seq.tokens) - before
     seq.cache.keep(range(written))
     trace.steps.append(Step(rows=len(chunk)))
-    if seq.drafter is not None:
-        seq.draft_state, seq.observed = seq.drafter.start(seq), len(seq.tokens) - 1
+    if seq.request.drafter is not None:
+        seq.states[seq.request.drafter], seq.observed = seq.request.drafter.start(seq), len(seq.tokens) - 1

@@ -71,7 +71,7 @@ class ParticleSearch(StepSearch):
         return "multinomial"
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        sweeps = yield from self.explore(growth, resampler(self.draws, growth.root.seq.seed))
+        sweeps = yield from self.explore(growth, resampler(self.draws, growth.root.seq.request.seed))
         return (yield from self._elected(growth, sweeps))
 
     @abstractmethod

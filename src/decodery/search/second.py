@@ -36,11 +36,12 @@ class Second:
     def __init__(self, growth: Growth, model: LanguageModel | str | None, dtype: Precision = "auto") -> None:
         root = growth.root.seq
         self.growth = growth
-        self.model = second_model(model, dtype, root.model)
-        if (room := self.model.config.max_positions) < root.prompt_length + root.max_new_tokens:
+        self.model = second_model(model, dtype, root.request.model)
+        if (room := self.model.config.max_positions) < root.request.prompt_length + root.request.max_new_tokens:
             raise SettingsError(
                 f"the second model has room for {room} tokens, and this text may have "
-                f"{root.prompt_length + root.max_new_tokens}: ask for fewer new tokens, or name another model"
+                f"{root.request.prompt_length + root.request.max_new_tokens}: ask for fewer new tokens, or name "
+                "another model"
             )
         self._text: Sequence | None = None
 
@@ -76,30 +77,36 @@ class Second:
         clone, before = seq.fork(), self._text
         if before is None:
             cache = self.model.new_cache()
-            if seq.slots is not None:
-                cache.provide(seq.slots)
+            if seq.request.slots is not None:
+                cache.provide(seq.request.slots)
         else:
             cache, known = before.cache, before.tokens[: before.cache.next_position]
             pairs = enumerate(zip(known, seq.tokens, strict=False))
             shared = next((at for at, (one, other) in pairs if one != other), min(len(known), len(seq.tokens)))
             cache.truncate(min(shared, len(seq.tokens) - 1))
-        clone.model, clone.cache, clone.role, clone.acceptance_rule = self.model, cache, _ROLE, Coupled()
-        clone.draft_length = clone.draft_length_state = clone.logits_source = clone.prompt_owner = (
-            clone.prompt_logprobs
-        ) = None
+        clone.cache, clone.scheduling.prompt_owner = cache, None
+        clone.rebind(
+            model=self.model,
+            role=_ROLE,
+            acceptance_rule=Coupled(),
+            draft_length=None,
+            logits_source=None,
+            prompt_logprobs=None,
+        )
         clone.trace = Trace(ledger=seq.trace.ledger)
         self._text = clone
         return clone
 
     def _given_back(self, seq: Sequence, written: Sequence) -> Sequence:
         """What was written, as a text of the target."""
-        text = seq.branch(seq.seed)
-        text.prompt_owner, text.tokens = None, list(written.tokens)
+        text = seq.branch(seq.request.seed)
+        text.scheduling.prompt_owner, text.tokens = None, list(written.tokens)
         text.token_logprobs, text.processor_states = list(written.token_logprobs), written.processor_states
         text.text = None if written.text is None else written.text.fork()
         text.finish_reason, text.stopped_by = written.finish_reason, written.stopped_by
-        if text.drafter is not None:
-            text.draft_state, text.observed = text.drafter.start(text), len(text.tokens) - 1
+        if text.request.drafter is not None:
+            text.start_drafter()
+            text.observed = len(text.tokens) - 1
         return text
 
 

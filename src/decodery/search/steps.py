@@ -181,7 +181,7 @@ class Growth:
         self._settled = request.settled
         self._scores: dict[tuple[int, ...], float | None] = {}
         self._failed: Exception | None = None
-        search.fits(seq.model)
+        search.fits(seq.request.model)
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LLM`")
 
@@ -192,7 +192,7 @@ class Growth:
         however often it is asked for. whole: the step goes on to the text's end.
         """
         self.engine.check_width(len(parents))
-        if not self.root.seq.sampler.greedy:
+        if not self.root.seq.request.sampler.greedy:
             made = [self._begun(parent, whole) for parent in parents]
             yield from self._written(made)
             return made
@@ -219,7 +219,7 @@ class Growth:
         keys = [tuple(text.tokens) for text in texts]
         asked = {key: number for number, key in enumerate(keys) if key not in self._scores}
         if asked:
-            begins = [fresh[number].begin - self.root.seq.prompt_length for number in asked.values()]
+            begins = [fresh[number].begin - self.root.seq.request.prompt_length for number in asked.values()]
             scores = yield from self._scored([texts[number] for number in asked.values()], begins)
             self._scores |= dict(zip(asked, scores, strict=True))
         for node, key in zip(fresh, keys, strict=True):
@@ -297,16 +297,16 @@ class Growth:
             seq.segment_end = self.search.ends(seq)
         if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
-            if parent.seq.prompt_owner is None:
-                parent.seq.prompt_owner = seq
+            if parent.seq.scheduling.prompt_owner is None:
+                parent.seq.scheduling.prompt_owner = seq
             else:
-                seq.prompt_owner = parent.seq.prompt_owner
+                seq.scheduling.prompt_owner = parent.seq.scheduling.prompt_owner
         parent.children += 1
         self.trace.grown.append(Grown(parent.number, []))
         return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
 
     def _seed(self, parent: Node) -> int:
-        seed = parent.seq.seed
+        seed = parent.seq.request.seed
         if parent is self.root:
             return nth_seed(seed, parent.children)
         return mix(seed, PARTICLE, parent.seq.position, parent.children) if parent.children else seed
@@ -316,9 +316,9 @@ class Growth:
         while (missing := unread(seq)) > 1:
             start = seq.cache.next_position
             chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
-            yield from score(seq.model, reading(seq, chunk, []))
+            yield from score(seq.request.model, reading(seq, chunk, []))
             seq.cache.keep(range(len(chunk)))
-            self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
+            self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.request.prompt_length - 1))
 
     def write(self, texts: list[Sequence], trace: Trace | None = None) -> ForwardCoroutine[None]:
         """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
@@ -327,13 +327,13 @@ class Growth:
             return seq.segment_end is None or seq.position == begun[id(seq)] or not seq.segment_end(seq)
 
         def note(active: Ordered[Sequence]) -> None:
-            self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.max_new_tokens)
+            self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.request.max_new_tokens)
 
         begun = {id(seq): seq.position for seq in texts}
         yield from write_on(self.engine, texts, trace or self.trace, goes_on, note)
         prompt = self.root.seq
-        if prompt.prompt_owner is not None:
-            share_prompt(prompt, prompt.prompt_owner)
+        if prompt.scheduling.prompt_owner is not None:
+            share_prompt(prompt, prompt.scheduling.prompt_owner)
 
 
 class StepEnd:

@@ -65,8 +65,8 @@ class Walk:
         self.powered = powered
         self.accepts = accepts
         self.max_rejects = max_rejects
-        self.seed = branches.root.seed
-        self._checks = Checks(branches.root.sampler)
+        self.seed = branches.root.request.seed
+        self._checks = Checks(branches.root.request.sampler)
         self._streams = numbers_from()
         self._first: torch.Tensor | None = None
 
@@ -118,7 +118,7 @@ class Walk:
     def _parted(self, seq: Sequence) -> Sequence:
         """A fork with a seed of its own: hashed, so that requests of neighbouring seeds have none in common."""
         clone = seq.fork()
-        clone.seed = mix(self.seed, PARTICLE, next(self._streams))
+        clone.rebind(seed=mix(self.seed, PARTICLE, next(self._streams)))
         return clone
 
     def _read(self, particles: Ordered[Branch]) -> ForwardCoroutine[None]:
@@ -162,11 +162,11 @@ class Walk:
         Where one token is left, it is an end token: a text that was cut is none of those that are aimed at.
         """
         position, constraint = seq.position, self._checks.constraint
-        if seq.remaining == 1 and seq.eos_ids:
+        if seq.remaining == 1 and seq.request.eos_ids:
             if not self._checks.is_complete(context):
                 return Trial(None, -math.inf, 1, 1)
             ends = torch.full_like(law, -torch.inf)
-            ids = sorted(seq.eos_ids)
+            ids = sorted(seq.request.eos_ids)
             ends[ids] = law[ids]
             mass = float(law.double().log_softmax(dim=-1)[ids].logsumexp(dim=-1))
             if mass == -math.inf:
@@ -175,8 +175,8 @@ class Walk:
         if constraint is None:
             return Trial(_pick(law, seq), 0.0, 0, 0)
         return weighted(
-            *(law, self._checks.accept(context), seq.seed, position),
-            uniform=_uniforms(seq.seed, position),
+            *(law, self._checks.accept(context), seq.request.seed, position),
+            uniform=_uniforms(seq.request.seed, position),
             accepts=self.accepts,
             max_rejects=self.max_rejects,
         )
@@ -188,7 +188,7 @@ class Walk:
 
 
 def _pick(law: torch.Tensor, seq: Sequence) -> int:
-    return int(gumbel_argmax(law[None], seq.seed, [seq.position])[0])
+    return int(gumbel_argmax(law[None], seq.request.seed, [seq.position])[0])
 
 
 def _uniforms(seed: int, position: int) -> Callable[[], float]:

@@ -82,7 +82,7 @@ class NodeDistributions:
         Their rows stand after the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
-        if seq.cache_policy is not None and seq.cache_policy.opens and not seq.position:
+        if seq.request.cache_policy is not None and seq.request.cache_policy.opens and not seq.position:
             raise SettingsError(
                 "this acceptance rule reads on from a prompt's last token, which the cache policy follows with rows of "
                 "its own: take another rule or another cache policy"
@@ -102,7 +102,7 @@ class NodeDistributions:
             interventions=seq.interventions,
         )
         taps = tuple(self.hidden)
-        scored = yield from score(seq.model, segment, taps)
+        scored = yield from score(seq.request.model, segment, taps)
         self._starts.append(known)
         self._parts.append(seq.writable(scored.logits))
         self.hidden = {tap: torch.cat((rows, scored.hidden[tap])) for tap, rows in self.hidden.items()}
@@ -118,7 +118,7 @@ class NodeDistributions:
             token = int(self.tree.tokens[node])
             # What stands after a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
             known = token != MASK_TOKEN
-            self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent)) if known else before
+            self._contexts[node] = self.seq.request.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]
 
     def position(self, node: int) -> int:
@@ -127,7 +127,7 @@ class NodeDistributions:
 
     def rows(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] warped logits, -inf where a token is excluded."""
-        return self.seq.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
+        return self.seq.request.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
 
     def _own(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] the model's own logits."""
@@ -138,14 +138,14 @@ class NodeDistributions:
 
     def probabilities(self, node: int) -> torch.Tensor:
         """[vocab] float64, summing to 1; one-hot for greedy decoding."""
-        return self.seq.sampler.probabilities(self.rows([node]))[0]
+        return self.seq.request.sampler.probabilities(self.rows([node]))[0]
 
     def picks(self, nodes: Ordered[int]) -> list[int]:
         """The token that the request's own noise (or, when greedy, the argmax) chooses after each of `nodes`."""
-        if self.seq.sampler.plain and self._parts[0].device.type == "cpu":
-            return self.seq.sampler.largest(self._own(nodes))
+        if self.seq.request.sampler.plain and self._parts[0].device.type == "cpu":
+            return self.seq.request.sampler.largest(self._own(nodes))
         positions = [self.position(node) for node in nodes]
-        return self.seq.sampler.pick(self.rows(nodes), self.seq.seed, positions).tolist()
+        return self.seq.request.sampler.pick(self.rows(nodes), self.seq.request.seed, positions).tolist()
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -78,7 +76,7 @@ class VerificationFeedback:
 
 @dataclass(frozen=True)
 class Drafter(Contract):
-    """A way of guessing the next tokens. Fields are hyper-parameters; memory lives in `seq.draft_state`.
+    """A way of guessing the next tokens. Fields are hyper-parameters; its state of a text is `seq.states[self]`.
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
@@ -107,7 +105,7 @@ class Drafter(Contract):
         return replace(self, **changed) if changed else self
 
     def start(self, seq: Sequence) -> Any:
-        """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
+        """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.states[self]`."""
         return None
 
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
@@ -236,7 +234,7 @@ class TreeDrafter(Drafter):
             Logits [len(nodes), vocab].
         """
         logits = yield from as_coroutine(self.logits(seq, tree, nodes))
-        return logits if seq.padding is None else seq.padding.exclude(logits.clone())
+        return logits if seq.request.padding is None else seq.request.padding.exclude(logits.clone())
 
     def expand(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], *, shaped: bool = True
@@ -253,7 +251,7 @@ class TreeDrafter(Drafter):
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs."""
-        if not seq.sampler.keeps(shaped=shaped):
+        if not seq.request.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
         logits = yield from self.writable(seq, tree, nodes)
@@ -266,7 +264,7 @@ class TreeDrafter(Drafter):
         if isinstance(self.tree_policy, TreePolicy):
             return (yield from self.tree_policy.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
-        if seq.sampler.plain and budget.ask is None and not seq.acceptance_rule.requirements.laws:
+        if seq.request.sampler.plain and budget.ask is None and not seq.request.acceptance_rule.requirements.laws:
             return (yield from self._likeliest_chain(seq, length))
         return (yield from self._chain(seq, budget, length))
 
@@ -274,7 +272,7 @@ class TreeDrafter(Drafter):
         """What `_chain` comes to where nothing of a distribution counts but its most likely token."""
         drafted: list[int] = []
         tree = DraftTree.root(seq.last_token)
-        while len(drafted) < length and (not drafted or drafted[-1] not in seq.eos_ids):
+        while len(drafted) < length and (not drafted or drafted[-1] not in seq.request.eos_ids):
             ids, logprobs = yield from self.likeliest(seq, tree, [len(drafted)], 1)
             if not logprobs[0, 0] > -np.inf:
                 break
@@ -283,7 +281,7 @@ class TreeDrafter(Drafter):
         return tree
 
     def _chain(self, seq: Sequence, budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
-        sampler, context = seq.sampler, seq.context()
+        sampler, context = seq.request.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
         tree, logits = DraftTree.root(seq.last_token), torch.empty(0, dtype=torch.float32, device="cpu")
@@ -299,15 +297,15 @@ class TreeDrafter(Drafter):
             if not (yield from as_coroutine(budget.goes_on(outlook))):
                 break
             row = (yield from outlook.law())[None]
-            token = int(sampler.pick(row, seq.seed, [context.position])[0])
+            token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.acceptance_rule.requirements.laws:
+            if seq.request.acceptance_rule.requirements.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
-            if drafted[-1] in seq.eos_ids:
+            if drafted[-1] in seq.request.eos_ids:
                 break
             context = sampler.extend(context, drafted[-1], logits[0])
         return tree
@@ -318,7 +316,7 @@ def expected(
 ) -> torch.Tensor:
     """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `TreeDrafter.expand`."""
     # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
-    sampler = seq.sampler
+    sampler = seq.request.sampler
     contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
     with one_thread():
         law = sampler.law(logits.clamp(min=UNSAID), contexts, shaped=shaped).float()
@@ -343,9 +341,9 @@ def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
 
 @dataclass(frozen=True)
 class Composite(Drafter):
-    """A drafter made of others, each of which has a memory of its own.
+    """A drafter made of others, each of which has a state of its own.
 
-    `seq.draft_state` is the list of the parts' memories, and of whatever a subclass adds after them.
+    What `start` of a subclass returns is the state of the whole, beside those of its parts.
     """
 
     @property
@@ -373,29 +371,17 @@ class Composite(Drafter):
             for part, rows in zip(self.parts, own, strict=True)
         )
 
-    @contextmanager
-    def part(self, seq: Sequence, number: int) -> Iterator[Drafter]:
-        """The drafter `number`; meanwhile the sequence holds its memory."""
-        states = seq.draft_state
-        seq.draft_state = states[number]
-        try:
-            yield self.parts[number]
-        finally:
-            states[number] = seq.draft_state
-            seq.draft_state = states
-
-    def start(self, seq: Sequence) -> list[Any]:
-        return [part.start(seq) for part in self.parts]
+    def start(self, seq: Sequence) -> Any:
+        for part in self.parts:
+            seq.states[part] = part.start(seq)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading = seen.start < seq.prompt_length
-        for number in range(len(self.parts)):
-            with self.part(seq, number) as drafter:
-                requirements = drafter.requirements
-                if not reading or requirements.prompt or requirements.prompt_taps:
-                    drafter.observe(seq, seen if requirements.states else seen.of_tokens())
+        reading = seen.start < seq.request.prompt_length
+        for part in self.parts:
+            requirements = part.requirements
+            if not reading or requirements.prompt or requirements.prompt_taps:
+                part.observe(seq, seen if requirements.states else seen.of_tokens())
 
     def forget(self, seq: Sequence) -> None:
-        for number in range(len(self.parts)):
-            with self.part(seq, number) as drafter:
-                drafter.forget(seq)
+        for part in self.parts:
+            part.forget(seq)

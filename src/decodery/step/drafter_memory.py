@@ -52,9 +52,13 @@ class Memory:
             return make()
         with self._lock:
             if scope == "process":
-                stores = _used(self._process, seq.cache_namespace, self.namespaces)
+                stores = _used(self._process, seq.request.cache_namespace, self.namespaces)
             else:
-                stores = _used(self._problem, (seq.cache_namespace, *seq.tokens[: seq.prompt_length]), self.problems)
+                stores = _used(
+                    self._problem,
+                    (seq.request.cache_namespace, *seq.tokens[: seq.request.prompt_length]),
+                    self.problems,
+                )
             if key not in stores:
                 stores[key] = make()
             return stores[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -75,6 +75,32 @@ class Regenerate:
 
 
 Action = Stop | Rollback | Regenerate
+
+
+@dataclass(slots=True)
+class MonitorReport:
+    """What a monitor found of a text. limit: scores above it are flagged.
+
+    scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
+    was above the limit, None for none. error: what turned it off, where it was to go on without.
+    """
+
+    name: str
+    limit: float
+    scores: list[float | None] = field(default_factory=list)
+    flagged: int | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that JSON has words for."""
+        return {
+            "name": self.name,
+            "limit": self.limit if math.isfinite(self.limit) else None,
+            "score": self.scores[-1] if self.scores else None,
+            "flagged": self.flagged,
+            "scores": self.scores,
+            **({} if self.error is None else {"error": self.error}),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def test_a_text_spent_what_was_run(name: str) -> None:
     target, draft = Counted(MODEL), Counted(SMALL)
     (seq,) = decode(target, [[5, 6, 7, 5, 6, 7, 5, 6]], drafter=DRAFTERS[name](draft), max_new_tokens=24)
     ledger = seq.trace.ledger
-    if isinstance(seq.drafter, OWN_LAYERS):
+    if isinstance(seq.request.drafter, OWN_LAYERS):
         # Some of the target's layers draft, and count as what they do.
         assert sum(ledger.passes.values()) == len(target.rows) and not draft.rows
         assert sum(ledger.rows.values()) == sum(target.rows) and 0 < ledger.rows["draft"] < sum(target.rows)

@@ -213,7 +213,7 @@ def test_forks_go_on_as_the_text_would(name: str, rule: AcceptanceRule) -> None:
     parted = engine.submit(other)
     engine.step()
     clone = engine.fork(parted)
-    clone.seed = 3
+    clone.rebind(seed=3)
     engine.run([parted, clone])
     assert (
         parted.generated

@@ -37,12 +37,12 @@ def test_a_policy_that_reads_prompts_in_full_shares_them() -> None:
     for kv in (QUEST, None, QUEST):
         found = written(engine, kv)
         assert found.tokens == alone(kv)
-    assert found.cached > 40
+    assert found.scheduling.cached > 40
     # What was written under the policy is nobody's prefix: a text that goes on from it reads it anew.
     engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
     longer = [*written(engine, QUEST).tokens, 5]
     after = written(engine, None, longer, 8)
-    assert after.tokens == alone(None, longer, 8) and 0 < after.cached <= len(PROMPT)
+    assert after.tokens == alone(None, longer, 8) and 0 < after.scheduling.cached <= len(PROMPT)
 
 
 class Careless(Selecting):

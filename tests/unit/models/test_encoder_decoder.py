@@ -116,7 +116,10 @@ def test_decoding_with_a_source_keeps_the_laws(tiny: EncoderDecoder) -> None:
             tiny, [[256], [256, 3]], drafter="token-recycling", sampler=drawn, logits_source=source, max_new_tokens=20
         )
     copied = Engine(tiny).submit(Request([256], logits_source=source, drafter="aggressive", max_new_tokens=3))
-    assert copied.draft_state.source == list(SOURCE) and copied.draft_state.pointer == 0
+    assert (
+        copied.states[copied.request.drafter].source == list(SOURCE)
+        and copied.states[copied.request.drafter].pointer == 0
+    )
     check_state(tiny, [[256]], drafter="token-recycling", logits_source=source, max_new_tokens=12)
 
 

@@ -152,8 +152,8 @@ def test_requests_without_a_source_are_scored_beside_prefixed_ones() -> None:
     alone = engine.submit(Request(TOKENS, max_new_tokens=12))
     engine.run([alone])
     steered = engine.submit(Request(TOKENS, max_new_tokens=12))
-    steered.model = Prefixed(model, random_prefix(model))
-    steered.cache = steered.model.new_cache()
+    steered.rebind(model=Prefixed(model, random_prefix(model)))
+    steered.cache = steered.request.model.new_cache()
     plain = engine.submit(Request(TOKENS, max_new_tokens=12))
     calls = []
     original, model.forward = (

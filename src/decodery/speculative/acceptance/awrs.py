@@ -34,7 +34,7 @@ class AWRS(AcceptanceRule):
     provides = Provides(checked=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
-        checks = Checks(seq.sampler)
+        checks = Checks(seq.request.sampler)
         path: list[int] = []
         node = 0
         while True:
@@ -49,7 +49,7 @@ class AWRS(AcceptanceRule):
 def _draw(checks: Checks, laws: NodeDistributions, node: int, seq: Sequence) -> int:
     context = laws.context(node)
     law = checks.law(laws.row(node)[None], [context])[0]
-    seed = None if seq.sampler.greedy else seq.seed
+    seed = None if seq.request.sampler.greedy else seq.request.seed
     trial: Trial = first_accepted(in_order(law, seed, context.position), checks.accept(context))
     checked, rejected = trial.checks, trial.rejections
     if trial.token is None:

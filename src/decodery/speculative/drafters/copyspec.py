@@ -44,7 +44,7 @@ class CopySpec(Drafter):
         return Positions(self.gamma, self.pick)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        index: Positions = seq.draft_state
+        index: Positions = seq.states[self]
         index.extend(seq.tokens)
         start = index.find(seq.tokens)
         if start is None:
@@ -55,6 +55,6 @@ class CopySpec(Drafter):
 
     def match_length(self, seq: Sequence) -> int:
         """`gamma` where the last tokens stood before, else 0."""
-        index: Positions = seq.draft_state
+        index: Positions = seq.states[self]
         index.extend(seq.tokens)
         return 0 if index.find(seq.tokens) is None else self.gamma

@@ -74,22 +74,22 @@ class CPPD(TreeDrafter):
         return self.slots
 
     def reach(self, seq: Sequence) -> int:
-        drafted: Drafted = seq.draft_state
+        drafted: Drafted = seq.states[self]
         return min(seq.remaining, drafted.length - _place(seq))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        if seq.draft_state is None:
-            assert seq.logits_source is not None
-            memory = yield from encoded(_target(seq), seq.logits_source.read, seq.cache)
+        if seq.states[self] is None:
+            assert seq.request.logits_source is not None
+            memory = yield from encoded(_target(seq), seq.request.logits_source.read, seq.cache)
             with torch.no_grad():
                 logits = self._slots.say(memory.states[None].float().cpu()).logits[0]
-            seq.draft_state = Drafted(logits.to(seq.model.device), self._slots.end(logits))
+            seq.states[self] = Drafted(logits.to(seq.request.model.device), self._slots.end(logits))
         return (yield from super().propose(seq, budget))
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        drafted: Drafted = seq.draft_state
+        drafted: Drafted = seq.states[self]
         rows = drafted.logits[_place(seq) + tree.depths[list(nodes)]]
-        spread = rows.new_full((len(nodes), seq.vocab_size), -torch.inf)
+        spread = rows.new_full((len(nodes), seq.request.vocab_size), -torch.inf)
         spread[:, self._slots.tokens] = rows
         return spread
 
@@ -100,4 +100,4 @@ def _place(seq: Sequence) -> int:
 
 
 def _target(seq: Sequence) -> EncoderDecoder:
-    return cast(EncoderDecoder, cast(OfOneModel, seq.model).model)
+    return cast(EncoderDecoder, cast(OfOneModel, seq.request.model).model)

@@ -147,13 +147,13 @@ class Deer(Drafter):
         length = self.length or config.block_length
         if length is None:
             raise SettingsError("this model does not say how long its blocks are: name a length, as in deer:length=8")
-        model = fitted(self._own(), seq.model)
+        model = fitted(self._own(), seq.request.model)
         if not model.capabilities.trees:
             raise UnsupportedModel(f"the rows of this model cannot see what stands behind them: {_MADE}")
-        return BlockReading(model, config.mask_id, length, seq.slots)
+        return BlockReading(model, config.mask_id, length, seq.request.slots)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        reading: BlockReading = seq.draft_state
+        reading: BlockReading = seq.states[self]
         room = reading.model.config.max_positions - len(seq.tokens)
         most = min(reading.length, budget.nodes, budget.depth, room)
         if most < 1:
@@ -174,13 +174,13 @@ class Deer(Drafter):
         return chain
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading: BlockReading = seq.draft_state
+        reading: BlockReading = seq.states[self]
         # The token in place of a wrong one takes its place, too.
         del reading.spare[: len(seen.emitted)]
         reading.at += len(seen.emitted)
 
     def forget(self, seq: Sequence) -> None:
-        reading: BlockReading = seq.draft_state
+        reading: BlockReading = seq.states[self]
         reading.forget()
 
     def _own(self) -> LanguageModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
@@ -66,12 +65,15 @@ class Graft(Composite):
     def largest(self) -> int:
         return self.nodes
 
-    def start(self, seq: Sequence) -> list[Any]:
+    def start(self, seq: Sequence) -> Adjacency:
         def make() -> Adjacency:
-            return Adjacency(seq.vocab_size, self.successors)
+            return Adjacency(seq.request.vocab_size, self.successors)
 
-        store = seq.memory.recall(self.scope, seq, ("graft", seq.vocab_size, self.successors), make)
-        return [*super().start(seq), store]
+        super().start(seq)
+        store: Adjacency = seq.request.memory.recall(
+            self.scope, seq, ("graft", seq.request.vocab_size, self.successors), make
+        )
+        return store
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
@@ -86,11 +88,11 @@ class Graft(Composite):
                     return True
             return False
 
-        with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, TreeDrafter)
-            # Of no level more than `nodes` can be kept, and what is expanded is held.
-            width, depth = min(self.width, nodes), min(self.depth, budget.depth)
-            layers = yield from grow_layers(drafter, seq, width=width, depth=depth, stop=stop)
+        (drafter,) = self.parts
+        assert isinstance(drafter, TreeDrafter)
+        # Of no level more than `nodes` can be kept, and what is expanded is held.
+        width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+        layers = yield from grow_layers(drafter, seq, width=width, depth=depth, stop=stop)
         if not stage:
             return layers.kept(nodes)
         # A smaller budget is split as the whole one is.
@@ -99,7 +101,7 @@ class Graft(Composite):
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         super().observe(seq, seen)
-        seq.draft_state[1].learn(seen)
+        seq.states[self].learn(seen)
 
     def _graft(self, seq: Sequence, drafted: DraftTree, nodes: int, depth: int) -> DraftTree:
         """Merge retrieved nodes in at the root; what both have leaves room for as many further ones."""
@@ -114,7 +116,7 @@ class Graft(Composite):
     def _retrieved(self, seq: Sequence, nodes: int, depth: int) -> DraftTree:
         if nodes < 1:
             return DraftTree.root(seq.last_token)
-        store: Adjacency = seq.draft_state[1]
+        store: Adjacency = seq.states[self]
         template = unbalanced(nodes, _RETRIEVED_DEPTH, self.successors)
         limits = Budget(nodes, depth)
         tree, _ = template.fill(
@@ -122,6 +124,6 @@ class Graft(Composite):
             lambda places, tokens: store.successors(tokens[places]),
             RankRates(store.width).rates,
             limits,
-            eos_ids=seq.eos_ids,
+            eos_ids=seq.request.eos_ids,
         )
         return tree

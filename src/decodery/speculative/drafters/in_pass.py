@@ -76,13 +76,13 @@ class InPass(Drafter):
         """What was learned for `model`. Raises a DecoderyError where there is nothing."""
 
     def start(self, seq: Sequence) -> _State:
-        found = self.asked(seq.model)
-        ranks = min(found.rates.shape[1], seq.vocab_size)
+        found = self.asked(seq.request.model)
+        ranks = min(found.rates.shape[1], seq.request.vocab_size)
         rates = np.ascontiguousarray(found.rates[:, :ranks], dtype=np.float64)
         return _State(Asked(found.inputs, rates, found.changes), np.empty((0, ranks), dtype=np.int64))
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         if state.sequences != budget.sequences:
             state.stages, state.sequences = self._chosen(state.asked.rates, budget), budget.sequences
         root = DraftTree.root(seq.last_token)
@@ -98,11 +98,11 @@ class InPass(Drafter):
             whole, asks = root, np.array([len(trees)])
         whole = whole.with_mask_nodes(asks, state.asked.inputs, state.asked.changes)
         # Nothing is said after the end of a text.
-        ended = np.isin(whole.tokens[whole.parents], list(seq.eos_ids)) & (whole.parents > 0)
+        ended = np.isin(whole.tokens[whole.parents], list(seq.request.eos_ids)) & (whole.parents > 0)
         return whole.prune(~ended & (whole.depths <= budget.depth) & (np.arange(len(whole)) <= budget.nodes))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         chain = seen.tree.asked(seen.path[-1] if seen.path else 0)
         ranks = state.asked.rates.shape[1]
         state.guesses = topk(seen.logits[chain], ranks)[0] if chain else state.guesses[:0]

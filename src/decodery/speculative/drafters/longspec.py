@@ -215,5 +215,5 @@ class LongSpec(HeadDrafter):
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         # A fork has a cache of its own.
-        seq.draft_state.memory.cache = seq.cache
+        seq.states[self].memory.cache = seq.cache
         return super().logits(seq, tree, nodes)

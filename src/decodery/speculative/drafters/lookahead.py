@@ -80,19 +80,19 @@ class Lookahead(Drafter):
         return (self.window + self.grams) * (self.ngram - 1) - 1
 
     def start(self, seq: Sequence) -> _State:
-        random = np.random.default_rng(mix(seq.seed, len(seq.tokens)))
+        random = np.random.default_rng(mix(seq.request.seed, len(seq.tokens)))
         prompt = list(seq.tokens)
         guesses = random.choice(prompt, self.window + self.ngram - 3).tolist()
         return _State([guesses], random, prompt)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         paths = [list(gram) for gram in reversed(state.pool.get(seq.last_token, {}))]
         paths += [state.column(number) for number in range(state.columns)]
         return DraftTree.from_paths(seq.last_token, (path[: budget.depth] for path in paths), budget.nodes)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         levels, last = state.levels, self._predictions(state, seen)
         if len(levels) < self.ngram - 1:
             # The last token takes the place of the first column, so that all columns count one less.
@@ -119,7 +119,7 @@ class Lookahead(Drafter):
         """Level `number` of `tokens`, with prompt tokens for unknown ones and ends of text, which nothing follows."""
         level = []
         for column, token in enumerate(tokens):
-            if token is None or token in seq.eos_ids:
+            if token is None or token in seq.request.eos_ids:
                 token = int(state.random.choice(state.prompt))
                 if number:
                     state.made_up.add((number, column))

@@ -161,8 +161,8 @@ class Nested(Drafter):
         return 3
 
     def start(self, seq: Sequence) -> NestedReading:
-        (own,) = self.auxiliary_models(seq.model)
-        model = cast(LanguageModel, fitted(own, seq.model))
+        (own,) = self.auxiliary_models(seq.request.model)
+        model = cast(LanguageModel, fitted(own, seq.request.model))
         if not model.capabilities.layer_plans:
             raise UnsupportedModel(f"this draft model cannot be left early: {_MADE}")
         exits, layers = self.exits or model.config.exits, model.config.num_layers
@@ -172,10 +172,10 @@ class Nested(Drafter):
             raise SettingsError(f"exits ascend from 1 to the {layers} layers of the draft model, not {exits}")
         if len(self.sure) not in (1, len(exits) - 1):
             raise SettingsError(f"nested needs one sure for all exits, or {len(exits) - 1} of them, not {self.sure}")
-        return NestedReading(model, exits, seq.slots)
+        return NestedReading(model, exits, seq.request.slots)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        reading: NestedReading = seq.draft_state
+        reading: NestedReading = seq.states[self]
         room = reading.model.config.max_positions - len(seq.tokens) + 1
         most = min(self.length, budget.nodes, budget.depth, room)
         sure = self.sure if len(self.sure) > 1 else self.sure * (len(reading.exits) - 1)
@@ -188,5 +188,5 @@ class Nested(Drafter):
         return writing.chain
 
     def forget(self, seq: Sequence) -> None:
-        reading: NestedReading = seq.draft_state
+        reading: NestedReading = seq.states[self]
         reading.forget()

@@ -67,7 +67,10 @@ def through(
     """The logits of a segment's rows after a route through a model, the text's own where none is named."""
     (scored,) = yield [
         ForwardRequest(
-            cast(LanguageModel, seq.model if model is None else model), segment, role=role, layer_plan=layer_plan
+            cast(LanguageModel, seq.request.model if model is None else model),
+            segment,
+            role=role,
+            layer_plan=layer_plan,
         )
     ]
     return scored.logits
@@ -87,8 +90,8 @@ class OwnLayers(TreeDrafter):
         """Which layers and sublayers draft now."""
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        reading: OwnReading = seq.draft_state.reading
+        reading: OwnReading = seq.states[self].reading
         return (yield from reading.after(seq, tree, nodes, self.layer_plan(seq)))
 
     def forget(self, seq: Sequence) -> None:
-        seq.draft_state.reading.forget()
+        seq.states[self].reading.forget()

@@ -86,9 +86,9 @@ class Pearl(Drafter):
     def start(self, seq: Sequence) -> Ahead:
         reading = self._drafts().start(seq)
         assert isinstance(reading, Follower)
-        if reading.model is seq.model and seq.model.device.type == "cuda":
+        if reading.model is seq.request.model and seq.request.model.device.type == "cuda":
             raise SettingsError("pearl runs two models at a time: name another one than the target on a GPU")
-        return Ahead(reading, self.length or _ratio(seq.model, reading.model))
+        return Ahead(reading, self.length or _ratio(seq.request.model, reading.model))
 
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return self._drafts().auxiliary_models(target)
@@ -100,7 +100,7 @@ class Pearl(Drafter):
         return 3
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        ahead: Ahead = seq.draft_state
+        ahead: Ahead = seq.states[self]
         known, most = len(seq.tokens), min(budget.nodes, budget.depth)
         if most < 1 or ahead.tokens[:known] != seq.tokens:
             # What was written stands after something else: the target goes on alone by one token.
@@ -110,16 +110,16 @@ class Pearl(Drafter):
         return DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
-        ahead: Ahead = seq.draft_state
+        ahead: Ahead = seq.states[self]
         draft = tree.trunk().tokens[1:].tolist()
         room = ahead.reading.model.config.max_positions - len(seq.tokens) - len(draft)
         most = min(ahead.length, seq.remaining - len(draft), room)
-        if most < 1 or not seq.eos_ids.isdisjoint(draft):
+        if most < 1 or not seq.request.eos_ids.isdisjoint(draft):
             return None
         return self._write(seq, ahead, draft, most)
 
     def forget(self, seq: Sequence) -> None:
-        ahead: Ahead = seq.draft_state
+        ahead: Ahead = seq.states[self]
         ahead.reading.forget()
 
     def _drafts(self) -> DraftModel:
@@ -127,22 +127,22 @@ class Pearl(Drafter):
 
     def _write(self, seq: Sequence, ahead: Ahead, draft: list[int], most: int) -> ForwardCoroutine[None]:
         """Write up to `most` tokens after a text and its draft."""
-        sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), draft)
+        sampler, context = seq.request.sampler, seq.request.sampler.ahead(seq.context(), draft)
         base, drafted, ledger = [*seq.tokens, *draft], list[int](), seq.trace.ledger
         ahead.tokens, laws = base, ahead.laws
         while len(drafted) < most:
             tree = DraftTree.chain(base[-1], drafted)
             logits = yield from _charged(ahead.reading.after(base, tree, [len(drafted)]), ledger)
             row = sampler.law(logits.clamp(min=UNSAID), [context])
-            token = int(sampler.pick(row, seq.seed, [context.position])[0])
+            token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.acceptance_rule.requirements.laws:
+            if seq.request.acceptance_rule.requirements.laws:
                 laws[len(base) + len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             ahead.tokens = [*base, *drafted]
-            if token in seq.eos_ids:
+            if token in seq.request.eos_ids:
                 break
             context = sampler.extend(context, token, logits[0])
         ahead.laws = {place: law for place, law in laws.items() if place >= len(seq.tokens)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -78,25 +77,26 @@ class RASD(Composite):
     def largest(self) -> int:
         return self.nodes
 
-    def start(self, seq: Sequence) -> list[Any]:
+    def start(self, seq: Sequence) -> Windows | Datastore:
+        super().start(seq)
         if self.datastore is None:
-            return [*super().start(seq), Windows()]
+            return Windows()
         store = Datastore.open(self.datastore)
-        store.fits(seq.vocab_size)
-        return [*super().start(seq), store]
+        store.fits(seq.request.vocab_size)
+        return store
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
             return DraftTree.root(seq.last_token)
-        with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, TreeDrafter)
-            # Of no level more than `nodes` can be kept, and what is expanded is held.
-            width, depth = min(self.width, nodes), min(self.depth, budget.depth)
-            first = (yield from drafter.expand(seq, DraftTree.root(seq.last_token), [0]))[0].cpu().numpy()
-            layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
+        (drafter,) = self.parts
+        assert isinstance(drafter, TreeDrafter)
+        # Of no level more than `nodes` can be kept, and what is expanded is held.
+        width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+        first = (yield from drafter.expand(seq, DraftTree.root(seq.last_token), [0]))[0].cpu().numpy()
+        layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
         matched, windows = self._windows(seq, min(self.length, budget.depth))
-        found, most = count_prefixes(windows, seq.vocab_size), nodes * self.retrieved // self.nodes
+        found, most = count_prefixes(windows, seq.request.vocab_size), nodes * self.retrieved // self.nodes
         retrieved = self._pruned(seq.last_token, found, first, most, trusted=matched >= self.trusted)
         return layers.kept(nodes - (len(retrieved) - 1)).merge(retrieved)
 
@@ -119,7 +119,7 @@ class RASD(Composite):
 
     def _windows(self, seq: Sequence, length: int) -> tuple[int, np.ndarray]:
         """How many of the last tokens were found, and what followed them."""
-        source, (shortest, longest) = seq.draft_state[1], self._lengths
+        source, (shortest, longest) = seq.states[self], self._lengths
         windows = np.empty((0, length), dtype=np.int64)
         if isinstance(source, Datastore):
             if matched := source.longest(seq.tokens[-longest:], shortest):

@@ -98,29 +98,29 @@ class HeadDrafter(TrainedDrafter):
     tree_policy: TreePolicy | str | None = field(default="eagle-2", kw_only=True)
 
     def start(self, seq: Sequence) -> HeadReading:
-        head = self._bound(seq.model)
+        head = self._bound(seq.request.model)
         assert isinstance(head, DraftHead)
         return HeadReading.begin(head)
 
     def reach(self, seq: Sequence) -> int:
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         return 0 if reading.empty else min(seq.remaining, reading.head.reach)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         return reading.head.spread(reading.after(tree, nodes))
 
     def likeliest(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
-        if not seq.sampler.keeps(shaped=shaped):
+        if not seq.request.sampler.keeps(shaped=shaped):
             return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         ids, chances = reading.likeliest(tree, nodes, k)
         return logged((np.array(ids), np.array(chances)))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         reading.see(seq, seen)
 
 

@@ -61,7 +61,7 @@ def grow_layers(
         if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
             break
         levels += 1
-        fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.eos_ids))]
+        fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.request.eos_ids))]
         frontier = fresh[best(scores[fresh], width)]
         if kept is not None and len(scores) > kept + 1:
             # No child is likelier than its parent, and of equals the earlier ones are kept.

@@ -61,7 +61,7 @@ class Caterpillar(TreePolicy):
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         limits = Budget(min(self.nodes, budget.nodes), min(self.length, budget.depth))
         growing = Growing(expander, seq, limits, self.origin)
-        counts = self.greedy if seq.sampler.greedy else self.chance
+        counts = self.greedy if seq.request.sampler.greedy else self.chance
         tip = growing.open(np.zeros(1, dtype=np.int64))
         while growing.room and len(tip):
             ids, logq, _ = yield from growing.children(tip, max(counts))

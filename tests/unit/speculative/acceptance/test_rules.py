@@ -226,7 +226,7 @@ class Branching(Drafter):
             tokens, parents, following = tree.tokens.tolist(), tree.parents.tolist(), []
             for node, law in zip(layer, laws, strict=True):
                 distributions[node], found = law, {}
-                for token in self._drawn(law, width * copies[node], noise.mix(seq.seed, len(seq.tokens), node)):
+                for token in self._drawn(law, width * copies[node], noise.mix(seq.request.seed, len(seq.tokens), node)):
                     if token not in found:
                         found[token] = len(tokens)
                         following.append(len(tokens))
@@ -236,7 +236,7 @@ class Branching(Drafter):
                     draws.setdefault(node, []).append(child)
                     copies[child] = copies.get(child, 0) + 1
             tree = DraftTree(np.array(tokens), np.array(parents), self.origin, None, distributions, draws)
-            layer = [node for node in following if int(tree.tokens[node]) not in seq.eos_ids]
+            layer = [node for node in following if int(tree.tokens[node]) not in seq.request.eos_ids]
         return tree
 
     def _drawn(self, law: torch.Tensor, count: int, seed: int) -> list[int]:

@@ -278,7 +278,7 @@ def test_a_head_is_asked_where_it_pays() -> None:
             seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
         while not seq.finished:
             engine.step()
-            counts.append(seq.draft_state.advice.costs.idle == 0)
+            counts.append(seq.states[seq.request.drafter].advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
     assert asked[0.0] > 0.8 and asked[1.0] < 0.2
 
@@ -293,7 +293,7 @@ def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None
             # The second text has all been said before.
             seq = engine.submit(Request([256, 65], 24, drafter=Auto(warm=None)))
             engine.run([seq])
-        drafted[power], state = seq.trace.rows - seq.trace.passes, seq.draft_state
+        drafted[power], state = seq.trace.rows - seq.trace.passes, seq.states[seq.request.drafter]
         assert state.silent == (power > 1) and (power < 1 or not state.memory.copied)
         texts.append(seq.tokens)
     assert drafted[0.5] > 0 and drafted[1.2] == 0 and texts[0] == texts[1]

@@ -62,7 +62,7 @@ def test_drafts_cost_one_pass_and_what_nobody_looked_at_is_drafted_again() -> No
     )
     while len(seq.generated) < 2:
         engine.step()
-    reading: BlockReading = seq.draft_state
+    reading: BlockReading = seq.states[seq.request.drafter]
     reading.spare.clear()
     own.rows.clear()
     first = run_sync(drafter.propose(seq, Budget(9, 9)))

@@ -77,7 +77,7 @@ class Noise(TreeDrafter):
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(len(seq.tokens) + len(tree))
-        return torch.randn(len(nodes), seq.vocab_size, generator=generator)
+        return torch.randn(len(nodes), seq.request.vocab_size, generator=generator)
 
 
 NOWHERE = Datastore.build([[60, 61, 62]], separator=0, vocab_size=64)
@@ -198,7 +198,7 @@ def test_combinations_speak_in_turn() -> None:
 
     def drafted(drafter: Drafter, tokens: list[int]) -> list[int]:
         seq = sequence(tokens, Memory())
-        seq.draft_state = drafter.start(seq)
+        seq.states[drafter] = drafter.start(seq)
         return run_sync(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
 
     assert drafted(decodery.speculative.drafters.cascade(copy, other), text) == [9, 1]

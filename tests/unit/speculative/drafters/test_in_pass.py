@@ -161,7 +161,7 @@ def test_rows_that_guess_are_seen_by_no_other(name: str, precision: str) -> None
     seq = engine.submit(Request(PROMPT, drafter=DRAFTERS[name](), max_new_tokens=20))
     while len(seq.trace.decoding) < 4:
         engine.step()
-    tree = seq.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
+    tree = seq.request.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
     known = tree.tokens != MASK_TOKEN
     assert isinstance(tree, DraftTree) and 1 < known.sum() < len(tree) and bool(tree.changes) == (name != "ppd")
     bare = tree.prune(known)
@@ -276,9 +276,9 @@ def test_nothing_is_said_behind_an_end() -> None:
     seq = engine.submit(Request(PROMPT, drafter=ppd(), max_new_tokens=30))
     while len(seq.trace.decoding) < 3:
         engine.step()
-    guesses = seq.draft_state.guesses
-    seq.eos_ids = frozenset({int(guesses[0, 0])})
-    tree = seq.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
+    guesses = seq.states[seq.request.drafter].guesses
+    seq.rebind(eos_ids=frozenset({int(guesses[0, 0])}))
+    tree = seq.request.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
     (ended,) = (node for node in tree.children(0) if tree.tokens[node] == guesses[0, 0])
     assert not (tree.parents == ended).any() and len(tree.children(0)) > 1
 

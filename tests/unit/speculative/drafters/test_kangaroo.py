@@ -120,7 +120,7 @@ def test_drafts_that_are_all_accepted_leave_nothing_out() -> None:
     seq = engine.submit(Request([1, 2, 3], max_new_tokens=13, drafter=Kangaroo(head, eta=0.0, length=3)))
     engine.run([seq])
     assert [step.emitted for step in seq.trace.decoding] == [4, 4, 4]
-    reading = seq.draft_state
+    reading = seq.states[seq.request.drafter]
     assert reading.held.length + sum(len(states) for states, _ in reading.fresh) == len(seq.tokens) - 1
 
 

@@ -151,7 +151,7 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
     for other in (held, *others, held):
         seq = engine.submit(Request(tokens, max_new_tokens=10, prompt_embeds=other))
         engine.run([seq])
-        cached.append(seq.cached)
+        cached.append(seq.scheduling.cached)
         assert (seq.generated == expected) == (other is held)
     assert cached[:3] == [0, 0, 0] and cached[3]
     clone = Request(tokens, max_new_tokens=10, prompt_embeds=held)

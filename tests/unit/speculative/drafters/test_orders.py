@@ -62,7 +62,7 @@ def begun(drafter: Drafter, steps: int = 4, **settings: object) -> Sequence:
 def drafted(drafter: Drafter, seq: Sequence) -> DraftTree:
     """What another drafter, which comes to the text only now, would draft."""
     other = replace(seq)
-    other.draft_state = drafter.start(other)
+    other.states[drafter] = drafter.start(other)
     return run_sync(drafter.propose(other, ROOM))  # type: ignore[no-any-return]
 
 
@@ -146,7 +146,7 @@ def test_the_cache_of_layers_abreast_is_put_right_with_every_step() -> None:
     fuzzy = {}
     for calibrate in (True, False):
         seq = begun(EasySpec(SMALL, layers=3, length=5, calibrate=calibrate), steps=8)
-        reading: Follower = seq.draft_state
+        reading: Follower = seq.states[seq.request.drafter]
         run_sync(reading.text(seq.tokens))
         whole = SMALL.new_cache()
         SMALL.forward(Batch([Segment.chunk(seq.tokens, whole)]))

@@ -102,7 +102,7 @@ def test_drafts_that_are_always_wrong_change_nothing() -> None:
 
 def test_matchness_of_one_pass_is_that_of_token_by_token() -> None:
     (seq,) = decode(TARGET, PROMPTS[1:2], max_new_tokens=14)
-    first, window = seq.prompt_length, 10
+    first, window = seq.request.prompt_length, 10
     for skip in (frozenset(), SKIP.skip, frozenset({"mlp.1", "attention.1", "attention.4"})):
         right = [
             int(after(seq.tokens[: at + 1], first, LayerPlan(skip=skip)).argmax()) == seq.tokens[at + 1]
@@ -123,7 +123,9 @@ def test_texts_share_draft_passes_and_what_was_found() -> None:
     engine = Engine(TARGET)
     texts = [engine.submit(Request(prompt, drafter=drafter, max_new_tokens=56)) for prompt in PROMPTS]
     engine.run(texts)
-    (search,) = {id(seq.draft_state.search): seq.draft_state.search for seq in texts}.values()
+    (search,) = {
+        id(seq.states[seq.request.drafter].search): seq.states[seq.request.drafter].search for seq in texts
+    }.values()
     assert search.proposed == search.tried == 9 and search.matchness == max(search.history)
     assert sum(seq.trace.ledger.passes["search"] for seq in texts) == 9
 
@@ -207,7 +209,7 @@ def test_shadow_tokens_are_the_drafts_of_their_exit_and_the_target_at_the_top() 
             said = after(seq.tokens[: known + at], known + at - 1, LayerPlan((0, 1, 2))).argmax()
             right, asked = right + (int(said) == emitted[at]), asked + 1
         drafted += seq.trace.steps[-1].nodes
-        state = seq.draft_state
+        state = seq.states[seq.request.drafter]
         assert state.right[0] == right and state.asked[0] == asked
         assert state.asked[1] - state.right[1] == 1  # of the prior; the top is never wrong
     assert drafted

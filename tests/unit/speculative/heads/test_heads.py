@@ -145,7 +145,7 @@ def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> Non
     class Watching(Engine):
         def check(self, seq: Sequence) -> None:
             nonlocal compared
-            reading = deepcopy(seq.draft_state)
+            reading = deepcopy(seq.states[seq.request.drafter])
             found = reading.after(DraftTree.root(seq.last_token), [0])[0]
             _, expected = read(reading.head, seq.tokens, [len(seq.tokens) - 1])
             assert float((found - expected).abs().max()) < 1e-8

@@ -159,7 +159,7 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
     drafter, seq = begun(SpecInfer((2,)), rule=Drawing(), vocab=3)
     merged = 0
     for seed in range(1000):
-        seq.seed = seed
+        seq.rebind(seed=seed)
         tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         drawn = tree.tokens[tree.drawn(0)]
         assert len(drawn) == 2
@@ -203,7 +203,7 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
     seq = engine.submit(Request([5] * 6 + [7, 8, 9] * 4, drafter=drafter, max_new_tokens=30))
     for _ in range(6):
         engine.step()
-    store = seq.draft_state
+    store = seq.states[seq.request.drafter]
     tree = DraftTree.from_paths(seq.last_token, [(7, 8, 9), (60, 61), (7, 9)])
     rows = run_sync(drafter.logits(seq, tree, [3, 0, 4, 2])).double().exp()
     assert torch.allclose(rows.sum(-1), torch.ones(4, dtype=torch.float64), atol=1e-5) and (rows > 0).all()
@@ -258,7 +258,7 @@ class Taciturn(TreeDrafter):
     known: tuple[int, ...] = ()
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        rows = torch.full((len(nodes), seq.vocab_size), -torch.inf)
+        rows = torch.full((len(nodes), seq.request.vocab_size), -torch.inf)
         rows[:, list(self.known)] = torch.arange(len(self.known), dtype=torch.float32)
         return rows
 
