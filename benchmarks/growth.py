@@ -26,7 +26,7 @@ import decodery as dc
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.trees.sequoia import acceptance_by_rank
-from decodery.step.drafter import TreeDrafter, expanding
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}

@@ -44,8 +44,9 @@ from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence as Text
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.training.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]

@@ -32,8 +32,9 @@ from decodery.speculative.tree_building.layers import Layers, grow_layers
 from decodery.speculative.tree_building.template import TOKEN_RECYCLING, Template
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Drafter, TreeDrafter, VerificationFeedback
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 RESULTS = Path(__file__).parents[1] / "results"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 

@@ -14,8 +14,8 @@ from .forward_request import ForwardCoroutine
 
 if TYPE_CHECKING:
     from .draft_length_policy import Budget
-    from .drafter import TreeDrafter
     from .sequence import Sequence
+    from .tree_drafter import TreeDrafter
 
 __all__ = ["TreePolicy"]
 

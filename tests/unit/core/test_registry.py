@@ -34,12 +34,14 @@ from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.suffix_tree import SuffixTree
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import DraftLengthPolicy
-from decodery.step.drafter import Composite, Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import Composed
 from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Scorer
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Provides
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 

@@ -16,11 +16,11 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, found_slots
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.encoded import encoded
 from decodery.step.forward_request import ForwardCoroutine, OfOneModel
 from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 
 class Drafted(NamedTuple):

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter, VerificationFeedback, expanding
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 from ..stores.adjacency import Adjacency
 from ..tree_building.layers import grow_layers

@@ -10,11 +10,13 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import MOST_NODES, Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter, VerificationFeedback, expanding
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 from .writing import Writing
 

@@ -11,8 +11,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.threads import one_thread
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from ..stores.hmm import HMM, MADE
 from .follower import shared

@@ -14,9 +14,9 @@ from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import expected
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import expected
 
 from ..stores.blending import Blending
 from .advice import WIDTH, Advice, AskCosts, Opinion

@@ -12,9 +12,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter, VerificationFeedback
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from ..stores.distributions import MeanDistributions
 

@@ -16,9 +16,9 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 from .rows import TreeRows

@@ -18,10 +18,11 @@ from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import UNSAID, Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.pass_cost import cost_curve
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import UNSAID
 
 from .draft_model import DraftModel
 from .follower import Follower

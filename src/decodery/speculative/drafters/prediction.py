@@ -8,9 +8,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Provides
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, VerificationFeedback
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 

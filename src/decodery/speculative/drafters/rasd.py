@@ -10,11 +10,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.topk import topk
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter, expanding
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 from ..stores.datastore import Datastore
 from ..stores.windows import Windows

@@ -19,9 +19,10 @@ from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import shipped_head
 from decodery.models.protocol import Reader
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter, VerificationFeedback, logged
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
 
 from .head import MADE, BoundHead, DraftHead, TrainedHead

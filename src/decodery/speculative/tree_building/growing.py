@@ -9,9 +9,9 @@ from decodery.core import noise
 from decodery.core.topk import topk
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree, Origin
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from .template import Template
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from .frequency import best
 

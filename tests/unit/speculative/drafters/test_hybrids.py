@@ -28,12 +28,14 @@ from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.stores.datastore import Datastore
 from decodery.speculative.tree_building.layers import grow_layers
 from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine, run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import TableModel, check_identical, decode, tiny_transformer, to_int8
 from narrow import Narrow
 

@@ -27,9 +27,10 @@ from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import DRAFTERS, SOURCES

@@ -11,9 +11,9 @@ from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.trees.dyspec import DySpec
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, paths
 
 SAMPLERS = {"greedy": GREEDY, "warm": WARM}

@@ -24,9 +24,9 @@ from decodery.speculative.trees.rsd_s import RSDS, perturbed
 from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import tiny_transformer
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, path_tokens, paths
 
