@@ -50,7 +50,7 @@ def drafted(model: Transformer) -> dict[str, float]:
         _, maps = looked_at(model, torch.tensor([seq.tokens]))
         largest = most(len(seq.tokens)).clamp(min=1e-9).to(maps[0])
         shares = torch.stack([(row_entropy(each) / largest).mean(dim=(0, 1)) for each in maps]).mean(dim=0)
-        # The pending token of the first step after the prompt.
+        # The last token of the first step after the prompt.
         place = len(seq.tokens) - len(seq.generated)
         for step in (step for step in seq.trace.steps if not step.prefill):
             if step.nodes:

@@ -37,6 +37,7 @@ from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Memory
+from decodery.step.part_states import PartStates
 from decodery.step.pass_cost import CostCurve
 from decodery.testing.tensors import TensorBytes
 
@@ -200,8 +201,9 @@ def _latency(policy: DraftLengthPolicy, rate: float, seconds: np.ndarray, reques
         if not batch:
             now = max(now, arrivals[waiting])
         while waiting < requests and arrivals[waiting] <= now:
-            request = SimpleNamespace(number=waiting, position=1, drafter=None, memory=memory, draft_length=policy)
-            request.draft_length_state = policy.start(request)
+            bound = SimpleNamespace(drafter=None, memory=memory, draft_length=policy)
+            request = SimpleNamespace(number=waiting, position=1, request=bound, states=PartStates())
+            request.states[policy] = policy.start(request)
             batch.append(request)
             waiting += 1
         limit = Budget(64, 64, len(batch), lambda: seconds)

@@ -238,7 +238,7 @@ def behind(model: LanguageModel, kv: CachePolicy, ids: list[int], ahead: int) ->
     cache = kv.over(model, n).new_cache()
     model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
     cache.keep(range(n))
-    seq = SimpleNamespace(tokens=ids, prompt_length=n, cache=cache, model=model)
+    seq = SimpleNamespace(tokens=ids, cache=cache, request=SimpleNamespace(prompt_length=n, model=model))
     run_sync(as_coroutine(kv.settle(seq)))  # type: ignore[arg-type]
     logits = model.forward(Batch([Segment.chunk(ids[n:], cache)])).logits[:-1]
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[n + 1 :])))

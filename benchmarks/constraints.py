@@ -42,7 +42,7 @@ class Nothing(Drafter):
     """Drafts nothing."""
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 
 
 class Bench:

@@ -26,7 +26,7 @@ import decodery as dc
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.trees.sequoia import acceptance_by_rank
-from decodery.step.drafter import TreeDrafter, expanding
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}
@@ -81,7 +81,7 @@ class Bench:
             "acceptance_rule": rule,
             "seed": 1,
         }
-        with counted(drafter.readers(self.lm.model)) as fed:
+        with counted(drafter.auxiliary_models(self.lm.model)) as fed:
             outputs = [self.lm.generate(prompt, drafter=drafter, **settings) for prompt in self.prompts]
         return outputs, fed
 
@@ -158,7 +158,7 @@ def main() -> None:
         "drafter": options.drafter,
         "every": options.every,
         "tokens": options.tokens,
-        "likeliest": likeliest(bench.drafter.readers(bench.lm.model)),
+        "likeliest": likeliest(bench.drafter.auxiliary_models(bench.lm.model)),
         "acceptance": {},
         "runs": {},
     }

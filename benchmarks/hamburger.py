@@ -64,9 +64,9 @@ def nats(model: LanguageModel, texts: Sequence[Decoded], source: LogitsSource | 
     """Per token of texts that others wrote."""
     total, count = 0.0, 0
     for text in texts:
-        reader = model if source is None else source.over(model, text.tokens[: text.prompt_length])
+        reader = model if source is None else source.over(model, text.tokens[: text.request.prompt_length])
         scored = run_sync(score(reader, Segment.chunk(text.tokens[:-1], reader.new_cache()))).logits
-        laws = scored[text.prompt_length - 1 :].double().log_softmax(dim=-1)
+        laws = scored[text.request.prompt_length - 1 :].double().log_softmax(dim=-1)
         total -= float(laws.gather(1, torch.tensor(text.generated)[:, None]).sum())
         count += len(text.generated)
     return total / count

@@ -44,8 +44,9 @@ from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence as Text
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.training.corpus import Corpus
 
 ROOT = Path(__file__).parents[1]
@@ -152,7 +153,7 @@ class ByRanks(Drafter):
             if token < 0:
                 break
             drafted.append(token)
-        return DraftTree.chain(seq.pending, drafted)
+        return DraftTree.chain(seq.last_token, drafted)
 
 
 def answers(lm: LLM, drafter: Drafter | None, temperature: float) -> tuple[list[list[int]], int, list[int]]:
@@ -177,7 +178,7 @@ def answers(lm: LLM, drafter: Drafter | None, temperature: float) -> tuple[list[
         if seq.error is not None:
             raise seq.error
     passes = sum(not step.prefill for seq in found for step in seq.trace.steps)
-    return [seq.tokens for seq in found], passes, [seq.prompt_length for seq in found]
+    return [seq.tokens for seq in found], passes, [seq.request.prompt_length for seq in found]
 
 
 @torch.no_grad()

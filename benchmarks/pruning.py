@@ -67,7 +67,7 @@ def pruned(model: LanguageModel, routers: TokenRouters, text: np.ndarray, read: 
 
 def without(model: LanguageModel, layers: frozenset[int], text: np.ndarray, read: int) -> Loss:
     kept = tuple(layer for layer in range(model.config.num_layers) if layer not in layers)
-    logits = model.forward(Batch([Segment.chunk(text, model.new_cache())]), route=LayerPlan(kept)).logits
+    logits = model.forward(Batch([Segment.chunk(text, model.new_cache())]), layer_plan=LayerPlan(kept)).logits
     return *losses(logits, text, read), len(layers) / model.config.num_layers
 
 

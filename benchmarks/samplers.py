@@ -121,7 +121,7 @@ def mirostat(bench: Bench, found: Results) -> None:
     """Observed surprise against the target; spread of the texts' means against top-p and against plain sampling."""
     for version, tau in itertools.product((1, 2), (1.5, 2.0, 3.0, 4.0)):
         if (name := f"version {version}, tau {tau:g}") not in found:
-            states = [seq.sampler_state[0] for seq in bench.texts([Mirostat(tau, 0.1, version)])]  # type: ignore[arg-type]
+            states = [seq.processor_states[0] for seq in bench.texts([Mirostat(tau, 0.1, version)])]  # type: ignore[arg-type]
             means = [state.surprise / state.tokens for state in states]
             predicted = [tau + (2 * tau - state.mu) / (0.1 * state.tokens) for state in states]
             found[name] = {

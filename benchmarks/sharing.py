@@ -97,10 +97,10 @@ def forks(lm: dc.LLM) -> dict[str, Any]:
         cache.keep(range(len(chunk)))
     one = cache.bytes
     twins = [cache.fork() for _ in range(64)]
-    for number, twin in enumerate(twins):
-        lm.model.forward(Batch([Segment.chunk([number + 1] * 16, twin, logit_rows=[])]))
-        twin.keep(range(16))
-    held = resident(each.blocks for each in (cache, *twins))
+    for number, clone in enumerate(twins):
+        lm.model.forward(Batch([Segment.chunk([number + 1] * 16, clone, logit_rows=[])]))
+        clone.keep(range(16))
+    held = resident(each.pages for each in (cache, *twins))
     return {
         "bytes of one": one,
         "bytes of all": held,

@@ -61,7 +61,7 @@ def cost(texts: Iterable[Sequence]) -> dict[str, float]:
 @torch.no_grad()
 def logprobs(model: LanguageModel, text: Sequence) -> torch.Tensor:
     """[generated, vocab] log-laws of `model` at the output positions."""
-    rows = range(text.prompt_length - 1, len(text.tokens) - 1)
+    rows = range(text.request.prompt_length - 1, len(text.tokens) - 1)
     segment = Segment.chunk(text.tokens[:-1], model.new_cache(), logit_rows=list(rows))
     return model.forward(Batch([segment])).logits.double().log_softmax(dim=-1)
 

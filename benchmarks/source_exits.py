@@ -47,9 +47,9 @@ def sec(bench: Bench) -> dict[str, Any]:
     for piece in pieces(bench):
         prompt, cache = piece[:READ], model.new_cache()
         first = int(_read(bench, prompt, cache)[0])
-        twin, written = cache.fork(), [first]
+        clone, written = cache.fork(), [first]
         while len(written) < WRITTEN:
-            written.append(int(_read(bench, written[-1:], twin)[0]))
+            written.append(int(_read(bench, written[-1:], clone)[0]))
         for bar in EXITS:
             ledger, reader = Ledger(), SEC(heads, bar, 1.0).over(model, prompt)
             with charging(ledger):

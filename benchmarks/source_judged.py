@@ -52,7 +52,7 @@ class Judging:
         if source is not None:
             kls = []
             for text in texts:
-                law = logprobs(source.over(self.model, text.tokens[: text.prompt_length]), text)
+                law = logprobs(source.over(self.model, text.tokens[: text.request.prompt_length]), text)
                 own = logprobs(self.model, text)
                 own = own.masked_fill(own < own.topk(10).values[:, -1:], -torch.inf).log_softmax(-1)
                 kls.append(torch.where(law.exp() > 0, law.exp() * (law - own), 0.0).sum(-1))

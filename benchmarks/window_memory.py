@@ -63,14 +63,14 @@ def read(length: int, provides: bool) -> tuple[dict[str, int], list[list[float]]
         cache.keep(range(size))
         most = max(most, there(cache))
         if provides:
-            cache.pass_by()
+            cache.release_passed()
     figures = {"counted": cache.bytes, "there": there(cache), "there at most": most}
     return {name: TIMES * each for name, each in figures.items()}, torch.cat(logits[-WRITTEN:]).tolist()
 
 
 def there(cache: KVCache) -> int:
     """Bytes of the cache's memory that are in the machine's: a long text's has a mapping of its own."""
-    places = {run.slab.data.data_ptr() for run in cache.blocks.runs}
+    places = {run.memory.data.data_ptr() for run in cache.pages.runs}
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if mapping := MAPPING.match(line):

@@ -210,11 +210,11 @@ class ShortSighted(Drafter):
 
     def propose(self, seq: Any, budget: Budget) -> ForwardCoroutine[DraftTree]:
         if min(budget.nodes, budget.depth) < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         text = seq.tokens[-self.window :]
-        segment = Segment.chunk(text, seq.model.new_cache(), logit_rows=[len(text) - 1])
-        scored = yield from score(seq.model, segment, role="draft")
-        return DraftTree.chain(seq.pending, [int(scored.logits[0].argmax())])
+        segment = Segment.chunk(text, seq.request.model.new_cache(), logit_rows=[len(text) - 1])
+        scored = yield from score(seq.request.model, segment, role="draft")
+        return DraftTree.chain(seq.last_token, [int(scored.logits[0].argmax())])
 
 
 @register("second-thought", guarantee="the most likely token, or the second where the model is surer of what follows")
@@ -253,7 +253,7 @@ class TwoFirsts(TreePolicy):
     length: int = 4
 
     def grow(self, expander: TreeDrafter, seq: Any, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree, paths, ends = DraftTree.root(seq.pending), [list[int]()], [0]
+        tree, paths, ends = DraftTree.root(seq.last_token), [list[int]()], [0]
         for level in range(min(self.length, budget.depth, budget.nodes // 2)):
             ids, _ = yield from expander.likeliest(seq, tree, ends, 1 if level else 2)
             paths = [[*path, int(token)] for path, row in zip(paths, ids, strict=True) for token in row]
@@ -277,13 +277,11 @@ class Halving(DraftLengthPolicy):
         return 4
 
     def bound(self, seq: Any, limit: Budget, batch: Sequence[Any]) -> Budget:
-        return replace(limit, nodes=min(seq.draft_length_state, limit.nodes))
+        return replace(limit, nodes=min(seq.states[self], limit.nodes))
 
     def observe(self, seq: Any, seen: VerificationFeedback, seconds: float) -> None:
         whole = len(seen.path) == len(seen.tree) - 1
-        seq.draft_length_state = (
-            min(2 * seq.draft_length_state, self.longest) if whole else max(seq.draft_length_state // 2, 1)
-        )
+        seq.states[self] = min(2 * seq.states[self], self.longest) if whole else max(seq.states[self] // 2, 1)
 
 
 @register("first-tokens", guarantee="k=1 is greedy decoding")

@@ -39,15 +39,15 @@ class Successor(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         drafted: list[int] = []
-        token = seq.draft_state.get(seq.pending)
+        token = seq.states[self].get(seq.last_token)
         while token is not None and len(drafted) < min(self.length, budget.nodes, budget.depth):
             drafted.append(token)
-            token = seq.draft_state.get(token)
-        return DraftTree.chain(seq.pending, drafted)
+            token = seq.states[self].get(token)
+        return DraftTree.chain(seq.last_token, drafted)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         # Rejected nodes count, too: their rows hold what the model would have written after them.
-        seq.draft_state.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(-1).tolist(), strict=True))
+        seq.states[self].update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(-1).tolist(), strict=True))
 
 
 if __name__ == "__main__":

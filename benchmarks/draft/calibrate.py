@@ -32,8 +32,9 @@ from decodery.speculative.tree_building.layers import Layers, grow_layers
 from decodery.speculative.tree_building.template import TOKEN_RECYCLING, Template
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Drafter, TreeDrafter, VerificationFeedback
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 RESULTS = Path(__file__).parents[1] / "results"
@@ -113,7 +114,7 @@ class Counting(STAND):
     shape: ClassVar[Template] = likeliest(WIDE, 10)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        places = seq.draft_state.places
+        places = seq.states[self].places
         if len(places) == len(seen.tree):
             self.accepted[places[seen.path[: len(seen.emitted)]]] += 1
         super().observe(seq, seen)
@@ -241,7 +242,7 @@ def draft_cost(bench: Bench, width: int, nodes: int, repeats: int = 15) -> float
     seq = engine.submit(bench.lm.request(bench.lm.encode("Name ten birds."), drafter=drafter, max_new_tokens=64))
     for _ in range(4):
         engine.step()
-    tree = DraftTree.from_paths(seq.pending, [[token] for token in range(300, 300 + width)])
+    tree = DraftTree.from_paths(seq.last_token, [[token] for token in range(300, 300 + width)])
     times: dict[str, list[float]] = {"draft": [], "target": []}
     for _ in range(repeats):
         begin = perf_counter()

@@ -64,7 +64,7 @@ def main() -> None:
         "heads": {},
     }
     for spec in options.specs:
-        drafter = resolve("drafter", spec).suited(lm.model)
+        drafter = resolve("drafter", spec).bind(lm.model)
         assert isinstance(drafter, HeadDrafter) and drafter.trained is not None
         head = bound(drafter.kind, drafter.trained, lm.model)
         place = torch.full((lm.model.vocab_size,), -1)

@@ -47,7 +47,7 @@ class Priced(Auto):
         return state
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        Priced.asked += isinstance(seq.draft_state.advice, HeadAdvice) and seq.draft_state.advice.costs.idle == 0
+        Priced.asked += isinstance(seq.states[self].advice, HeadAdvice) and seq.states[self].advice.costs.idle == 0
         super().observe(seq, seen)
 
 

@@ -63,7 +63,7 @@ def questions(count: int, longest: int) -> list[dict[str, Any]]:
 
 def size(drafter: Drafter, model: Any) -> int:
     """Bytes of a head's tensors; 0 for drafters without one."""
-    trained = getattr(drafter.suited(model), "trained", None)
+    trained = getattr(drafter.bind(model), "trained", None)
     return 0 if trained is None else sum(each.nbytes for each in trained.tensors.values())
 
 

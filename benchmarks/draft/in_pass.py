@@ -58,10 +58,10 @@ def guesses(lm: LLM, drafter: InPass, prompt: list[int], text: list[int]) -> np.
     engine.step()
     while seq.cache.next_position < len(prompt):
         engine.step()
-    asked, ranks = seq.draft_state.asked, seq.draft_state.guesses.shape[1]
+    asked, ranks = seq.states[seq.request.drafter].asked, seq.states[seq.request.drafter].guesses.shape[1]
     seq.cache.truncate(len(prompt) - 1)
     chain = DraftTree.chain(prompt[-1], text[:-1])
-    tree = chain.asking(np.full(len(chain), len(asked.rates)), asked.inputs, asked.changes)
+    tree = chain.with_mask_nodes(np.full(len(chain), len(asked.rates)), asked.inputs, asked.changes)
     logits = lm.model.forward(Batch([_segment(tree, seq)])).logits[len(chain) :]
     return topk(logits, ranks)[0].reshape(len(chain), len(asked.rates), ranks)
 

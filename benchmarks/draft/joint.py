@@ -113,8 +113,8 @@ def sums(count: int) -> list[list[int]]:
 
 
 def chain(options: argparse.Namespace) -> Pair:
-    target, twin = load(small.TARGET).model, load(small.TARGET).model
-    return target, sums(4 * options.questions), orders(str(options.work / "draft"), twin, options.work)
+    target, clone = load(small.TARGET).model, load(small.TARGET).model
+    return target, sums(4 * options.questions), orders(str(options.work / "draft"), clone, options.work)
 
 
 def hybrid(options: argparse.Namespace, name: str = "hybrid") -> Pair:

@@ -55,13 +55,13 @@ def hierarchical(options: argparse.Namespace) -> dict[str, Any]:
 
 def easyspec(options: argparse.Namespace) -> dict[str, Any]:
     """The target drafts for itself, several of its layers at a time, so that every wrong draft is theirs."""
-    target, twin = decodery.load("smollm2", dtype="int8"), decodery.load("smollm2", dtype="int8")
+    target, clone = decodery.load("smollm2", dtype="int8"), decodery.load("smollm2", dtype="int8")
     drafters: dict[str, Drafter] = {}
     middle = target.model.config.num_layers - 2
     for layers in (1, 2, 3, 4, 6, middle):
         for calibrate in (True, False)[: 1 if layers in (1, middle) else 2]:
             name = f"{layers} layers at a time{'' if calibrate else ', not calibrated'}"
-            drafters[name] = EasySpec(twin.model, layers=layers, calibrate=calibrate, length=4)
+            drafters[name] = EasySpec(clone.model, layers=layers, calibrate=calibrate, length=4)
     return measured(target, drafters, options)
 
 

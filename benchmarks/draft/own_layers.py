@@ -52,7 +52,7 @@ class Units:
     def count(self, ask: ForwardRequest) -> None:
         if not ask.role and len(ask.segment) > 1 and ask.segment.cache is not None and not ask.segment.cache.length:
             return  # a prompt
-        run = layer_steps(ask.route, ask.model.config.num_layers)
+        run = layer_steps(ask.layer_plan, ask.model.config.num_layers)
         wanted = ask.segment.logit_rows is None or len(ask.segment.logit_rows) > 0
         units = sum(ATTENTION * stop.attention + MLP * stop.mlp for stop in run) + HEAD * wanted
         self.units += units

@@ -85,7 +85,10 @@ def recorded(work: Path, temperature: float, count: int, new: int) -> list[Text]
             engine.run(sequences)
             work.mkdir(parents=True, exist_ok=True)
             arrays = {f"tokens.{at}": np.array(seq.tokens) for at, seq in enumerate(sequences)}
-            arrays |= {f"said.{at}": np.array([ids for ids, _ in s.draft_state]) for at, s in enumerate(sequences)}
+            arrays |= {
+                f"said.{at}": np.array([ids for ids, _ in s.states[s.request.drafter]])
+                for at, s in enumerate(sequences)
+            }
             np.savez(path, **arrays)
         found = np.load(path)
         for at, prompt in enumerate(prompts[first : first + TOGETHER]):

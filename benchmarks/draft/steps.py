@@ -40,13 +40,13 @@ Pass = Callable[[], float]
 """Runs one pass and returns the seconds it took."""
 
 
-def passing(model: LanguageModel, rows: int = 1, route: LayerPlan | None = None) -> Pass:
+def passing(model: LanguageModel, rows: int = 1, layer_plan: LayerPlan | None = None) -> Pass:
     cache = behind(model)
 
     def run() -> float:
         segment = Segment.chunk(np.arange(rows) % 40, cache)
         begin = perf_counter()
-        model.forward(Batch([segment]), **({} if route is None else {"route": route}))
+        model.forward(Batch([segment]), **({} if layer_plan is None else {"layer_plan": layer_plan}))
         taken = perf_counter() - begin
         cache.truncate(BEFORE)
         return taken

@@ -13,7 +13,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 
-def twin(model: Transformer) -> Any:
+def clone(model: Transformer) -> Any:
     """A `LlamaForCausalLM` over the tensors of `model`, which are not copied.
 
     Raises:

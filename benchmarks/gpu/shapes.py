@@ -102,10 +102,10 @@ def _torch_alone(model: Transformer) -> None:
 
 def without_static(model: Transformer) -> Transformer:
     """The same weights, all of whose passes are ordinary ones."""
-    twin = Transformer(model.config, model.weights)
-    twin.static = None
-    _torch_alone(twin)
-    return twin
+    clone = Transformer(model.config, model.weights)
+    clone.static = None
+    _torch_alone(clone)
+    return clone
 
 
 @cache

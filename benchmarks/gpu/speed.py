@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from counting import copy_bandwidth, counted, product_rate, synchronize
 from kit import MEASURED, PASSED, Kit, NotRunError
-from peers import generated, logits_of, twin
+from peers import clone, generated, logits_of
 from shapes import SHAPES, TINY, moved, random_model, without_static
 
 from decodery.engine.engine import Engine
@@ -213,7 +213,7 @@ class Speed:
     def same(self, model: Transformer, prompts: list[list[int]]) -> Said:
         """Both compute the same logits of a prompt."""
         ours = model.forward(Batch([Segment.chunk(prompts[0], model.new_cache())])).logits.float()
-        theirs = logits_of(twin(model), prompts[0]).float()
+        theirs = logits_of(clone(model), prompts[0]).float()
         error = float((ours - theirs).norm() / theirs.norm())
         if not error <= 5e-2:
             raise AssertionError(f"logits are {error:.1e} away from those of transformers")
@@ -224,7 +224,7 @@ class Speed:
         for count in self.sizes.texts:
 
             def peer(model: Transformer, prompts: list[list[int]], count: int = count) -> Said:
-                rate = generated(twin(model), prompts[:count], self.sizes.tokens, static=static)
+                rate = generated(clone(model), prompts[:count], self.sizes.tokens, static=static)
                 compiled = static and self.device.type == "cuda"
                 says = f"{rate:,.0f} tokens/s{', compiled by generate' if compiled else ''}"
                 return says, {"tokens_per_s": round(rate, 1), "compiled": compiled}

@@ -43,7 +43,7 @@ from .step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from .step.cache_policy import CachePolicy
 from .step.draft_length_policy import Budget, DraftLengthPolicy, Outlook
 from .step.draft_tree import MASK_TOKEN, DraftTree
-from .step.drafter import Drafter, TreeDrafter, VerificationFeedback
+from .step.drafter import Drafter, VerificationFeedback
 from .step.forward_request import (
     ForwardCoroutine,
     ForwardRequest,
@@ -59,6 +59,7 @@ from .step.logits_source import LogitsSource
 from .step.monitor import Monitor, Regenerate, Rollback, Row, Stop
 from .step.scorer import Candidates, Scorer
 from .step.sequence import Sequence
+from .step.tree_drafter import TreeDrafter
 from .step.tree_policy import TreePolicy
 from .testing import (
     OracleDenoiser,

@@ -43,7 +43,7 @@ def test_policies_that_change_keys_and_values_keep_the_law_where_caches_hold_les
 ) -> None:
     narrow = to_int8(MODEL)
     narrow.narrow_caches(dtype)
-    assert narrow.new_cache().blocks.nothing.dtype == dtype
+    assert narrow.new_cache().pages.nothing.dtype == dtype
     check_cache_policy(narrow, PROMPTS[:1], KVS[name], tolerance=0.0)
 
 

@@ -415,8 +415,8 @@ class _Wide(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         if budget.depth < 2:
-            return DraftTree.root(seq.pending)
-        return DraftTree.from_paths(seq.pending, [(0, 1), (0, 2), (1, 1), (2, 0)])
+            return DraftTree.root(seq.last_token)
+        return DraftTree.from_paths(seq.last_token, [(0, 1), (0, 2), (1, 1), (2, 0)])
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
         provides = Provides(drafts=("without-replacement",))
 
         def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
 
     with pytest.raises(SettingsError, match="whose drafts are without-replacement, does not give"):
         decode(TARGET, PROMPTS[:1], drafter=WithoutReplacement(), acceptance_rule=RULES["rejection"])

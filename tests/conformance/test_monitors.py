@@ -11,7 +11,7 @@ import pytest
 from decodery.core.requirements import Requirements
 from decodery.engine import monitoring as watch
 from decodery.engine.engine import Engine
-from decodery.engine.monitoring import Watch
+from decodery.engine.monitoring import TextMonitors, monitor_states
 from decodery.engine.request import Request
 from decodery.models.hooks import Intervention
 from decodery.monitors.confidence import Confidence
@@ -61,8 +61,7 @@ class Seen(Monitor):
 
 
 def seen(text: Sequence) -> list[Any]:
-    assert text.watch is not None
-    return list(text.watch.state(-1))
+    return list(monitor_states(text)[-1])
 
 
 def test_they_see_committed_rows_alone_and_change_no_bit() -> None:
@@ -129,7 +128,7 @@ class Returning(Monitor):
         return Requirements(keys=True)
 
     @property
-    def rolls(self) -> int:
+    def rollback_tokens(self) -> int:
         return 3
 
     def start(self, seq: Sequence) -> Any:
@@ -195,10 +194,10 @@ def test_drafts_give_the_text_of_plain_decoding_under_an_action(name: str) -> No
 
 
 def test_the_law_catches_watches_that_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    see, within = Watch.see, watch._within
+    see, within = TextMonitors.see, watch._within
     with monkeypatch.context() as patch, pytest.raises(LawBroken):
         # What was drafted after a switch was scored without it.
-        patch.setattr(Watch, "see", lambda self, *args: see(self, *args) and False)
+        patch.setattr(TextMonitors, "see", lambda self, *args: see(self, *args) and False)
         check(ACTING["switch"], *ALL)
     with monkeypatch.context() as patch, pytest.raises(AssertionError):
         # From now on, and for what was read before as well.

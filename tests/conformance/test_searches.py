@@ -83,7 +83,7 @@ class _Sharing(Search):
 
     def find(self, engine, request, progress=None) -> ForwardCoroutine[list[Sequence]]:
         found = yield from SEARCHES["beam"].find(engine, request)
-        for slots in found[0].cache.blocks.pieces(2, 3):
+        for slots in found[0].cache.pages.pieces(2, 3):
             slots.add_(1e-3)
         return found
 
@@ -103,8 +103,8 @@ class _Drawn(Search):
         seq = branches.root
         while not seq.finished:
             logits = yield from branches.score([seq])
-            rows = seq.sampler.law(logits, [seq.context()])
-            choose(seq, int(seq.sampler.pick(rows, seq.seed, [seq.position])[0]), logits[0])
+            rows = seq.request.sampler.law(logits, [seq.context()])
+            choose(seq, int(seq.request.sampler.pick(rows, seq.request.seed, [seq.position])[0]), logits[0])
         return branches.finish([seq])
 
 

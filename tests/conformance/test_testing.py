@@ -212,14 +212,14 @@ class Silent(Drafter):
     """Never drafts."""
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 
 
 class Wrong(Drafter):
     """Always drafts token 0, which no text holds where a bias bans it."""
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        return DraftTree.chain(seq.pending, [0] * min(1, budget.nodes, budget.depth))
+        return DraftTree.chain(seq.last_token, [0] * min(1, budget.nodes, budget.depth))
 
 
 @pytest.mark.parametrize("check", [check_identical, check_batch])

@@ -26,9 +26,9 @@ from decodery.speculative.trees.sequoia import Sequoia
 from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 from decodery.testing import TableModel
 
@@ -78,19 +78,19 @@ def path_tokens(tree: DraftTree) -> dict[int, tuple[int, ...]]:
 
 def law_after(drafter: TreeDrafter, seq: Sequence, path: tuple[int, ...], *, shaped: bool = True) -> np.ndarray:
     """Log-probabilities [vocab] after a path, asked for alone."""
-    tree = DraftTree.chain(seq.pending, path)
+    tree = DraftTree.chain(seq.last_token, path)
     return run_sync(drafter.expand(seq, tree, [len(path)], shaped=shaped))[0].double().numpy()
 
 
 def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
     """What the children of a path are drawn with."""
-    tokens = torch.arange(seq.vocab_size)
-    if not seq.acceptance_rule.requirements.laws:
-        return noise.gumbel(seq.seed, seq.position + len(path), tokens).numpy()
+    tokens = torch.arange(seq.request.vocab_size)
+    if not seq.request.acceptance_rule.requirements.laws:
+        return noise.gumbel(seq.request.seed, seq.position + len(path), tokens).numpy()
     place = noise.mix(seq.position)
     for token in path:
         place = noise.mix(place, token)
-    return noise.gumbel(seq.seed, place, tokens, noise.DRAFT).numpy()
+    return noise.gumbel(seq.request.seed, place, tokens, noise.DRAFT).numpy()
 
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 
@@ -28,7 +29,7 @@ class Narrow(Composite):
         with self.part(seq, 0) as drafter:
             tree = run_sync(drafter.propose(seq, Budget(nodes, depth)))
         tree.validate()
-        assert tree.tokens[0] == seq.pending
+        assert tree.tokens[0] == seq.last_token
         assert len(tree) <= nodes + 1 and tree.depths.max() <= depth
-        assert tree.tokens.min() >= 0 and tree.tokens.max() < seq.vocab_size
+        assert tree.tokens.min() >= 0 and tree.tokens.max() < seq.request.vocab_size
         return tree

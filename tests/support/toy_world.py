@@ -76,9 +76,9 @@ class ToyProposal:
         )
 
     def cut(self, particle: Toy, block: int) -> Toy:
-        twin = self.fork(particle)
-        twin.text, twin.blocks = twin.text[: block * self.block], twin.blocks[:block]
-        return twin
+        clone = self.fork(particle)
+        clone.text, clone.blocks = clone.text[: block * self.block], clone.blocks[:block]
+        return clone
 
     def potentials(self, particles: Sequence[Toy]) -> list[float]:
         if self.psi is None:

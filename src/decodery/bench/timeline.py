@@ -41,7 +41,7 @@ def record_timeline(
     max_draft_tokens: int = MOST_NODES,
 ) -> dict[str, Any]:
     """Decode `prompt` once more. first: the text of the token that prefill gave; passes: per pass the drafted `tokens`
-    (texts), their `parents` (0 is the pending token), the `accepted` ones (indices, 1 is the first drafted), and the
+    (texts), their `parents` (0 is the last token), the `accepted` ones (indices, 1 is the first drafted), and the
     text of the `bonus` token.
     """
     rule = _Recorded()

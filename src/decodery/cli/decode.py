@@ -71,8 +71,8 @@ def decode(
                 for seq in sequences:
                     seq.cancel()
             if reads:
-                progress("reading the prompt", first.cache.next_position, first.prompt_length)
-                if first.finished or len(first.tokens) > first.prompt_length:
+                progress("reading the prompt", first.cache.next_position, first.request.prompt_length)
+                if first.finished or len(first.tokens) > first.request.prompt_length:
                     # The text takes the place of the bar.
                     showing.close()
                     reads = False

@@ -50,11 +50,11 @@ def fisher_means(model: Transformer, texts: Texts, progress: Progress = silent) 
         for name in LINEARS:
             getattr(layer, name).weight = learning[f"layers.{index}.{name}"]
     head = cast(floating(weights.head), dtype)
-    twin = Transformer(model.config, Weights(weights.embedding.to(dtype), layers, weights.norm.to(dtype), head))
+    clone = Transformer(model.config, Weights(weights.embedding.to(dtype), layers, weights.norm.to(dtype), head))
     rows = {name: torch.zeros(len(each), dtype=torch.float64, device="cpu") for name, each in learning.items()}
     columns = {name: torch.zeros(each.shape[1], dtype=torch.float64, device="cpu") for name, each in learning.items()}
     for number, text in enumerate(texts):
-        logits = twin.forward(Batch([Segment(np.arange(len(text)), tokens=text)])).logits
+        logits = clone.forward(Batch([Segment(np.arange(len(text)), tokens=text)])).logits
         loss = cross_entropy(logits[:-1].float(), torch.as_tensor(text[1:], dtype=torch.int64, device=logits.device))
         for name, slope in zip(learning, torch.autograd.grad(loss, list(learning.values())), strict=True):
             square = slope.double().square()

@@ -48,7 +48,7 @@ class Stream:
         skip: the sublayer that is left out, "attention" or "mlp". eps: of norms, where the layer has its own.
         """
         config = self.model.config
-        route = LayerPlan((index,), frozenset() if skip is None else frozenset((f"{skip}.{index}",)))
+        layer_plan = LayerPlan((index,), frozenset() if skip is None else frozenset((f"{skip}.{index}",)))
         layers = [layer] * config.num_layers
         nothing = torch.empty(0, dtype=self.dtype, device=self.model.device)
         alone = Transformer(
@@ -63,7 +63,7 @@ class Stream:
                 segments.append(Segment(np.arange(len(text)), states=states))
                 first += len(text)
             batch = Batch(segments)
-            results.append(alone.layers(torch.cat([each.states for each in segments]), batch, None, route))  # type: ignore[misc]
+            results.append(alone.layers(torch.cat([each.states for each in segments]), batch, None, layer_plan))  # type: ignore[misc]
         return torch.cat(results)
 
     def entering(self, index: int, layer: Layer) -> torch.Tensor:

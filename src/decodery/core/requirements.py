@@ -42,7 +42,7 @@ class Requirements:
     trees: bool = False
     states: bool = False
     changes: bool = False
-    routes: bool = False
+    layer_plans: bool = False
     policies: bool = False
     parts: bool = False
     exact_rows: bool = False
@@ -92,7 +92,7 @@ class Provides:
     keys: bool = False
     states: bool = False
     changes: bool = False
-    routes: bool = False
+    layer_plans: bool = False
     policies: bool = False
     parts: bool = False
     exact_rows: bool = False
@@ -124,7 +124,7 @@ WORDS = {
     "trees": "rows that branch",
     "states": "rows given as embeddings",
     "changes": "rows that are changed between layers",
-    "routes": "passes through some of the layers",
+    "layer_plans": "passes through some of the layers",
     "policies": "caches that are read as a policy says",
     "parts": "the final norm and the head by themselves",
     "exact_rows": "rows that are the same whatever shares their pass",

@@ -12,7 +12,7 @@ from .ledger import Ledger
 class RecordedTree:
     """The draft of one step and what became of it.
 
-    tokens, parents: [n] of its nodes, of which the first is the pending token, with parent -1. path: the nodes below it
+    tokens, parents: [n] of its nodes, of which the first is the last token, with parent -1. path: the nodes below it
     that were accepted; emitted: what the text grew by, after them the one token that the rule chose.
     """
 
@@ -26,7 +26,7 @@ class RecordedTree:
 class Step:
     """One sequence's part in one pass.
 
-    nodes: drafted tokens (the pending one not counted); accepted: how many of them became text; emitted: tokens the
+    nodes: drafted tokens (the last one not counted); accepted: how many of them became text; emitted: tokens the
     sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
     sequences of a batch share. prefill: the pass read prompt tokens. choices: for every node with children that the
     rule came to, top down, which of them it accepted, counted from 0 in draw order, -1 for none, and how many it had.

@@ -69,7 +69,7 @@ class Run:
         self.cache: DiffusionCache | None = method.cache if isinstance(method.cache, DiffusionCache) else None
         self.hold = hold
         sharing = method.experts if isinstance(method.experts, ExpertSharing) else None
-        self.route = WHOLE if sharing is None else LayerPlan(experts=sharing)
+        self.layer_plan = WHOLE if sharing is None else LayerPlan(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
         self._kv: KVCache | None = None if self.cache is None else model.new_cache()
         self._own = model.config.block_length
@@ -121,17 +121,19 @@ class Run:
         plan = self._plan(region)
         opens = [self._open(tokens, region, plan) for tokens in variants]
         caches = self._ready(plan, len(variants), tokens=variants[0])
-        asks, counts = [], []
+        requests, counts = [], []
         for tokens, places, cache in zip(variants, opens, caches, strict=True):
             segments = self._segments(tokens, places, plan, cache)
-            asks += [ForwardRequest(self.model, segment, role=self.role, route=self.route) for segment in segments]
+            requests += [
+                ForwardRequest(self.model, segment, role=self.role, layer_plan=self.layer_plan) for segment in segments
+            ]
             counts.append(len(segments))
-        scored = yield asks
+        scored = yield requests
         self._note(plan)
         self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
         found = iter(scored)
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
-        self._count([ask.segment for ask in asks], plan)
+        self._count([request.segment for request in requests], plan)
         first, passed = self.canvas.prompt_length, self.kept.passed
         fresh = self.method.noise == "pass"
         seed = mix(self.canvas.seed, PASS, self.canvas.passes) if fresh else self.canvas.seed
@@ -215,7 +217,7 @@ class Run:
 
     def _select(self, passed: _Passed) -> None:
         assert self._kv is not None
-        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
+        there = self._kv.positions[0, : self._kv.length + self._kv.tentative]
         self._kv.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
 
     def _note(self, plan: Plan) -> None:
@@ -246,7 +248,7 @@ class Run:
                     self.model,
                     Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]),
                     role=self.role,
-                    route=self.route,
+                    layer_plan=self.layer_plan,
                 )
             ]
         if self._pending is not None:

@@ -24,7 +24,7 @@ Decode = Callable[[list[int], list[int]], str]
 
 @dataclass
 class Fill:
-    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is."""
+    """A canvas that is wanted. prompt: token ids; length: of the canvas; cache_namespace: whose request it is."""
 
     prompt: list[int]
     length: int
@@ -32,7 +32,7 @@ class Fill:
     temperature: float = 0.0
     seed: int = 0
     hold: Hold | None = None
-    salt: str = ""
+    cache_namespace: str = ""
 
 
 class Filling:
@@ -43,7 +43,7 @@ class Filling:
     ) -> None:
         self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
         run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
-        self.work = engine.enter(finished(run), self.canvas.trace, memory=run, owner=fill.salt)
+        self.work = engine.enter(finished(run), self.canvas.trace, memory=run, owner=fill.cache_namespace)
         self._decode, self._revises, self._told, self._hold = decode, fill.method.revises, 0, fill.hold
 
     @property

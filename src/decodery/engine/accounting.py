@@ -34,9 +34,9 @@ class StepClock:
         self.mark = ended
 
 
-def aside(ask: ForwardRequest, own: LanguageModel) -> bool:
+def aside(request: ForwardRequest, own: LanguageModel) -> bool:
     """Whether an ask is for another model than the engine's own, or in a role of its own for some layers of that."""
-    return ask.model != own or bool(ask.role and ask.route != WHOLE)
+    return request.model != own or bool(request.role and request.layer_plan != WHOLE)
 
 
 def spend(
@@ -53,16 +53,16 @@ def spend(
     """
     known: set[tuple[int, str, LanguageModel, LayerPlan]] = set()
     for (run, number), answered in zip(places, found, strict=True):
-        ask = run.asks[number]
-        name = ask.role if ask.role and aside(ask, own) else OWN
-        rows, key = len(ask.segment), (id(run.ledger), name, ask.model, ask.route)
+        request = run.requests[number]
+        name = request.role if request.role and aside(request, own) else OWN
+        rows, key = len(request.segment), (id(run.ledger), name, request.model, request.layer_plan)
         run.ledger.spend(name, rows, seconds * rows, first=key not in known)
         known.add(key)
         if isinstance(answered, ForwardResult) and answered.cost is not None and (read := answered.cost.experts):
             kind = "experts" if name == OWN else f"{name} experts"
             run.ledger.counts[kind] = run.ledger.counts.get(kind, 0) + read
-        if ask.segment.cache is not None:
-            run.caches.add(ask.segment.cache)
+        if request.segment.cache is not None:
+            run.caches.add(request.segment.cache)
     for run in {id(run): run for run, _ in places}.values():
         # Before anything is kept or given up: a pass takes the most memory at its end.
         run.ledger.bytes = max(run.ledger.bytes, resident(run.caches))

@@ -31,13 +31,13 @@ class BlockingCalls:
 
     def begin(self, run: SchedulerEntry) -> None:
         """Start every blocking function that a task has just asked for."""
-        for number, (ask, answer) in enumerate(zip(run.asks, run.answers, strict=True)):
-            if isinstance(ask, Blocking) and answer is None:
+        for number, (request, answer) in enumerate(zip(run.requests, run.results, strict=True)):
+            if isinstance(request, Blocking) and answer is None:
                 with charging(run.ledger):
                     context = copy_context()
                 context.run(caller.set, run.owner)
-                lock = self._locks.setdefault(id(ask.shared), Lock()) if ask.shared is not None else Lock()
-                call = (run, number, ask, lock)
+                lock = self._locks.setdefault(id(request.shared), Lock()) if request.shared is not None else Lock()
+                call = (run, number, request, lock)
                 Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True).start()
 
     def _work(self, run: SchedulerEntry, number: int, call: Blocking, lock: Any) -> None:
@@ -58,8 +58,8 @@ class BlockingCalls:
                 wait = seconds > 0 and not found
                 run, number, call, result = self._results.get(wait, seconds if wait else None)
                 # A task that has left its turn since wants nothing any more.
-                if number < len(run.asks) and run.asks[number] is call:
-                    run.answers[number] = result
+                if number < len(run.requests) and run.requests[number] is call:
+                    run.results[number] = result
                     found[id(run)] = run
         except Empty:
             return list(found.values())

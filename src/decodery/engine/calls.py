@@ -55,9 +55,9 @@ class Calls:
 
     def read_by(self, reader: Reader, encode: Callable[[Prompt], list[int]]) -> Calls:
         """The same for scorers that are to ask a second model. encode: its tokens of a prompt."""
-        twin = copy(self)
-        twin.reader, twin.conversation = reader, replace(self.conversation, encode=encode)
-        return twin
+        clone = copy(self)
+        clone.reader, clone.conversation = reader, replace(self.conversation, encode=encode)
+        return clone
 
     def answer(
         self, prompts: Ordered[Conversation], progress: Progress = silent, *, sampler: Sampler | None = None
@@ -108,7 +108,7 @@ class Calls:
         texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]
         read = charged().counts.get("prompt_tokens", 0)
         yield from self._write(texts, Trace(ledger=charged()), progress)
-        counts, own = charged().counts, sum(seq.prompt_length for seq in texts)
+        counts, own = charged().counts, sum(seq.request.prompt_length for seq in texts)
         for name, amount in (
             ("judge_calls", len(texts)),
             ("judge_tokens_in", charged().counts.get("prompt_tokens", 0) - read if writes(self.engine.model) else own),
@@ -135,25 +135,25 @@ class Calls:
                 "this search asks for texts behind other prompts, which would lack the embeddings of this one: use "
                 "another search, or a prompt of tokens alone"
             )
-        twin = copy(request)
-        twin.prompt, twin.seed, twin.conversation = said.tokens(), seed, said
-        return self.engine.open(twin)
+        clone = copy(request)
+        clone.prompt, clone.seed, clone.conversation = said.tokens(), seed, said
+        return self.engine.open(clone)
 
     def _write(self, texts: list[Sequence], trace: Trace, progress: Progress) -> ForwardCoroutine[None]:
         """All of them to their ends. Those that are left unfinished by an error are cancelled."""
         firsts: dict[int, Sequence] = {}
         for seq in texts:
-            owner = firsts.setdefault(id(seq.conversation), seq)
-            seq.like = None if owner is seq else owner
+            owner = firsts.setdefault(id(seq.request.conversation), seq)
+            seq.scheduling.prompt_owner = None if owner is seq else owner
         try:
             while active := [seq for seq in texts if not seq.finished]:
-                waiting = [seq for seq in active if seq.like is not None]
-                ready = [seq for seq in active if seq.like is None]
+                waiting = [seq for seq in active if seq.scheduling.prompt_owner is not None]
+                ready = [seq for seq in active if seq.scheduling.prompt_owner is None]
                 yield from self.engine.write(ready, trace)
                 for seq in waiting:
-                    assert seq.like is not None
-                    share_prompt(seq, seq.like)
-                progress("writing", max(seq.position for seq in active), texts[0].max_new_tokens)
+                    assert seq.scheduling.prompt_owner is not None
+                    share_prompt(seq, seq.scheduling.prompt_owner)
+                progress("writing", max(seq.position for seq in active), texts[0].request.max_new_tokens)
         finally:
             for seq in texts:
                 seq.cancel()

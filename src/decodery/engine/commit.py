@@ -10,6 +10,8 @@ from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence, TokenLogprob
 
+from .monitoring import TextMonitors, monitors_of
+
 _TOGETHER = 64
 """Rows of the vocabulary's size that are normalised at a time."""
 
@@ -22,26 +24,27 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
     run = [int(tree.tokens[node]) for node in accepted.path] + [accepted.bonus]
     chosen_at = [0, *accepted.path]
     emitted: list[int] = []
+    request, monitors = seq.request, monitors_of(seq)
     for token, node in zip(run, chosen_at, strict=True):
-        if seq.watch is not None:
-            seq.watch.remember(seq, laws.context(node).state)
-        if seq.logprobs is not None:
-            seq.token_logprobs += logprobs(laws.row(node)[None], [token], seq.logprobs)
+        if monitors is not None:
+            monitors.remember(seq, laws.context(node).state)
+        if request.logprobs is not None:
+            seq.token_logprobs += logprobs(laws.row(node)[None], [token], request.logprobs)
         seq.tokens.append(token)
         emitted.append(token)
         _check_stop(seq, token)
-        cut = seq.watch is not None and _watched(seq, node, laws)
-        if seq.finished or cut or (seq.held is not None and seq.held(seq)):
+        cut = monitors is not None and _observed(seq, monitors, node, laws)
+        if seq.finished or cut or (seq.segment_end is not None and seq.segment_end(seq)):
             break
     seq.trace.ledger.tokens += len(emitted)
-    if seq.sampler.stateful:
+    if request.sampler.stateful:
         last = chosen_at[len(emitted) - 1]
-        seq.sampler_state = seq.sampler.after(laws.context(last), emitted[-1], laws.row(last))
+        seq.processor_states = request.sampler.after(laws.context(last), emitted[-1], laws.row(last))
     return emitted
 
 
 def _check_stop(seq: Sequence, token: int) -> None:
-    if token in seq.eos_ids:
+    if token in seq.request.eos_ids:
         seq.finish_reason, seq.stopped_by = "stop", token
     elif seq.text is not None and (found := seq.text.push(token)) is not None:
         seq.finish_reason, seq.stopped_by = "stop", found
@@ -56,12 +59,11 @@ def _finish_text(seq: Sequence) -> None:
         seq.finish_reason, seq.stopped_by = "stop", found
 
 
-def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
+def _observed(seq: Sequence, monitors: TextMonitors, node: int, laws: NodeDistributions) -> bool:
     """Let the monitors see the token that was just committed; whether the run ends after it."""
-    assert seq.watch is not None
     ended = seq.finished
-    hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.requirements.taps}
-    cut = seq.watch.see(seq, laws.row(node), hidden)
+    hidden = {tap: laws.hidden[tap][node] for tap in monitors.requirements.taps}
+    cut = monitors.see(seq, laws.row(node), hidden)
     if seq.finished and not ended and seq.text is not None:
         seq.text.finish()
     return cut

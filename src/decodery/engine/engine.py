@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
-from functools import partial
-from time import perf_counter
 from typing import TypeVar, cast
 
 import numpy as np
 
-from decodery.core.errors import OutOfMemory, SettingsError
-from decodery.core.threads import one_thread
+from decodery.core.errors import SettingsError
 from decodery.core.trace import Step, Trace
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
 from decodery.step.detokenizer import Detokenizer
-from decodery.step.draft_length_policy import Budget
 from decodery.step.drafter_memory import Memory
-from decodery.step.forward_request import ForwardCoroutine, answer, gather
-from decodery.step.pass_cost import CONTEXT, cost_curve
+from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
-from .accounting import StepClock, aside, new_steps, spend
+from .accounting import StepClock
 from .blocking import BlockingCalls
 from .calls import Calls
-from .pace import LEAST_ROWS
+from .draft_budgets import DraftBudgets
+from .monitoring import monitors_of
+from .pass_runner import PassRunner
 from .preempt import again
 from .prefixes import PrefixCache
 from .request import Request
 from .requests import opened
 from .schedule import Limits, Schedule
-from .share import Place
 from .task import CoroutineTask, Recoverable, SchedulerEntry, Task
-from .text import StepBudget, turn
+from .text import StepBudget, run_step
 
 T = TypeVar("T")
 
-_COSTED_ROWS = 1024
-_SIDE_ROUNDS = 256
-"""Passes of other models, one after another, that a pass of the target waits for at most."""
 _WAITS = 0.05
 """Seconds that a step waits at most where every task waits for a function beside the loop."""
 
@@ -57,7 +48,6 @@ class Engine:
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
     from sequence to sequence; its own by default. pass_seconds: as in `Budget`; measured by default. limits: of a pass
     and of what is in progress. prefixes: what texts leave for later ones whose prompts begin alike; nothing by default.
-    rows: of the model's last pass.
     """
 
     def __init__(
@@ -75,39 +65,34 @@ class Engine:
         self.memory = memory or Memory()
         self.prefill_chunk = min(prefill_chunk, (limits or Limits()).rows)
         self._detokenizer = detokenizer
-        self.rows = 0
         if prefixes is not None and not prefixes.serves(model):
             raise SettingsError(
                 "these prefixes are what another model has read: give each model a PrefixCache of its own"
             )
         self._schedule = Schedule(limits or Limits(), self.prefill_chunk, prefixes)
         self._blocking = BlockingCalls()
-        self._running: SchedulerEntry | None = None
-        self._passes = 0
-        self._costs: tuple[np.ndarray, np.ndarray] | None = None
-        self._pass_seconds = pass_seconds or self._measured
+        self._runner = PassRunner(model, self._schedule, self._blocking)
+        self._budgets = DraftBudgets(model, pass_seconds)
 
     @in_plain_state
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self._text(request)
-        if like is not None and (
-            like.tokens[: like.prompt_length] != seq.tokens
-            or (like.logits_source, like.cache_policy) != (seq.logits_source, seq.cache_policy)
-            or (seq.logits_source is None and like.model != seq.model)
-            or _held(like) != _held(seq)
-        ):
+        if like is not None and not _same_prefill(seq, like):
             raise SettingsError(
                 "a sequence can share the prefill of another one only if their prompts are the same, and their "
                 "sources, models, cache policies and embeddings"
             )
-        seq.like = None if seq.watch is not None and seq.watch.private else like
-        self._schedule.add(SchedulerEntry(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.salt))
+        monitors = monitors_of(seq)
+        seq.scheduling.prompt_owner = None if monitors is not None and monitors.private else like
+        self._schedule.add(
+            SchedulerEntry(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.cache_namespace)
+        )
         return seq
 
     def enter(
         self,
-        asking: ForwardCoroutine[T],
+        coroutine: ForwardCoroutine[T],
         trace: Trace | None = None,
         memory: Recoverable | None = None,
         owner: str = "",
@@ -115,9 +100,9 @@ class Engine:
         """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
 
         trace: where it records its steps, whose times and ledger are then filled in. memory: what it keeps of the
-        model, so that it can be preempted. owner: whose it is, as `Request.salt` is of a text.
+        model, so that it can be preempted. owner: whose it is, as `Request.cache_namespace` is of a text.
         """
-        job = CoroutineTask(asking, memory)
+        job = CoroutineTask(coroutine, memory)
         run = (
             SchedulerEntry(job, owner=owner)
             if trace is None
@@ -126,9 +111,9 @@ class Engine:
         self._schedule.add(run)
         return job
 
-    def finish(self, asking: ForwardCoroutine[T]) -> T:
+    def finish(self, coroutine: ForwardCoroutine[T]) -> T:
         """Run what asks to its end; returns what it does, or raises what it raised."""
-        job = self.enter(asking)
+        job = self.enter(coroutine)
         self.run([job])
         return cast(T, job.result)
 
@@ -142,11 +127,11 @@ class Engine:
         """A text of which nothing is read yet, for a task that decodes it by itself or lets `write` do so."""
         seq = self._text(request)
         if request.conversation is not None:
-            seq.calls = Calls(self, request, request.conversation)
-        if self._running is not None:
-            self._running.traces.append(seq.trace)
-            seq.branches = self._running.branches
-            seq.branches[id(seq)] = seq
+            seq.rebind(calls=Calls(self, request, request.conversation))
+        if self._runner.running is not None:
+            self._runner.running.traces.append(seq.trace)
+            seq.scheduling.branches = self._runner.running.branches
+            seq.scheduling.branches[id(seq)] = seq
         return seq
 
     def recall(self, seq: Sequence) -> None:
@@ -156,14 +141,15 @@ class Engine:
     def _text(self, request: Request) -> Sequence:
         """A text of which nothing is read yet; what it will spend is that of the task in whose turn it is made."""
         seq = opened(request, self.model, self.memory, self._detokenizer)
-        if self._running is not None:
-            seq.trace.ledger = self._running.ledger
-        if seq.draft_length is not None:
-            seq.draft_length_state = seq.draft_length.start(seq)
-        if seq.drafter is not None:
-            seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.requirements.costs or (seq.draft_length is not None and seq.draft_length.requirements.costs):
-                self._pass_seconds(len(seq.tokens))
+        if self._runner.running is not None:
+            seq.trace.ledger = self._runner.running.ledger
+        drafter, policy = seq.request.drafter, seq.request.draft_length
+        if policy is not None:
+            seq.states[policy] = policy.start(seq)
+        if drafter is not None:
+            seq.start_drafter()
+            if drafter.requirements.costs or (policy is not None and policy.requirements.costs):
+                self._budgets.pass_seconds(len(seq.tokens))
         return seq
 
     def write(self, texts: Ordered[Sequence], trace: Trace) -> ForwardCoroutine[None]:
@@ -172,21 +158,25 @@ class Engine:
         Beside other tasks a few texts at a time have theirs, so that what is done between passes stays small, too.
         trace: where the turns are recorded together, as one step.
         """
-        if self._running is not None and all(trace is not known for known in self._running.traces):
-            self._running.traces.append(trace)
+        if self._runner.running is not None and all(trace is not known for known in self._runner.running.traces):
+            self._runner.running.traces.append(trace)
         before = [len(seq.trace.steps) for seq in texts]
         first, earlier = 0, list[list[Step]]()
         while first < len(texts):
-            rows = self._schedule.budget.share(self._running, self._schedule.active)
+            rows = self._schedule.budget.share(self._runner.running, self._schedule.active)
             group = texts[first : first + rows]
             nodes, beside = max(rows // len(group) - 1, 0), [*self._schedule.texts, *group]
-            shares = [StepBudget(min(self.prefill_chunk, rows), self._budget(seq, nodes, beside)) for seq in group]
-            yield from gather([turn(seq, share) for seq, share in zip(group, shares, strict=True)])
+            step_budgets = [
+                StepBudget(min(self.prefill_chunk, rows), self._budgets.of(seq, nodes, beside)) for seq in group
+            ]
+            yield from gather(
+                [run_step(seq, step_budget) for seq, step_budget in zip(group, step_budgets, strict=True)]
+            )
             first += len(group)
-            if self._running is not None and first < len(texts):
+            if self._runner.running is not None and first < len(texts):
                 earlier.append(group[0].trace.steps)
-        if self._running is not None:
-            self._running.earlier += sum(steps[-1].seconds for steps in earlier if steps)
+        if self._runner.running is not None:
+            self._runner.running.earlier += sum(steps[-1].seconds for steps in earlier if steps)
         steps = [step for seq, known in zip(texts, before, strict=True) for step in seq.trace.steps[known:]]
         if steps:
             trace.steps.append(
@@ -199,6 +189,16 @@ class Engine:
             )
 
     @property
+    def passes(self) -> int:
+        """Passes of the model so far."""
+        return self._runner.passes
+
+    @property
+    def rows(self) -> int:
+        """Rows of the model's last pass."""
+        return self._runner.rows
+
+    @property
     def running(self) -> int:
         """Tasks in progress."""
         return len(self._schedule.runs)
@@ -209,9 +209,9 @@ class Engine:
         return self._schedule.waiting
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of keys and values, of texts in progress and of those that are kept for later ones."""
-        return self._schedule.held
+        return self._schedule.held_bytes
 
     @property
     def preemptions(self) -> int:
@@ -237,9 +237,9 @@ class Engine:
         """
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
-        twin = seq.twin()
-        self._schedule.add(SchedulerEntry(twin, traces=[twin.trace], ledger=twin.trace.ledger))
-        return twin
+        clone = seq.clone()
+        self._schedule.add(SchedulerEntry(clone, traces=[clone.trace], ledger=clone.trace.ledger))
+        return clone
 
     def preempt(self, task: Task) -> None:
         """Give back all memory that models need for a task, at the next step at which nothing of it is half done.
@@ -252,155 +252,52 @@ class Engine:
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
         clock = StepClock()
-        begun, texts = self._schedule.turns(), self._schedule.texts
+        begun, texts = self._schedule.starting(), self._schedule.texts
         for run, rows, nodes in begun:
             self._begin(run, rows, nodes, texts)
         for run in self._schedule.active:
             if (run.lost or run.forgotten) and run.waiting is None:
                 run.interrupt(again(run, self._schedule.limits.rows))
-                self._resume(run)
+                self._runner.resume(run)
         answered = self._blocking.collect(0)
         for run in answered:
-            self._go_on(run)
+            self._runner.go_on(run)
         fresh = {id(run) for run in (*(run for run, _, _ in begun), *answered)}
-        runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
-        drafting = self._side_passes(runs, clock)
+        runs = [run for run in self._schedule.active if run.coroutine is not None or id(run) in fresh]
+        drafting = self._runner.run_side(runs, clock)
         asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]
         places, blocked = self._schedule.budget.places(asked), [run for run in runs if run.blocked]
         advanced = {id(run) for run in (*blocked, *drafting, *(run for run, _ in places))}
-        self.rows = 0
+        self._runner.rows = 0
         if places:
-            self._passes += 1
-            self._pass(places, clock, side=False)
+            self._runner.run(places, clock, side=False)
         elif blocked:
             for run in self._blocking.collect(_WAITS):
-                self._go_on(run)
+                self._runner.go_on(run)
         self._schedule.leave()
-        return [run.task for run in runs if run.asking is None or id(run) in advanced]
-
-    def _side_passes(self, runs: list[SchedulerEntry], clock: StepClock) -> list[SchedulerEntry]:
-        """Passes of other models, and of parts of the model itself, until nobody waits for one.
-
-        Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for
-        the step.
-        """
-        owners = len({run.owner for run in runs})
-        had, part = Counter[str](), max(self._schedule.limits.rows // max(owners, 1), 1)
-        for _ in range(_SIDE_ROUNDS):
-            waiting = [(run, numbers) for run in runs if (numbers := self._side(run))]
-            asked = [
-                (run, numbers)
-                for run, numbers in waiting
-                if len(runs) == 1 or not isinstance(run.task, CoroutineTask) or had[run.owner] < part
-            ]
-            if not asked:
-                break
-            places = self._schedule.budget.places(asked)
-            for run, number in places:
-                had[run.owner] += len(run.asks[number].segment) if isinstance(run.task, CoroutineTask) else 0
-            self._pass(places, clock, side=True)
-        return [run for run, _ in waiting]
+        return [run.task for run in runs if run.coroutine is None or id(run) in advanced]
 
     def _begin(self, run: SchedulerEntry, rows: int, nodes: int, texts: list[Sequence]) -> None:
         """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
         seq = run.task
         if isinstance(seq, CoroutineTask):
-            run.asking = seq.turn()
+            run.coroutine = seq.run()
         else:
             try:
-                run.asking = turn(seq, StepBudget(rows, self._budget(seq, nodes, texts)))
+                run.coroutine = run_step(seq, StepBudget(rows, self._budgets.of(seq, nodes, texts)))
             except Exception as error:
                 seq.fail(error)
                 return
-        self._resume(run)
-
-    def _resume(self, run: SchedulerEntry) -> None:
-        self._running = run
-        try:
-            # What is done between passes is small, whoever wrote it, and must not wake threads that then wait for more.
-            with one_thread():
-                run.resume()
-        finally:
-            self._running = None
-        self._blocking.begin(run)
-
-    def _go_on(self, run: SchedulerEntry) -> None:
-        """Let a task go on if it has all that it has asked for."""
-        if not run.waits:
-            self._resume(run)
-
-    def _side(self, run: SchedulerEntry) -> list[int]:
-        """The asks that wait for a pass of another model than the engine's own, or of a part of it that drafts."""
-        return [number for number in run.unanswered if aside(run.asks[number], self.model)]
-
-    def _pass(self, places: list[Place], clock: StepClock, *, side: bool) -> None:
-        """Answer these asks, and let those go on who have all that they have asked for. side: see `aside`."""
-        begin = perf_counter()
-        segments = [run.asks[number].segment for run, number in places]
-        found = answer([run.asks[number] for run, number in places])
-        scored = perf_counter()
-        rows = sum(len(segment) for segment in segments)
-        if not side:
-            self.rows = rows
-        spend(places, found, self.model, (scored - begin) / max(rows, 1))
-        for (run, number), each in zip(places, found, strict=True):
-            run.answers[number] = each
-            run.served = self._passes
-        recorded: list[tuple[list[Step], float]] = []
-        runs = list({id(run): run for run, _ in places}.values())
-        for run in runs:
-            if any(isinstance(each, OutOfMemory) for each in run.answers) and self._schedule.starve(run):
-                continue
-            if run.waits:
-                run.earlier += 0.0 if side else scored - begin
-                continue
-            known = {id(trace): len(trace.steps) for trace in run.traces}
-            self._resume(run)
-            if steps := new_steps(run, known):
-                recorded.append((steps, run.earlier))
-                run.earlier = 0.0
-        steps = [step for new, _ in recorded for step in new]
-        clock.fill(steps, begin, scored, len(places))
-        for new, earlier in recorded:
-            for step in new:
-                step.score += earlier
-        if side:
-            return
-        attended = sum(int(segment.positions.sum()) for segment in segments)
-        # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
-        if any(step.prefill for step in steps):
-            self._schedule.pace.learn(rows, attended, clock.mark - begin)
-        elif rows >= LEAST_ROWS and any(isinstance(run.task, CoroutineTask) for run in runs):
-            self._schedule.budget.wide.learn(rows, attended, perf_counter() - begin)
-
-    def _budget(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
-        """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""
-        # The bonus token needs a place too, so a draft is never deeper than what is left but one.
-        limit = Budget(
-            min(nodes, seq.max_draft_tokens),
-            seq.remaining - 1,
-            len(texts),
-            self._pass_seconds,
-            measured=self._pass_seconds == self._measured,
-            context=len(seq.tokens),
-        )
-        policy = seq.draft_length
-        if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:
-            return limit
-        if policy.requirements.pauses:
-            limit = replace(limit, ask=partial(policy.goes_on, seq))
-        return policy.bound(seq, limit, texts)
-
-    def _measured(self, context: int) -> np.ndarray:
-        """Times of passes over 0, 1, 2, ... rows of this model after `context` tokens; measured when first asked."""
-        if self._costs is None:
-            curve = cost_curve(self.model)
-            rows = np.maximum(np.arange(_COSTED_ROWS), 1)
-            self._costs = curve.times_of(rows), curve.token + curve.row_token * rows
-        near, token = self._costs
-        return near + max(0, context - CONTEXT) * token
+        self._runner.resume(run)
 
 
-def _held(seq: Sequence) -> str:
-    """What tells the embeddings of a prompt from others, "" where there are none."""
-    return "" if seq.prompt_embeds is None else seq.prompt_embeds.digest
+def _same_prefill(seq: Sequence, other: Sequence) -> bool:
+    """Whether both texts have the same prompt, and read it alike."""
+    one, two = seq.request, other.request
+    digests = {"" if each.prompt_embeds is None else each.prompt_embeds.digest for each in (one, two)}
+    return (
+        other.tokens[: two.prompt_length] == seq.tokens
+        and (one.logits_source, one.cache_policy) == (two.logits_source, two.cache_policy)
+        and (one.logits_source is not None or one.model == two.model)
+        and len(digests) == 1
+    )

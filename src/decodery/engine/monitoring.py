@@ -20,8 +20,8 @@ from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
 from decodery.step.detokenizer import TextStream
-from decodery.step.monitor import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
-from decodery.step.sequence import Sequence, Watched
+from decodery.step.monitor import WHOLE, Action, Monitor, MonitorReport, Prompt, Regenerate, Rollback, Row, Stop
+from decodery.step.sequence import Sequence
 
 from .validation import name_of
 
@@ -37,20 +37,20 @@ MOST_REGENERATED = 3
 
 
 @dataclass
-class _Mind:
+class _MonitorState:
     """One monitor of a text. spans: from which position on its rows are changed, and how; told: its report."""
 
     monitor: Monitor
     state: Any
-    told: Watched
+    report: MonitorReport
     spans: list[tuple[int, Any]] = field(default_factory=list)
 
     @property
     def off(self) -> bool:
-        return self.told.error is not None
+        return self.report.error is not None
 
-    def fork(self) -> _Mind:
-        return replace(self, spans=list(self.spans), told=replace(self.told, scores=list(self.told.scores)))
+    def fork(self) -> _MonitorState:
+        return replace(self, spans=list(self.spans), report=replace(self.report, scores=list(self.report.scores)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,28 +58,48 @@ class _Moment:
     """All that is to be had again when the token at an output position is taken back."""
 
     position: int
-    minds: list[_Mind]
+    entries: list[_MonitorState]
     text: TextStream | None
-    sampler_state: Any
+    processor_states: Any
 
 
-class Watch:
+def monitors_of(seq: Sequence) -> TextMonitors | None:
+    """The monitors of a text and their states, None where nothing watches it."""
+    monitors: TextMonitors | None = seq.states[seq.request.monitors] if seq.request.monitors else None
+    return monitors
+
+
+def monitor_reports(seq: Sequence) -> list[MonitorReport]:
+    """What each monitor of a text found."""
+    monitors = monitors_of(seq)
+    return [] if monitors is None else [entry.report for entry in monitors._entries]
+
+
+def monitor_states(seq: Sequence) -> list[Any]:
+    """What each monitor of a text remembers."""
+    monitors = monitors_of(seq)
+    return [] if monitors is None else [entry.state for entry in monitors._entries]
+
+
+class TextMonitors:
     """What watches a text. read_to: how many of the prompt's tokens it has seen, which are not shown twice."""
 
     def __init__(self, monitors: Ordered[Monitor], seq: Sequence) -> None:
         self.requirements = Requirements.merged(monitor.requirements for monitor in monitors)
-        self.rolls = max(monitor.rolls for monitor in monitors)
+        self.rollback_tokens = max(monitor.rollback_tokens for monitor in monitors)
         self.read_to = self.taken_back = self.regenerated = 0
-        self.pending: tuple[_Mind, Rollback | Regenerate] | None = None
-        self._minds = [_Mind(monitor, None, Watched(name_of(monitor), monitor.limit)) for monitor in monitors]
+        self.requested: tuple[_MonitorState, Rollback | Regenerate] | None = None
+        self._entries = [
+            _MonitorState(monitor, None, MonitorReport(name_of(monitor), monitor.limit)) for monitor in monitors
+        ]
         # Of a text that may be taken back as a whole its beginning is all that is needed for that.
-        parts = max((monitor.rolls for monitor in monitors if monitor.rolls < WHOLE), default=0)
+        parts = max((monitor.rollback_tokens for monitor in monitors if monitor.rollback_tokens < WHOLE), default=0)
         self._moments: deque[_Moment] = deque(maxlen=parts)
         self._first: _Moment | None = None
-        for mind in self._minds:
-            _tried(mind, partial(mind.monitor.check, seq))
-            mind.state = _tried(mind, partial(mind.monitor.start, seq))
-            _steer(mind, 0)
+        for entry in self._entries:
+            _tried(entry, partial(entry.monitor.check, seq))
+            entry.state = _tried(entry, partial(entry.monitor.start, seq))
+            _steer(entry, 0)
 
     @property
     def reads(self) -> bool:
@@ -92,47 +112,40 @@ class Watch:
         return self.requirements.prompt_taps or self.requirements.changes
 
     @property
-    def told(self) -> list[Watched]:
-        """What every monitor found."""
-        return [mind.told for mind in self._minds]
-
-    def state(self, number: int) -> Any:
-        """What one of the monitors remembers."""
-        return self._minds[number].state
-
-    @property
     def interventions(self) -> tuple[Intervention, ...]:
         """What changes rows of this text, each where it was in force when they were read."""
         found = []
-        for mind in self._minds:
-            ends = [start for start, _ in mind.spans[1:]] + [None]
-            for (start, steering), end in zip(mind.spans, ends, strict=True) if mind.spans else ():
+        for entry in self._entries:
+            ends = [start for start, _ in entry.spans[1:]] + [None]
+            for (start, steering), end in zip(entry.spans, ends, strict=True) if entry.spans else ():
                 if steering is not None and end != start:
-                    found += [_within(change, start, end) for change in mind.monitor.changes(steering)]
+                    found += [_within(change, start, end) for change in entry.monitor.changes(steering)]
         return tuple(found)
 
-    def fork(self) -> Watch:
+    def fork(self) -> TextMonitors:
         """The same for a text that goes on apart."""
-        twin = copy(self)
-        twin._minds = [mind.fork() for mind in self._minds]
-        twin._moments = deque(self._moments, self._moments.maxlen)
-        return twin
+        clone = copy(self)
+        clone._entries = [entry.fork() for entry in self._entries]
+        clone._moments = deque(self._moments, self._moments.maxlen)
+        return clone
 
     def read(self, seq: Sequence, hidden: dict[Tap, torch.Tensor], start: int, rows: int) -> bool:
         """Show rows of the prompt, the first at `start`; returns whether what changes rows is another one now."""
         end = start + rows
-        if not self.reads or start < self.read_to or start >= seq.prompt_length:
+        if not self.reads or start < self.read_to or start >= seq.request.prompt_length:
             return False
         self.read_to = end
         steered = False
-        for mind in self._live():
-            requirements = mind.monitor.requirements
+        for entry in self._live():
+            requirements = entry.monitor.requirements
             if requirements.prompt_taps:
                 seen = Prompt(
-                    seq.tokens[start:end], {tap: hidden[tap] for tap in requirements.taps}, end == seq.prompt_length
+                    seq.tokens[start:end],
+                    {tap: hidden[tap] for tap in requirements.taps},
+                    end == seq.request.prompt_length,
                 )
-                mind.state = _tried(mind, partial(mind.monitor.read, mind.state, seen))
-                steered |= _steer(mind, end - 1)
+                entry.state = _tried(entry, partial(entry.monitor.read, entry.state, seen))
+                steered |= _steer(entry, end - 1)
         return steered
 
     def see(self, seq: Sequence, logits: torch.Tensor, hidden: dict[Tap, torch.Tensor]) -> bool:
@@ -142,77 +155,77 @@ class Watch:
         another way: those of the draft were not.
         """
         over = False
-        for mind in self._live():
-            monitor, position = mind.monitor, seq.position - 1
+        for entry in self._live():
+            monitor, position = entry.monitor, seq.position - 1
             own = {tap: hidden[tap] for tap in monitor.requirements.taps}
-            row = Row(seq.pending, position, seq.finished, logits, own)
-            action = _tried(mind, partial(_seen, mind, row))
+            row = Row(seq.last_token, position, seq.finished, logits, own)
+            action = _tried(entry, partial(_seen, entry, row))
             count("monitor_evaluations")
-            over |= _steer(mind, len(seq.tokens) - 1)
+            over |= _steer(entry, len(seq.tokens) - 1)
             if isinstance(action, Stop) and seq.finish_reason != "content_filter":
-                seq.finish_reason, seq.stopped_by = "content_filter", f"monitor:{mind.told.name}"
-            elif isinstance(action, Rollback | Regenerate) and self.pending is None:
-                self.pending = mind, action
-        return over or self.pending is not None
+                seq.finish_reason, seq.stopped_by = "content_filter", f"monitor:{entry.report.name}"
+            elif isinstance(action, Rollback | Regenerate) and self.requested is None:
+                self.requested = entry, action
+        return over or self.requested is not None
 
-    def remember(self, seq: Sequence, sampler_state: Any) -> None:
+    def remember(self, seq: Sequence, processor_states: Any) -> None:
         """Note what is to be had again if the token that comes next is taken back."""
-        if self.rolls:
+        if self.rollback_tokens:
             text = None if seq.text is None else seq.text.fork()
-            moment = _Moment(seq.position, [mind.fork() for mind in self._minds], text, sampler_state)
+            moment = _Moment(seq.position, [entry.fork() for entry in self._entries], text, processor_states)
             self._moments.append(moment)
             if seq.position == 0:
                 self._first = moment
 
     def roll_back(self, seq: Sequence) -> None:
         """Take back what a monitor wants taken back: all that acts on the text stands where it stood there."""
-        assert self.pending is not None
-        (asking, action), self.pending = self.pending, None
+        assert self.requested is not None
+        (requested_by, action), self.requested = self.requested, None
         whole = isinstance(action, Regenerate)
         position = 0 if isinstance(action, Regenerate) else seq.position - action.tokens
         moment = self._first if whole else next((each for each in self._moments if each.position == position), None)
         taken = seq.position - position
         self.taken_back += taken
-        spent = self.taken_back > MOST_TAKEN_BACK * seq.max_new_tokens
+        spent = self.taken_back > MOST_TAKEN_BACK * seq.request.max_new_tokens
         if moment is None or spent or (whole and self.regenerated == MOST_REGENERATED):
             count("rollbacks_refused")
             return
         count("regenerations" if whole else "rollbacks")
         count("tokens_taken_back", taken)
-        after = asking.state
-        number = next(number for number, mind in enumerate(self._minds) if mind is asking)
-        del seq.tokens[seq.prompt_length + position :], seq.token_logprobs[position:]
-        self._minds = [mind.fork() for mind in moment.minds]
+        after = requested_by.state
+        number = next(number for number, entry in enumerate(self._entries) if entry is requested_by)
+        del seq.tokens[seq.request.prompt_length + position :], seq.token_logprobs[position:]
+        self._entries = [entry.fork() for entry in moment.entries]
         if whole:
             self.regenerated += 1
-            seq.seed = mix(seq.seed, self.regenerated)
+            seq.rebind(seed=mix(seq.request.seed, self.regenerated))
         else:
-            self._minds[number].state = asking.monitor.resume(self._minds[number].state, after)
+            self._entries[number].state = requested_by.monitor.resume(self._entries[number].state, after)
         self._moments = deque((each for each in self._moments if each.position < position), self._moments.maxlen)
         if seq.text is not None and moment.text is not None:
             seq.text = moment.text.fork(released=seq.text)
-        seq.sampler = Sampler(
+        processors = (
             processor.again(position, *_instead(action)) if isinstance(processor, Banned) else processor
-            for processor in seq.sampler.processors
+            for processor in seq.request.sampler.processors
         )
-        seq.sampler_state = moment.sampler_state
+        seq.rebind(sampler=Sampler(processors))
+        seq.processor_states = moment.processor_states
         seq.finish_reason = seq.stopped_by = None
         self._restart(seq)
 
     def _restart(self, seq: Sequence) -> None:
         """Let the cache hold what is left, and the drafter begin anew after it."""
-        requirements = None if seq.drafter is None else seq.drafter.requirements
+        requirements = None if seq.request.drafter is None else seq.request.drafter.requirements
         if requirements is not None and (requirements.prompt or requirements.prompt_taps):
-            seq.cache, seq.shown = seq.model.new_cache(), 0
-            if seq.slots is not None:
-                seq.cache.provide(seq.slots)
+            seq.cache, seq.observed = seq.request.model.new_cache(), 0
+            if seq.request.slots is not None:
+                seq.cache.provide(seq.request.slots)
         else:
             seq.cache.truncate(min(seq.cache.next_position, len(seq.tokens) - 1))
-        if seq.drafter is not None:
-            seq.draft_state = seq.drafter.start(seq)
+        seq.start_drafter()
 
-    def _live(self) -> Iterator[_Mind]:
-        return (mind for mind in self._minds if not mind.off)
+    def _live(self) -> Iterator[_MonitorState]:
+        return (entry for entry in self._entries if not entry.off)
 
 
 def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -220,44 +233,44 @@ def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int,
     return ((), ()) if isinstance(action, Regenerate) else (action.ban, action.write)
 
 
-def _tried(mind: _Mind, do: Callable[[], T]) -> T | None:
+def _tried(entry: _MonitorState, do: Callable[[], T]) -> T | None:
     """What a monitor gives; an error of it ends its text, or its watch where that was asked for."""
     try:
         return do()
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:300]
-        if mind.monitor.errors == "raise":
+        if entry.monitor.errors == "raise":
             if isinstance(error, DecoderyError):
                 raise
             raise MonitorFailed(
-                f"the monitor {mind.told.name} raised {said}; its text ends here, and errors=off goes on without it"
+                f"the monitor {entry.report.name} raised {said}; its text ends here, and errors=off goes on without it"
             ) from error
-        mind.told.error = said
+        entry.report.error = said
         return None
 
 
-def _steer(mind: _Mind, position: int) -> bool:
+def _steer(entry: _MonitorState, position: int) -> bool:
     """Note from which position on rows are changed as the monitor now wants; whether that is another way."""
-    wanted = None if mind.off else _tried(mind, partial(mind.monitor.steering, mind.state))
-    before = mind.spans[-1][1] if mind.spans else None
+    wanted = None if entry.off else _tried(entry, partial(entry.monitor.steering, entry.state))
+    before = entry.spans[-1][1] if entry.spans else None
     if wanted == before:
         return False
-    mind.spans.append((position, wanted))
+    entry.spans.append((position, wanted))
     return True
 
 
-def _seen(mind: _Mind, row: Row) -> Action | None:
+def _seen(entry: _MonitorState, row: Row) -> Action | None:
     """Let a monitor see a token; what it wants done where its score is above the limit."""
-    monitor, told = mind.monitor, mind.told
-    mind.state = monitor.observe(mind.state, row)
-    value = monitor.score(mind.state)
-    told.scores.append(value)
+    monitor, report = entry.monitor, entry.report
+    entry.state = monitor.observe(entry.state, row)
+    value = monitor.score(entry.state)
+    report.scores.append(value)
     if value is None or not value > monitor.limit:
         return None
-    if told.flagged is None:
-        told.flagged = row.position
+    if report.flagged is None:
+        report.flagged = row.position
         count("monitor_flags")
-    return monitor.act(mind.state)
+    return monitor.act(entry.state)
 
 
 def _within(change: Intervention, start: int, end: int | None) -> Intervention:
@@ -265,7 +278,7 @@ def _within(change: Intervention, start: int, end: int | None) -> Intervention:
 
     def inside(rows: torch.Tensor, segment: Segment) -> torch.Tensor:
         positions = segment.positions
-        if change.site in OF_OUTPUTS and segment.logit_rows is not None:
+        if change.hook_point in OF_OUTPUTS and segment.logit_rows is not None:
             positions = positions[list(segment.logit_rows)]
         wanted = (positions >= start) & (positions < (positions.max(initial=0) + 1 if end is None else end))
         if not wanted.any():
@@ -275,4 +288,4 @@ def _within(change: Intervention, start: int, end: int | None) -> Intervention:
             return changed
         return torch.where(torch.from_numpy(wanted).to(rows.device)[:, None], changed.to(rows.dtype), rows)
 
-    return Intervention(change.site, inside)
+    return Intervention(change.hook_point, inside)

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from decodery.core.trace import Trace
-from decodery.step.sequence import FinishReason, KeptText, TokenLogprob, Watched
+from decodery.step.monitor import MonitorReport
+from decodery.step.sequence import FinishReason, KeptText, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Output:
     score: float | None = None
     complete: bool = True
     kept: KeptText | None = field(default=None, repr=False, compare=False)
-    monitors: tuple[Watched, ...] = ()
+    monitors: tuple[MonitorReport, ...] = ()
     context_full: bool = False
     check: TextCheck | None = None
 

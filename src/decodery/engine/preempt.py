@@ -24,22 +24,22 @@ def drop(run: SchedulerEntry) -> bool:
     `CoroutineTask.memory`.
     """
     if isinstance(run.task, Sequence):
-        return run.asking is None and _drop_text(run.task)
+        return run.coroutine is None and _drop_text(run.task)
     if run.restored or run.waiting is not None or run.blocked:
         return False
-    if any(ask.segment.interventions for ask in passes(run)):
+    if any(request.segment.interventions for request in passes(run)):
         return False
     if run.task.memory is not None:
         freed = None if run.forgotten else run.task.memory.give_back()
         run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
         return freed is not None
-    if any(seq.prompt_embeds is not None for seq in run.branches.values()):
+    if any(seq.request.prompt_embeds is not None for seq in run.branches.values()):
         return False
-    held = {id(each.cache): each for seq in run.branches.values() for each in _held(seq)}.values()
-    if any(_cannot_be_read_again(each) for each in held):
+    readings = {id(each.cache): each for seq in run.branches.values() for each in _readings(seq)}.values()
+    if any(_cannot_be_read_again(each) for each in readings):
         return False
-    run.owed += resident(each.cache for each in held)
-    for each in held:
+    run.owed += resident(each.cache for each in readings)
+    for each in readings:
         if each.tokens:
             run.lost.append(each)
             each.cache.become(each.model.new_cache())
@@ -51,21 +51,27 @@ def withdraw(run: SchedulerEntry) -> bool:
 
     Its asks stay, to be answered once it has its branches back; what was answered of them is forgotten.
     """
-    if not isinstance(run.task, CoroutineTask) or run.blocked or any(ask.segment.stays for ask in passes(run)):
+    if (
+        not isinstance(run.task, CoroutineTask)
+        or run.blocked
+        or any(request.segment.retained for request in passes(run))
+    ):
         return False
     run.abandon()
     run.restored = False
-    for ask in passes(run):
-        if ask.segment.cache is not None:
-            ask.segment.cache.keep([])
+    for request in passes(run):
+        if request.segment.cache is not None:
+            request.segment.cache.keep([])
     # What ran beside the loop has ended once, with a result or an error; nobody would begin it again.
-    run.answers = [each if isinstance(ask, Blocking) else None for ask, each in zip(run.asks, run.answers, strict=True)]
+    run.results = [
+        each if isinstance(request, Blocking) else None for request, each in zip(run.requests, run.results, strict=True)
+    ]
     return drop(run) and bool(run.lost or run.forgotten)
 
 
 def passes(run: SchedulerEntry) -> list[ForwardRequest]:
     """What a task asks of models."""
-    return [ask for ask in run.asks if not isinstance(ask, Blocking)]
+    return [request for request in run.requests if not isinstance(request, Blocking)]
 
 
 def again(run: SchedulerEntry, rows: int) -> ForwardCoroutine[None]:
@@ -121,14 +127,14 @@ def _alike(members: list[Lost]) -> int:
     return next((at for at in range(shorter) if first[at] != last[at]), shorter)
 
 
-def _held(seq: Sequence) -> list[Lost]:
+def _readings(seq: Sequence) -> list[Lost]:
     """Every cache after a text, whose it is, and which tokens it holds."""
     if isinstance(seq.cache, KVCache):
-        return [Lost(seq.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.role)]
+        return [Lost(seq.request.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.request.role)]
     return [Lost(model, cache, tokens) for model, cache, tokens in seq.cache.readings()]
 
 
-def behind(seq: Sequence) -> list[KVCache]:
+def caches_of(seq: Sequence) -> list[KVCache]:
     """All caches that a text reads through."""
     if isinstance(seq.cache, KVCache):
         return [seq.cache]
@@ -138,21 +144,21 @@ def behind(seq: Sequence) -> list[KVCache]:
 def caches(run: SchedulerEntry) -> list[KVCache]:
     """All that a task has, those that nothing was asked with yet included."""
     texts = [run.task] if isinstance(run.task, Sequence) else list(run.branches.values())
-    held = {id(cache): cache for seq in texts for cache in behind(seq)}
-    return list((held | {id(cache): cache for cache in run.caches}).values())
+    readings = {id(cache): cache for seq in texts for cache in caches_of(seq)}
+    return list((readings | {id(cache): cache for cache in run.caches}).values())
 
 
-def _cannot_be_read_again(held: Lost) -> bool:
-    cache = held.cache
-    return bool(cache.scratch) or cache.next_position > len(held.tokens) or not cache.plain
+def _cannot_be_read_again(readings: Lost) -> bool:
+    cache = readings.cache
+    return bool(cache.tentative) or cache.next_position > len(readings.tokens) or not cache.plain
 
 
 def _drop_text(seq: Sequence) -> bool:
-    if not all(cache.anew for cache in behind(seq)):
+    if not all(cache.anew for cache in caches_of(seq)):
         return False
-    seq.cache = seq.model.new_cache()
-    if seq.slots is not None:
-        seq.cache.provide(seq.slots)
-    if seq.drafter is not None:
-        seq.drafter.forget(seq)
+    seq.cache = seq.request.model.new_cache()
+    if seq.request.slots is not None:
+        seq.cache.provide(seq.request.slots)
+    if seq.request.drafter is not None:
+        seq.request.drafter.forget(seq)
     return True

@@ -32,9 +32,9 @@ class PrefixCache:
     """Keys and values of texts that were read, found by what a new text begins with.
 
     A text that begins alike forks what is found, so that blocks are shared and nothing is computed or copied. Texts are
-    found by chains of hashes of their blocks, block by block, and then compared token by token; those of another salt
-    are never found. What a model reads of a token is the same whoever reads it, so a hit changes no text: to the bit
-    for models whose rows do not depend on what shares a pass (`exact_rows`), within rounding for others.
+    found by chains of hashes of their blocks, block by block, and then compared token by token; those of another cache
+    namespace are never found. What a model reads of a token is the same whoever reads it, so a hit changes no text: to
+    the bit for models whose rows do not depend on what shares a pass (`exact_rows`), within rounding for others.
 
     most: bytes of the blocks kept at most; what was used least recently goes first. slabs: the memory they are in,
     which is kept whole, by identity. bytes: of the blocks; what several texts share counts once. asked, found: tokens
@@ -43,7 +43,7 @@ class PrefixCache:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.slabs: dict[int, PageMemory] = {}
+        self.memories: dict[int, PageMemory] = {}
         self.bytes = self.asked = self.found = 0
         self._model: ref[Reader] | None = None
         self._holders: dict[int, np.ndarray] = {}
@@ -66,11 +66,11 @@ class PrefixCache:
             self._model = ref(bare(model))
         return self._model() == model
 
-    def find(self, tokens: Sequence[int], salt: str = "") -> KVCache | None:
+    def find(self, tokens: Sequence[int], cache_namespace: str = "") -> KVCache | None:
         """What is known of the beginning of a text, None for nothing; its last token is always left to read."""
         self.asked += len(tokens)
         those: dict[_Entry, None] = {}
-        for name in _chain(tokens, salt):
+        for name in _chain(tokens, cache_namespace):
             if name not in self._by_chain:
                 break
             those = self._by_chain[name]
@@ -84,12 +84,12 @@ class PrefixCache:
                 return best.cache.beginning(alike)
         return None
 
-    def add(self, tokens: Sequence[int], cache: KVCache, salt: str = "", *, final: bool = False) -> None:
+    def add(self, tokens: Sequence[int], cache: KVCache, cache_namespace: str = "", *, final: bool = False) -> None:
         """Keep what `cache` holds of a text. final: nothing more will be written to it, so it may be made to fit."""
         if not isinstance(cache, KVCache) or cache.prefix:
             return
         known = cache.untouched
-        chain = list(_chain(tokens[:known], salt))
+        chain = list(_chain(tokens[:known], cache_namespace))
         longer = [each for each in self._by_chain.get(chain[-1], ()) if len(each.chain) > len(chain)] if chain else []
         if not chain or any(each.cache.begins(known) for each in longer):
             # Too short to be found, or a longer text has it all.
@@ -99,15 +99,15 @@ class PrefixCache:
                 if cache.begins(len(covered.tokens)):
                     self._remove(covered)
         # Nobody else holds the blocks of a text that is alone in its memory.
-        loose = final and cache.blocks.home is not None and _SLACK * (cache.capacity - known) > cache.capacity
+        loose = final and cache.pages.home is not None and _SLACK * (cache.capacity - known) > cache.capacity
         kept = cache.beginning(known)
         if loose:
-            kept.blocks.replace(-(-known // SLOTS) * SLOTS, known)
+            kept.pages.replace(-(-known // SLOTS) * SLOTS, known)
         entry = _Entry(np.asarray(tokens[:known]), kept, chain)
         self._entries[entry] = None
-        for run in kept.blocks.runs:
-            self.slabs[id(run.slab)] = run.slab
-            held = self._holders.setdefault(id(run.slab), np.zeros_like(run.slab.holders))[run.first : run.last]
+        for run in kept.pages.runs:
+            self.memories[id(run.memory)] = run.memory
+            held = self._holders.setdefault(id(run.memory), np.zeros_like(run.memory.holders))[run.first : run.last]
             held += 1
             self.bytes += int((held == 1).sum()) * SLOTS * kept.slot_bytes
         for name in chain:
@@ -133,19 +133,19 @@ class PrefixCache:
             del self._by_chain[name][entry]
             if not self._by_chain[name]:
                 del self._by_chain[name]
-        for run in entry.cache.blocks.runs:
-            held = self._holders[id(run.slab)][run.first : run.last]
+        for run in entry.cache.pages.runs:
+            held = self._holders[id(run.memory)][run.first : run.last]
             held -= 1
             self.bytes -= int((held == 0).sum()) * SLOTS * entry.cache.slot_bytes
-            if not self._holders[id(run.slab)].any():
-                del self._holders[id(run.slab)], self.slabs[id(run.slab)]
-        entry.cache.blocks.release()
+            if not self._holders[id(run.memory)].any():
+                del self._holders[id(run.memory)], self.memories[id(run.memory)]
+        entry.cache.pages.release()
 
 
-def _chain(tokens: Sequence[int], salt: str) -> Iterator[bytes]:
-    """Names of the whole blocks of a text, each made of that of the one before it, and of the salt."""
+def _chain(tokens: Sequence[int], cache_namespace: str) -> Iterator[bytes]:
+    """Names of the whole blocks of a text, each made of that of the one before it, and of the cache namespace."""
     ids = np.asarray(tokens, dtype=np.int64)
-    name = hashlib.blake2b(salt.encode(), digest_size=16).digest()
+    name = hashlib.blake2b(cache_namespace.encode(), digest_size=16).digest()
     for first in range(0, len(ids) - SLOTS + 1, SLOTS):
         name = hashlib.blake2b(name + ids[first : first + SLOTS].tobytes(), digest_size=16).digest()
         yield name

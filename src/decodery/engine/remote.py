@@ -36,7 +36,7 @@ class Piece:
     """
 
     tokens: tuple[str, ...] = ()
-    told: tuple[tuple[float, tuple[tuple[str, float], ...]], ...] = ()
+    logprobs: tuple[tuple[float, tuple[tuple[str, float], ...]], ...] = ()
     reason: FinishReason | None = None
     error: DecoderyError | None = None
     usage: dict[str, Any] | None = None
@@ -91,9 +91,9 @@ class RemoteModel(WholeTexts):
 
     def body(self, seq: Sequence) -> tuple[str, dict[str, Any]]:
         """Route and request for a text. Raises UnsupportedModel for what servers have no field for."""
-        if seq.conversation is None:
+        if seq.request.conversation is None:
             self.refuse("reads no token ids")
-        prompt, raw = seq.conversation.prompt, seq.tokens[0] == RAW
+        prompt, raw = seq.request.conversation.prompt, seq.tokens[0] == RAW
         path = PLAIN if raw else CHAT
         if raw and not (self.offers.plain and isinstance(prompt, str)):
             self.refuse("continues no plain text: leave out raw, or")
@@ -102,16 +102,16 @@ class RemoteModel(WholeTexts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
         stop = list(seq.text.stop[:_MOST_STOPS]) if seq.text is not None else []
         most = self.offers.logprobs.get(path)
-        if seq.logprobs and most is None:
+        if seq.request.logprobs and most is None:
             self.refuse("tells no log-probabilities")
         # Where tokens are told of at all they are asked for: a piece of a stream may hold several.
-        top = None if most is None else min(seq.logprobs or 0, most)
+        top = None if most is None else min(seq.request.logprobs or 0, most)
         return path, {
             "model": self.offers.model,
             **({"prompt": prompt} if raw else {"messages": turns}),
-            "max_tokens": seq.max_new_tokens,
-            **sampling(seq.sampler),
-            "seed": seq.seed & (1 << 63) - 1,
+            "max_tokens": seq.request.max_new_tokens,
+            **sampling(seq.request.sampler),
+            "seed": seq.request.seed & (1 << 63) - 1,
             **({"stop": stop} if stop else {}),
             **likely(path, top),
             "stream": True,
@@ -172,19 +172,19 @@ class RemoteModel(WholeTexts):
             rows = max(read - cached, 0) + _number(piece.usage, "completion_tokens")
             ledger.spend("server", rows, time.monotonic() - call.begun, first=True)
             ledger.counts["prompt_tokens"] = ledger.counts.get("prompt_tokens", 0) + read
-            seq.cached = cached
+            seq.scheduling.cached = cached
         if seq.finished:
             return
         if piece.error is not None:
             cut(seq, piece.error)
             return
-        told = []
-        if seq.logprobs is not None:
-            for text, (logprob, top) in zip(piece.tokens, piece.told, strict=False):
-                near = [(self.pieces.id_of(other), value) for other, value in top[: seq.logprobs]]
-                told.append(TokenLogprob(self.pieces.id_of(text), logprob, near))
+        logprobs = []
+        if seq.request.logprobs is not None:
+            for text, (logprob, top) in zip(piece.tokens, piece.logprobs, strict=False):
+                near = [(self.pieces.id_of(other), value) for other, value in top[: seq.request.logprobs]]
+                logprobs.append(TokenLogprob(self.pieces.id_of(text), logprob, near))
         before = seq.position
-        self.grow(seq, piece.tokens, told)
+        self.grow(seq, piece.tokens, logprobs)
         ledger.tokens += seq.position - before
         if piece.reason is not None:
             end(seq, piece.reason)
@@ -200,29 +200,29 @@ def pieces(events: Iterator[dict[str, Any]]) -> Iterator[Piece]:
         for choice in (event.get("choices") or ())[:1]:
             delta = choice.get("delta")
             text = (delta.get("content") if isinstance(delta, dict) else choice.get("text")) or ""
-            tokens, told = _tokens(str(text), choice.get("logprobs"))
+            tokens, logprobs = _tokens(str(text), choice.get("logprobs"))
             if tokens or event.get("retries"):
-                yield Piece(tokens, told, retries=event.get("retries", 0))
+                yield Piece(tokens, logprobs, retries=event.get("retries", 0))
             if given := choice.get("finish_reason"):
                 reason = _REASONS.get(str(given), "stop")
     yield Piece(reason=reason or "stop", usage=usage)
 
 
-def _tokens(text: str, told: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+def _tokens(text: str, logprobs: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The tokens of a piece of text, and what is told of each: log-probability, and likely tokens with theirs."""
-    if not isinstance(told, dict):
+    if not isinstance(logprobs, dict):
         return ((text,) if text else ()), ()
-    if isinstance(content := told.get("content"), list):
+    if isinstance(content := logprobs.get("content"), list):
         names = [str(each["token"]) for each in content]
         tops = [
             [(str(one["token"]), float(one["logprob"])) for one in each.get("top_logprobs") or ()] for each in content
         ]
         values = [float(each["logprob"]) for each in content]
-    elif isinstance(listed := told.get("tokens"), list):
+    elif isinstance(listed := logprobs.get("tokens"), list):
         names = [str(each) for each in listed]
-        likeliest = told.get("top_logprobs") or [None] * len(names)
+        likeliest = logprobs.get("top_logprobs") or [None] * len(names)
         tops = [[(str(name), float(value)) for name, value in (each or {}).items()] for each in likeliest]
-        values = [float(each or 0.0) for each in told.get("token_logprobs") or [0.0] * len(names)]
+        values = [float(each or 0.0) for each in logprobs.get("token_logprobs") or [0.0] * len(names)]
     else:
         return ((text,) if text else ()), ()
     facts = tuple((value, tuple(top)) for value, top in zip(values, tops, strict=False))

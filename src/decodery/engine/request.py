@@ -56,11 +56,11 @@ class Request:
     its tokens agree with the prompt; not used where there is a source. logits_source: what makes the logits out of one
     or more models and contexts, None for the model alone. cache_policy: what of the text's keys and values is kept and
     read, None for all of them. monitors: what watches it. search: whose branches these are, None for a text of its own.
-    salt: texts share what was read of their prompts with those of the same salt only. return_draft_trees: keep the
-    draft of every step in the trace. conversation: what the prompt was made of, for searches that ask for texts behind
-    other prompts. memory: what drafters learn from and add to, None for the engine's own. prompt_embeds: what the
-    prompt holds beside tokens; the model reads it in place of the tokens at these places. settled: called by searches
-    that know it, with all of the text that is returned first that cannot change any more.
+    cache_namespace: texts share what was read of their prompts with those of the same one only. return_draft_trees:
+    keep the draft of every step in the trace. conversation: what the prompt was made of, for searches that ask for
+    texts behind other prompts. memory: what drafters learn from and add to, None for the engine's own. prompt_embeds:
+    what the prompt holds beside tokens; the model reads it in place of the tokens at these places. settled: called by
+    searches that know it, with all of the text that is returned first that cannot change any more.
 
     drafter, acceptance_rule, draft_length, logits_source, cache_policy and each of the monitors may be names, as in
     "prompt-lookup:length=5".
@@ -86,7 +86,7 @@ class Request:
     max_draft_tokens: int = MOST_NODES
     search: object = None
     prompt_logprobs: int | None = None
-    salt: str = ""
+    cache_namespace: str = ""
     return_draft_trees: bool = False
     conversation: Conversation | None = None
     prompt_embeds: Embeddings | None = None
@@ -107,8 +107,10 @@ class Request:
             raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
             raise SettingsError("stop must be non-empty strings")
-        if not isinstance(self.salt, str) or any("\ud800" <= each <= "\udfff" for each in self.salt):
-            raise SettingsError(f"salt must be text, not {self.salt!r}")
+        if not isinstance(self.cache_namespace, str) or any(
+            "\ud800" <= each <= "\udfff" for each in self.cache_namespace
+        ):
+            raise SettingsError(f"cache_namespace must be text, not {self.cache_namespace!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None and not 0 <= count <= 100:
                 raise SettingsError(f"{name} must lie between 0 and 100, not {count}")
@@ -129,20 +131,20 @@ class Request:
         given = [self.monitors] if isinstance(self.monitors, str | Monitor) else self.monitors
         self.monitors = tuple(resolve("monitor", each) for each in given)
 
-    def suited(self, model: LanguageModel) -> Request:
+    def bind(self, model: LanguageModel) -> Request:
         """The same request with what its drafter brings along for texts of `model`.
 
         Raises SettingsError or UnsupportedModel where the model does not give what some part needs.
         """
         found = self if self.drafter is None else copy(self)
-        found.drafter = None if self.drafter is None else self.drafter.suited(model, self.logits_source)
+        found.drafter = None if self.drafter is None else self.drafter.bind(model, self.logits_source)
         refuse(found, model)
         return found
 
     def _constrain(self) -> None:
         """Let what goes with a constraint take the place of rule and drafter."""
         processors = self.sampler.processors
-        if any(monitor.rolls for monitor in self.monitors) and not any(
+        if any(monitor.rollback_tokens for monitor in self.monitors) and not any(
             isinstance(processor, Banned) for processor in processors
         ):
             # After the masks: where a constraint allows nothing else, what was taken back is written again.
@@ -163,8 +165,8 @@ class Request:
             return
         # What a constraint forces comes as it comes; it is the drafter inside that was set to ask for so much.
         drafter = self.drafter.parts[0] if isinstance(self.drafter, Forced) else self.drafter
-        asking = (drafter,) if self.draft_length is None else (drafter, self.draft_length)
-        wanted = min((size for part in asking if (size := part.largest()) is not None), default=0)
+        parts = (drafter,) if self.draft_length is None else (drafter, self.draft_length)
+        wanted = min((size for part in parts if (size := part.largest()) is not None), default=0)
         if wanted > self.max_draft_tokens:
             method = method_of(drafter)
             name = type(drafter).__name__ if method is None else method.name

@@ -8,12 +8,13 @@ from decodery.core.errors import ContextFull, PromptError, SettingsError
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.vocabularies import padding_of
+from decodery.step.bound_request import BoundRequest
 from decodery.step.detokenizer import Detokenizer, TextStream
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
-from .monitoring import Watch
+from .monitoring import TextMonitors
 from .request import Request
 
 
@@ -28,12 +29,12 @@ def opened(
     _check_order(target)
     model: Reader = target if request.cache_policy is None else request.cache_policy.over(target, len(prompt))
     _check_prompt(prompt, model)
-    request = request.suited(target)
+    request = request.bind(target)
     if request.logits_source is not None:
         model = request.logits_source.over(target, prompt)
         _check_prompt(prompt, model)
     request.acceptance_rule.fits(model)
-    salt = request.salt
+    cache_namespace = request.cache_namespace
     if request.prompt_embeds is not None:
         if request.logits_source is not None:
             raise SettingsError(
@@ -42,46 +43,45 @@ def opened(
             )
         request.prompt_embeds.check(prompt, model)
         # The same tokens beside other embeddings are another prompt.
-        salt += request.prompt_embeds.digest
-    seq = Sequence(
-        tokens=prompt,
+        cache_namespace += request.prompt_embeds.digest
+    bound = BoundRequest(
         prompt_length=len(prompt),
-        cache=_resumed(request, prompt, model),
+        model=model,
+        vocab_size=model.vocab_size,
         sampler=request.sampler,
         acceptance_rule=request.acceptance_rule,
         drafter=request.drafter,
-        vocab_size=model.vocab_size,
-        model=model,
+        draft_length=request.draft_length,
         max_draft_tokens=request.max_draft_tokens,
+        logits_source=request.logits_source,
+        cache_policy=request.cache_policy,
+        monitors=tuple(request.monitors),
         detokenizer=detokenizer,
         seed=request.seed,
         # A text that comes to the end of the context ends by "length", and its `context_full` says so.
         max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
         eos_ids=frozenset(request.eos_ids),
         logprobs=request.logprobs,
-        memory=memory if request.memory is None else request.memory,
-        draft_length=request.draft_length,
-        logits_source=request.logits_source,
-        cache_policy=request.cache_policy,
         prompt_logprobs=request.prompt_logprobs,
-        salt=salt,
         return_draft_trees=request.return_draft_trees,
+        memory=memory if request.memory is None else request.memory,
+        cache_namespace=cache_namespace,
         conversation=request.conversation,
         prompt_embeds=request.prompt_embeds,
         user_spans=getattr(request.prompt, "user_spans", None),
         padding=None if writes(target) else padding_of(target),
     )
+    seq = Sequence(bound, prompt, _resumed(request, prompt, model), processor_states=bound.sampler.init(prompt))
     if detokenizer is not None:
-        lag = max((monitor.rolls for monitor in request.monitors), default=0)
+        lag = max((monitor.rollback_tokens for monitor in request.monitors), default=0)
         stream = detokenizer()
         # What stands before decides how a text begins: with the space of its first word, or the rest of a character.
         stream.push(prompt)
         seq.text = TextStream(stream, request.stop, lag, stop_tokens=request.stop_tokens)
-    seq.sampler_state = seq.sampler.init(prompt)
-    if request.monitors:
-        for monitor in request.monitors:
+    if bound.monitors:
+        for monitor in bound.monitors:
             monitor.fits(model)
-        seq.watch = Watch(request.monitors, seq)
+        seq.states[bound.monitors] = TextMonitors(bound.monitors, seq)
     return seq
 
 
@@ -115,16 +115,24 @@ def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
     Raises SettingsError for what another model has read.
     """
     earlier, fresh = request.reuse, model.new_cache()
-    if earlier is None or earlier.logits_source is not None or request.logits_source is not None:
+    if earlier is None or request.logits_source is not None:
         return fresh
-    if (earlier.model if isinstance(earlier, Sequence) else earlier.model()) != model:
+    known: Reader | None
+    if isinstance(earlier, Sequence):
+        bound = earlier.request
+        source, known, embeds = bound.logits_source, bound.model, bound.prompt_embeds
+    else:
+        source, known, embeds = earlier.logits_source, earlier.model(), None
+    if source is not None:
+        return fresh
+    if known != model:
         raise SettingsError(
             "reuse goes on from what another model has read (another checkpoint, or this one in another precision or "
             "loaded once more): give an output of this model"
         )
     if not fresh.begins(len(prompt)) or request.prompt_logprobs is not None:
         return fresh
-    if request.prompt_embeds is not None or (isinstance(earlier, Sequence) and earlier.prompt_embeds is not None):
+    if request.prompt_embeds is not None or embeds is not None:
         return fresh
     if any(monitor.requirements.prompt_taps or monitor.requirements.changes for monitor in request.monitors):
         return fresh

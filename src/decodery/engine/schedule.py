@@ -17,8 +17,9 @@ from decodery.models.cache.pages import resident
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
+from .monitoring import monitors_of
 from .pace import LEAST_ROWS, Pace
-from .preempt import behind, caches, drop, withdraw
+from .preempt import caches, caches_of, drop, withdraw
 from .prefixes import PrefixCache
 from .share import PassBudget, most_nodes
 from .task import CoroutineTask, SchedulerEntry, Task
@@ -93,14 +94,14 @@ class Schedule:
         most = self.limits.cache_bytes
         if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
             raise OutOfMemory(
-                f"a prompt of {run.task.prompt_length} tokens needs {_needed(run.task) / 2**20:.1f} MiB of keys and "
-                f"values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
+                f"a prompt of {run.task.request.prompt_length} tokens needs {_needed(run.task) / 2**20:.1f} MiB of "
+                f"keys and values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
             )
         self._waiting.append(run)
 
     def busy(self, seq: Sequence) -> bool:
         """Whether a text is in the middle of a turn."""
-        return any(run.task is seq and run.asking is not None for run in self.runs)
+        return any(run.task is seq and run.coroutine is not None for run in self.runs)
 
     def preempt(self, task: Task) -> None:
         """Take the memory of a task's models from it, as soon as that can be."""
@@ -114,12 +115,12 @@ class Schedule:
         run.starved = True
         return True
 
-    def turns(self) -> list[tuple[SchedulerEntry, int, int]]:
+    def starting(self) -> list[tuple[SchedulerEntry, int, int]]:
         """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
         self.leave()
         self._give_back()
         self._admit()
-        begins = [run for run in self.active if run.asking is None and self._ready(run)]
+        begins = [run for run in self.active if run.coroutine is None and self._ready(run)]
         reading = [isinstance(run.task, Sequence) and reads(run.task) for run in begins]
         readers = [run for run, each in zip(begins, reading, strict=True) if each]
         writers = [run for run, each in zip(begins, reading, strict=True) if not each]
@@ -159,10 +160,10 @@ class Schedule:
                 with suppress(OutOfMemory):  # what is only kept for others is done without
                     self._keep_prefix(run.task)
                 # Whoever begins like a prompt needs all of it, so that it is kept first.
-                if (self.prefixes is None or run.task.prompt_kept) and isinstance(run.task.cache, KVCache):
-                    run.task.cache.pass_by()
-                if run.task.like is not None and not run.task.finished:
-                    _guarded(run, partial(share_prompt, run.task, run.task.like))
+                if (self.prefixes is None or run.task.scheduling.prompt_kept) and isinstance(run.task.cache, KVCache):
+                    run.task.cache.release_passed()
+                if run.task.scheduling.prompt_owner is not None and not run.task.finished:
+                    _guarded(run, partial(share_prompt, run.task, run.task.scheduling.prompt_owner))
         if any(run.task.finished for run in self.runs):
             for run in self._waiting:
                 run.starved = False
@@ -173,10 +174,10 @@ class Schedule:
     def _ready(self, run: SchedulerEntry) -> bool:
         """Whether it need not wait for another text to read the prompt they share."""
         seq = run.task
-        if not isinstance(seq, Sequence) or seq.like is None:
+        if not isinstance(seq, Sequence) or seq.scheduling.prompt_owner is None:
             return True
-        if seq.like.finished:
-            seq.like = None
+        if seq.scheduling.prompt_owner.finished:
+            seq.scheduling.prompt_owner = None
             return True
         return False
 
@@ -192,31 +193,36 @@ class Schedule:
 
     def find_prefix(self, seq: Sequence) -> None:
         """Let a text that has read nothing begin with what others have read of its prompt."""
-        if self.prefixes is None or seq.logits_source is not None or seq.prompt_logprobs is not None:
+        if self.prefixes is None or seq.request.logits_source is not None or seq.request.prompt_logprobs is not None:
             return
-        if not self.prefixes.serves(seq.model):
+        if not self.prefixes.serves(seq.request.model):
             return
-        if seq.cache.length or not seq.cache.begins(len(seq.tokens)) or (seq.watch is not None and seq.watch.private):
+        if (
+            seq.cache.length
+            or not seq.cache.begins(len(seq.tokens))
+            or ((monitors := monitors_of(seq)) is not None and monitors.private)
+        ):
             return
-        if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
+        if (found := self.prefixes.find(seq.tokens, seq.request.cache_namespace)) is None:
             return
         seq.cache, found.policy = found, seq.cache.policy
-        if seq.slots is not None:
-            seq.cache.provide(seq.slots)
+        if seq.request.slots is not None:
+            seq.cache.provide(seq.request.slots)
         if seq.position == 0:
-            seq.cached = found.next_position
+            seq.scheduling.cached = found.next_position
 
     def _keep_prefix(self, seq: Sequence) -> None:
         """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
-        if self.prefixes is None or seq.logits_source is not None or seq.position == 0 or seq.error is not None:
+        if self.prefixes is None or seq.request.logits_source is not None or seq.position == 0 or seq.error is not None:
             return
-        if not self.prefixes.serves(seq.model):
+        if not self.prefixes.serves(seq.request.model):
             return
-        if seq.watch is not None and seq.watch.requirements.changes:
+        monitors = monitors_of(seq)
+        if monitors is not None and monitors.requirements.changes:
             return
-        if seq.finished or not seq.prompt_kept:
-            seq.prompt_kept = True
-            self.prefixes.add(seq.tokens, seq.cache, seq.salt, final=seq.finished)
+        if seq.finished or not seq.scheduling.prompt_kept:
+            seq.scheduling.prompt_kept = True
+            self.prefixes.add(seq.tokens, seq.cache, seq.request.cache_namespace, final=seq.finished)
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
@@ -243,26 +249,26 @@ class Schedule:
     def _fits(self, more: int) -> bool:
         """Whether so many bytes fit beside what is held, where needed once nothing is kept for later texts."""
         most = self.limits.cache_bytes
-        if most is None or self.held + more <= most:
+        if most is None or self.held_bytes + more <= most:
             return True
         if self.prefixes is None:
             return False
-        while self.held + more > most and self.prefixes.evict():
+        while self.held_bytes + more > most and self.prefixes.evict():
             pass
-        return self.held + more <= most
+        return self.held_bytes + more <= most
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of keys and values that are kept, that texts in progress hold, and that these will as soon as they have
         read what they have. What several of them share counts once.
         """
-        return self._holding({} if self.prefixes is None else self.prefixes.slabs)
+        return self._holding({} if self.prefixes is None else self.prefixes.memories)
 
     def _holding(self, kept: Mapping[int, PageMemory]) -> int:
         """`held`, if this were kept."""
         missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
         owed = sum(run.owed for run in self.runs if isinstance(run.task, CoroutineTask))
-        return resident((cache.blocks for run in self.runs for cache in caches(run)), kept) + missing + owed
+        return resident((cache.pages for run in self.runs for cache in caches(run)), kept) + missing + owed
 
 
 def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
@@ -278,16 +284,16 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
     """Take over the prompt that another text has read, once it has; not what is no plain reading of it, or read by
     somebody else.
     """
-    shared = seq.prompt_length - 1
-    if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
-        seq.like = None
+    shared = seq.request.prompt_length - 1
+    if writes(owner.request.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
+        seq.scheduling.prompt_owner = None
     elif owner.cache.next_position >= shared and not owner.paused:
         seq.cache = owner.cache.fork()
         seq.cache.truncate(shared)
-        if seq.slots is not None:
-            seq.cache.provide(seq.slots)
-        seq.told = list(owner.told)
-        seq.like = None
+        if seq.request.slots is not None:
+            seq.cache.provide(seq.request.slots)
+        seq.prompt_token_logprobs = list(owner.prompt_token_logprobs)
+        seq.scheduling.prompt_owner = None
 
 
 def _holds(run: SchedulerEntry) -> bool:
@@ -302,10 +308,10 @@ def _asked(run: SchedulerEntry) -> int:
 
 def _needed(seq: Sequence) -> int:
     """Bytes of keys and values that reading the tokens it has takes."""
-    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in behind(seq))
+    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in caches_of(seq))
 
 
 def _missing(seq: Sequence) -> int:
     """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
-    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_draft_tokens)
-    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))
+    room = len(seq.tokens) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
+    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in caches_of(seq))

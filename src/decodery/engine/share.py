@@ -66,7 +66,7 @@ class PassBudget:
         )
         if not bounded and sum(map(_rows, runs)) <= self.rows:
             return [(run, number) for run, numbers in asked for number in numbers]
-        left = [[(number, len(run.asks[number].segment)) for number in numbers] for run, numbers in asked]
+        left = [[(number, len(run.requests[number].segment)) for number in numbers] for run, numbers in asked]
         most = self._beside_others(runs) if bounded else self.rows
         caps = [most if isinstance(run.task, CoroutineTask) else self.rows for run in runs]
         wants = [sum(rows for _, rows in each) for each in left]
@@ -98,7 +98,7 @@ class PassBudget:
         works = [run for run in runs if isinstance(run.task, CoroutineTask)]
         if self.seconds is None or not works:
             return self.rows
-        before = max((int(ask.segment.positions[0]) for run in works for ask in passes(run)[:1]), default=0)
+        before = max((int(request.segment.positions[0]) for run in works for request in passes(run)[:1]), default=0)
         rows = min(self.wide.rows(self.seconds, before), self.rows)
         return max(int(rows) // len(works), min(LEAST_ROWS, self.rows))
 
@@ -144,9 +144,13 @@ def fair(owners: Ordered[str], wants: Ordered[int], rows: int) -> list[int]:
 
 def most_nodes(run: SchedulerEntry) -> int:
     """Nodes that a text may draft in a step."""
-    return run.task.max_draft_tokens if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
+    return (
+        run.task.request.max_draft_tokens
+        if isinstance(run.task, Sequence) and run.task.request.drafter is not None
+        else 0
+    )
 
 
 def _rows(run: SchedulerEntry) -> int:
     """Rows that a task waits for."""
-    return sum(len(run.asks[number].segment) for number in run.unanswered)
+    return sum(len(run.requests[number].segment) for number in run.unanswered)

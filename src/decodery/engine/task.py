@@ -39,7 +39,7 @@ class CoroutineTask(Generic[T]):
     its end, so that there is no result.
     """
 
-    asking: ForwardCoroutine[T]
+    coroutine: ForwardCoroutine[T]
     memory: Recoverable | None = None
     paused: bool = False
     finished: bool = False
@@ -54,12 +54,12 @@ class CoroutineTask(Generic[T]):
     def cancel(self) -> None:
         """Stop it where it has not come to its end; nothing is returned."""
         if not self.finished:
-            self.asking.close()
+            self.coroutine.close()
             self.finished = self.stopped = True
 
-    def turn(self) -> ForwardCoroutine[None]:
+    def run(self) -> ForwardCoroutine[None]:
         """All of it: unlike a text's, its turn goes on over any number of passes."""
-        self.result = yield from self.asking
+        self.result = yield from self.coroutine
         self.finished = True
 
 
@@ -92,9 +92,9 @@ class SchedulerEntry:
     """
 
     task: Task
-    asking: Generator[list[ForwardRequest], list[ForwardResult], None] | None = None
-    asks: list[ForwardRequest] = field(default_factory=list)
-    answers: list[Answer | None] = field(default_factory=list)
+    coroutine: Generator[list[ForwardRequest], list[ForwardResult], None] | None = None
+    requests: list[ForwardRequest] = field(default_factory=list)
+    results: list[Answer | None] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     caches: WeakSet[KVCache] = field(default_factory=WeakSet)
@@ -113,31 +113,31 @@ class SchedulerEntry:
     @property
     def waits(self) -> bool:
         """Whether an ask of it is not answered."""
-        return any(each is None for each in self.answers)
+        return any(each is None for each in self.results)
 
     @property
     def unanswered(self) -> list[int]:
         """The numbers of the asks that wait for a pass."""
-        return [n for n, each in enumerate(self.answers) if each is None and not isinstance(self.asks[n], Blocking)]
+        return [n for n, each in enumerate(self.results) if each is None and not isinstance(self.requests[n], Blocking)]
 
     @property
     def blocked(self) -> bool:
         """Whether it waits for a function that runs beside the loop."""
-        return self.waits and len(self.unanswered) < self.answers.count(None)
+        return self.waits and len(self.unanswered) < self.results.count(None)
 
     def interrupt(self, first: Generator[list[ForwardRequest], list[ForwardResult], None]) -> None:
         """Let `first` come to its end before what is waited for."""
-        assert self.asking is not None
-        self.waiting = self.asking, self.asks, self.answers
-        self.asking, self.asks, self.answers = first, [], []
+        assert self.coroutine is not None
+        self.waiting = self.coroutine, self.requests, self.results
+        self.coroutine, self.requests, self.results = first, [], []
 
     def abandon(self) -> None:
         """Let go of what was begun to read the branches again."""
         if self.waiting is None:
             return
-        assert self.asking is not None
-        self.asking.close()
-        (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
+        assert self.coroutine is not None
+        self.coroutine.close()
+        (self.coroutine, self.requests, self.results), self.waiting = self.waiting, None
         for each in self.lost:
             each.cache.become(each.model.new_cache())
         if self.forgotten and isinstance(self.task, CoroutineTask) and self.task.memory is not None:
@@ -145,9 +145,9 @@ class SchedulerEntry:
 
     def resume(self) -> None:
         """Go on with the answers to the next asks, or to the end of the turn; an error ends the task, never others."""
-        assert self.asking is not None
-        answers, passes = self.answers, sum(not isinstance(each, Blocking) for each in self.asks)
-        self.asks, self.answers = [], []
+        assert self.coroutine is not None
+        answers, passes = self.results, sum(not isinstance(each, Blocking) for each in self.requests)
+        self.requests, self.results = [], []
         if answers:
             if self.waiting is None:
                 self.restored = False
@@ -157,25 +157,25 @@ class SchedulerEntry:
             error = next((each for each in answers if isinstance(each, Exception)), None)
             with charging(self.ledger):
                 if error is not None:
-                    self.asks = self.asking.throw(error)
+                    self.requests = self.coroutine.throw(error)
                 else:
-                    self.asks = self.asking.send(answers) if answers else next(self.asking)  # type: ignore[arg-type]
-            self.answers = [None] * len(self.asks)
+                    self.requests = self.coroutine.send(answers) if answers else next(self.coroutine)  # type: ignore[arg-type]
+            self.results = [None] * len(self.requests)
         except StopIteration:
-            self.asking = None
+            self.coroutine = None
             if self.waiting is not None:
-                (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
+                (self.coroutine, self.requests, self.results), self.waiting = self.waiting, None
                 self.lost, self.forgotten, self.owed, self.restored = [], False, 0, True
         except Exception as failure:
-            self.asking = None
+            self.coroutine = None
             self.stop()
             self.task.fail(failure)
 
     def stop(self) -> None:
         """Leave the turn; what it had asked for is not wanted any more."""
-        for asking in (self.asking, self.waiting and self.waiting[0]):
-            if asking is not None:
+        for coroutine in (self.coroutine, self.waiting and self.waiting[0]):
+            if coroutine is not None:
                 # It is left whatever it makes of that.
                 with suppress(Exception):
-                    asking.close()
-        self.asking, self.asks, self.answers, self.waiting = None, [], [], None
+                    coroutine.close()
+        self.coroutine, self.requests, self.results, self.waiting = None, [], [], None

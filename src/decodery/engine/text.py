@@ -24,7 +24,8 @@ from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
 from .commit import commit, logprobs
-from .preempt import behind
+from .monitoring import monitors_of
+from .preempt import caches_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,14 @@ class StepBudget:
 
 
 def unread(seq: Sequence) -> int:
-    """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
+    """Tokens of a text that its cache does not hold; 1 where only the last one is left."""
     return len(seq.tokens) - seq.cache.next_position
 
 
 def expect(seq: Sequence) -> None:
     """Tell the caches that a text reads through what it has to read, and what it may come to need."""
-    drafted = 0 if seq.drafter is None else seq.max_draft_tokens
-    for cache in behind(seq):
+    drafted = 0 if seq.request.drafter is None else seq.request.max_draft_tokens
+    for cache in caches_of(seq):
         cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
 
 
@@ -52,23 +53,26 @@ def reads(seq: Sequence) -> bool:
 
     A text's first token is drafted where an encoder's source is all that the drafter goes by.
     """
-    if unread(seq) > 1 or seq.position:
-        return unread(seq) > 1
-    requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
-    shown = requirements.prompt or requirements.prompt_taps or seq.watch is not None or seq.cache_policy is not None
+    if (missing := unread(seq)) > 1 or seq.position:
+        return missing > 1
+    request = seq.request
+    requirements = Requirements() if request.drafter is None else request.drafter.requirements
+    shown = (
+        requirements.prompt or requirements.prompt_taps or bool(request.monitors) or request.cache_policy is not None
+    )
     return shown or not requirements.source
 
 
-def turn(seq: Sequence, share: StepBudget) -> ForwardCoroutine[None]:
+def run_step(seq: Sequence, step_budget: StepBudget) -> ForwardCoroutine[None]:
     """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
-    if writes(seq.model):
-        seq.model.advance(seq)
+    if writes(seq.request.model):
+        seq.request.model.advance(seq)
         return
     expect(seq)
-    if (question := seq.sampler.question(seq.sampler_state)) is not None:
+    if (question := seq.request.sampler.question(seq.processor_states)) is not None:
         yield from off_loop(question)
     try:
-        yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
+        yield from _read(seq, step_budget.rows) if reads(seq) else _write(seq, step_budget.budget)
     finally:
         seq.cache.keep([])
 
@@ -78,60 +82,61 @@ def _read(seq: Sequence, rows: int) -> ForwardCoroutine[None]:
 
     Tokens that were read before, and lost with the cache, change nothing but the cache.
     """
-    start, missing = seq.cache.next_position, unread(seq)
-    requirements = Requirements() if seq.drafter is None else seq.drafter.requirements
-    shows = (requirements.prompt or requirements.prompt_taps) and start >= seq.shown
+    start, missing, request, monitors = seq.cache.next_position, unread(seq), seq.request, monitors_of(seq)
+    requirements = Requirements() if request.drafter is None else request.drafter.requirements
+    shows = (requirements.prompt or requirements.prompt_taps) and start >= seq.observed
     all_rows = shows and requirements.prompt
-    if all_rows and seq.chunk is not None:
-        rows = min(rows, seq.chunk)
+    if all_rows and request.chunk is not None:
+        rows = min(rows, request.chunk)
     end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
-    # What is read again is shown to nobody twice: drafters and monitors may have seen different parts of it.
-    seen = (seq.shown, 0 if seq.watch is None else seq.watch.read_to)
+    # Rows that are read again are shown once: drafters and monitors may have observed different parts of them.
+    seen = (seq.observed, 0 if monitors is None else monitors.read_to)
     end = min([end, *(known for known in seen if start < known)])
     chunk = seq.tokens[start : min(end, start + rows)]
     decides = len(chunk) == missing
-    untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
-    all_rows = all_rows or (untold and start + len(chunk) > len(seq.told))
+    unreported = request.prompt_logprobs is not None and len(seq.prompt_token_logprobs) < request.prompt_length - 1
+    all_rows = all_rows or (unreported and start + len(chunk) > len(seq.prompt_token_logprobs))
     wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
     segment = reading(seq, chunk, wanted)
     segment.interventions = seq.interventions
     step = Step(rows=len(chunk), prefill=True)
     if decides:
         yield from _decide(seq, segment, DraftTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
-        if seq.cache_policy is not None and seq.position and not seq.finished:
-            yield from as_coroutine(seq.cache_policy.settle(seq))
+        if request.cache_policy is not None and seq.position and not seq.finished:
+            yield from as_coroutine(request.cache_policy.settle(seq))
         return
     taps = [
         *(requirements.taps if shows else ()),
-        *(seq.watch.requirements.taps if seq.watch is not None and seq.watch.reads else ()),
+        *(monitors.requirements.taps if monitors is not None and monitors.reads else ()),
     ]
-    scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
+    scored = yield from score(request.model, segment, [*dict.fromkeys(taps)], request.role)
     seq.trace.steps.append(step)
     seq.writable(scored.logits)
-    _tell(seq, scored.logits, start)
-    if seq.watch is not None:
-        seq.watch.read(seq, scored.hidden, start, len(chunk))
+    _report_prompt(seq, scored.logits, start)
+    if monitors is not None:
+        monitors.read(seq, scored.hidden, start, len(chunk))
     seq.cache.keep(range(len(chunk)))
     if shows:
-        assert seq.drafter is not None
-        seq.drafter.observe(seq, _chunk_seen(chunk, scored.logits, scored.hidden, [], start))
-        seq.shown = start + len(chunk)
+        assert request.drafter is not None
+        request.drafter.observe(seq, _chunk_seen(chunk, scored.logits, scored.hidden, [], start))
+        seq.observed = start + len(chunk)
 
 
 def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
     """Propose, score, choose, commit."""
-    tree, begin = DraftTree.root(seq.pending), perf_counter()
-    rests = seq.drafter is not None and seq.draft_length is None and seq.drafter.rests(seq, budget)
-    if seq.drafter is not None and seq.remaining > 1 and not rests:
-        tree = yield from as_coroutine(seq.drafter.propose(seq, budget))
+    tree, begin, request = DraftTree.root(seq.last_token), perf_counter(), seq.request
+    drafter = request.drafter
+    skips = drafter is not None and request.draft_length is None and drafter.skips_step(seq, budget)
+    if drafter is not None and seq.remaining > 1 and not skips:
+        tree = yield from as_coroutine(drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
-        tree = tree.on(seq.model.device)
-        if not seq.model.capabilities.trees:
+        tree = tree.on(request.model.device)
+        if not request.model.capabilities.trees:
             tree = tree.trunk()
     drafting = perf_counter() - begin
     step = Step(nodes=len(tree) - 1, rows=len(tree))
-    route = _route(tree, seq)
-    yield from _decide(seq, _segment(tree, seq, route), tree, step, drafting, route=route, rests=rests)
+    layer_plan = _layer_plan(tree, seq)
+    yield from _decide(seq, _segment(tree, seq, layer_plan), tree, step, drafting, layer_plan=layer_plan, skips=skips)
 
 
 def _decide(
@@ -141,39 +146,40 @@ def _decide(
     step: Step,
     drafting: float,
     shown: list[int] | None = None,
-    route: LayerPlan = WHOLE,
-    rests: bool = False,
+    layer_plan: LayerPlan = WHOLE,
+    skips: bool = False,
 ) -> ForwardCoroutine[None]:
     """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
 
-    shown: the prompt tokens of the segment, where the drafter is to see their rows. route: which layers score it.
-    rests: whether the drafter lets this step pass.
+    shown: the prompt tokens of the segment, where the drafter is to see their rows. layer_plan: which layers score
+    it. skips: whether the drafter skips this step.
     """
-    drafter, rule, first = seq.drafter, seq.acceptance_rule, len(segment) - len(tree)
+    request, monitors, first = seq.request, monitors_of(seq), len(segment) - len(tree)
+    drafter, rule = request.drafter, request.acceptance_rule
     observes = drafter is not None and (not step.prefill or shown is not None)
-    watch = () if seq.watch is None else seq.watch.requirements.taps
+    monitored = () if monitors is None else monitors.requirements.taps
     drafting_taps = drafter.requirements.taps if drafter is not None and observes else ()
-    taps = [*dict.fromkeys((*rule.requirements.taps, *drafting_taps, *watch))]
-    beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
-    scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
+    taps = [*dict.fromkeys((*rule.requirements.taps, *drafting_taps, *monitored))]
+    beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not skips else None
+    scored = yield from score(request.model, segment, taps, request.role, layer_plan=layer_plan, beside=beside)
     begin = perf_counter()
     seq.writable(scored.logits)
     seq.trace.steps.append(step)
     if step.prefill:
         start = seq.cache.next_position
-        _tell(seq, scored.logits, start)
-        if seq.watch is not None and seq.watch.read(seq, scored.hidden, start, len(segment)):
+        _report_prompt(seq, scored.logits, start)
+        if monitors is not None and monitors.read(seq, scored.hidden, start, len(segment)):
             # What changes rows from the prompt's end on changes its last one already: that is read once more.
             seq.cache.keep(range(len(segment) - 1))
             if shown is not None and len(shown) > 1:
                 assert drafter is not None
                 hidden = {tap: rows[:-1] for tap, rows in scored.hidden.items()}
                 drafter.observe(seq, _chunk_seen(shown[:-1], scored.logits[:-1], hidden, [], start))
-                seq.shown = start + len(shown) - 1
+                seq.observed = start + len(shown) - 1
             return
     logits = scored.logits[-len(tree) :]
-    if step.prefill and seq.cache_policy is not None:
-        opening = seq.cache_policy.open(seq, len(segment))
+    if step.prefill and request.cache_policy is not None:
+        opening = request.cache_policy.open(seq, len(segment))
         opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else seq.writable(opened)
     laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
@@ -182,20 +188,20 @@ def _decide(
     last = seq.trace.steps[-1]
     last.choose += perf_counter() - begin
     emitted = commit(seq, laws.tree, laws, accepted)
-    # The last emitted token is the new pending one: known, but not in the cache.
+    # The last emitted token is known, but not in the cache.
     kept = accepted.path[: len(emitted) - 1]
     seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
     last.emitted, last.accepted = len(emitted), min(len(accepted.path), len(emitted))
     last.choices = _choices(laws.tree, accepted.path)
-    if seq.return_draft_trees:
+    if request.return_draft_trees:
         path = accepted.path[: last.accepted]
         last.tree = RecordedTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
-    if rests and not seq.finished:
-        seq.shown = len(seq.tokens) - 1
+    if skips and not seq.finished:
+        seq.observed = len(seq.tokens) - 1
     elif drafter is not None and observes:
         _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
-    if seq.watch is not None and seq.watch.pending is not None:
-        seq.watch.roll_back(seq)
+    if monitors is not None and monitors.requested is not None:
+        monitors.roll_back(seq)
 
 
 def _chosen(
@@ -223,27 +229,27 @@ def _observe(
     if shown is not None:
         start = len(seq.tokens) - len(emitted) - len(shown)
         drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
-        seq.shown = start + len(shown)
+        seq.observed = start + len(shown)
         return
     hidden = {tap: laws.hidden[tap] for tap in drafter.requirements.taps}
     start = len(seq.tokens) - len(emitted) - 1
     seen = VerificationFeedback(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
     drafter.observe(seq, seen if drafter.requirements.states else seen.of_tokens())
-    seq.shown = len(seq.tokens) - 1
-    if seq.draft_length is not None:
-        seq.draft_length.observe(seq, seen, drafting)
+    seq.observed = len(seq.tokens) - 1
+    if seq.request.draft_length is not None:
+        seq.request.draft_length.observe(seq, seen, drafting)
 
 
-def _tell(seq: Sequence, logits: torch.Tensor, start: int) -> None:
+def _report_prompt(seq: Sequence, logits: torch.Tensor, start: int) -> None:
     """Note what was asked about the prompt's own tokens. logits: [n, vocab], the first after the token at `start`.
 
     What is read again, because the cache was given up, is not noted twice.
     """
-    known = len(seq.told)
-    if seq.prompt_logprobs is None or not start <= known < start + len(logits):
+    known = len(seq.prompt_token_logprobs)
+    if seq.request.prompt_logprobs is None or not start <= known < start + len(logits):
         return
-    following = seq.tokens[known + 1 : min(start + len(logits) + 1, seq.prompt_length)]
-    seq.told += logprobs(logits[known - start :], following, seq.prompt_logprobs)
+    following = seq.tokens[known + 1 : min(start + len(logits) + 1, seq.request.prompt_length)]
+    seq.prompt_token_logprobs += logprobs(logits[known - start :], following, seq.request.prompt_logprobs)
 
 
 def _chunk_seen(
@@ -254,53 +260,56 @@ def _chunk_seen(
     return VerificationFeedback(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
 
 
-def _route(tree: DraftTree, seq: Sequence) -> LayerPlan:
+def _layer_plan(tree: DraftTree, seq: Sequence) -> LayerPlan:
     """The layers that are left to score a tree: all, where somebody looks into those that its nodes have passed."""
     if tree.entered is None:
         return WHOLE
-    first, layers = tree.entered.layer, seq.model.config.num_layers
-    parts = [part.requirements for part in (seq.acceptance_rule, seq.drafter, seq.watch) if part is not None]
-    read = [hook_point(tap, layers) for requirements in parts for tap in requirements.taps]
-    changed = [hook_point(change.site, layers) for change in seq.interventions]
+    first, layers = tree.entered.layer, seq.request.model.config.num_layers
+    request = seq.request
+    parts = (request.acceptance_rule, request.drafter, monitors_of(seq))
+    read = [hook_point(tap, layers) for part in parts if part is not None for tap in part.requirements.taps]
+    changed = [hook_point(change.hook_point, layers) for change in seq.interventions]
     early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
     # Rows are not changed any more where they enter.
     early = early or any(place == HookPoint("residual", first) for place in changed)
     return WHOLE if early else LayerPlan(tuple(range(first, layers)))
 
 
-def _segment(tree: DraftTree, seq: Sequence, route: LayerPlan) -> Segment:
+def _segment(tree: DraftTree, seq: Sequence, layer_plan: LayerPlan) -> Segment:
     """The rows of a tree below what the cache holds, as its first layer on the route reads them."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
     own = seq.interventions
-    if tree.entered is not None and route != WHOLE:
+    if tree.entered is not None and layer_plan != WHOLE:
         return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache, interventions=own)
     if tree.inputs is not None:
         changes = tuple(
             Intervention(site, lambda rows, segment, change=change: change(rows, tree))  # type: ignore[misc]
             for site, change in tree.changes.items()
         )
-        states = tree.embedded(cast(EmbeddingModel, seq.model))
+        states = tree.embedded(cast(EmbeddingModel, seq.request.model))
         return Segment(positions, states=states, mask=mask, cache=seq.cache, interventions=(*changes, *own))
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache, interventions=own)
 
 
 def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
     """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
-    if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.pending:
+    if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.last_token:
         return
-    name = type(seq.drafter).__name__
+    name = type(seq.request.drafter).__name__
     try:
-        tree.validate(seq.vocab_size)
+        tree.validate(seq.request.vocab_size)
     except ValueError as error:
         raise ValueError(f"{name} drafted what is no tree of tokens: {error}") from error
-    if tree.tokens[0] != seq.pending or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
+    if tree.tokens[0] != seq.last_token or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
         raise ValueError(
             f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
-            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
+            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.last_token}"
         )
-    verified = seq.acceptance_rule.requirements.drafts
+    verified = seq.request.acceptance_rule.requirements.drafts
     if len(tree) > 1 and verified is not None and tree.origin not in verified:
-        raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.acceptance_rule).__name__} cannot verify")
+        raise ValueError(
+            f"{name} made a {tree.origin} draft, which {type(seq.request.acceptance_rule).__name__} cannot verify"
+        )
 
 
 def _choices(tree: DraftTree, path: list[int]) -> list[tuple[int, int]]:

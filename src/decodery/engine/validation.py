@@ -25,7 +25,19 @@ _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that t
 _NAMES = sorted((each.name for each in fields(Requirements)), key=("rows", "logprobs").__contains__, reverse=True)
 """What everything else rests on comes first."""
 _OF_MODEL = (
-    *("rows", "logprobs", "taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows"),
+    *(
+        "rows",
+        "logprobs",
+        "taps",
+        "keys",
+        "trees",
+        "states",
+        "changes",
+        "layer_plans",
+        "policies",
+        "parts",
+        "exact_rows",
+    ),
     *("gradients", "source"),
 )
 _IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
@@ -113,7 +125,7 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
         )
     if (
         role != "cache_policy"
-        and name in ("keys", "routes")
+        and name in ("keys", "layer_plans")
         and (kv := request.cache_policy) is not None
         and not getattr(kv.provides, name)
     ):

@@ -33,7 +33,7 @@ class WholeTexts:
     def new_cache(self) -> KVCache:
         return nothing_read()
 
-    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         self.refuse("scores no rows")
 
     def refuse(self, why: str) -> NoReturn:
@@ -42,7 +42,7 @@ class WholeTexts:
             f"{self.name} writes whole texts and {why}{joint} load the model here with decodery.load"
         )
 
-    def grow(self, seq: Sequence, pieces: Ordered[str], told: Ordered[TokenLogprob] = ()) -> bool:
+    def grow(self, seq: Sequence, pieces: Ordered[str], logprobs: Ordered[TokenLogprob] = ()) -> bool:
         """Append pieces of text up to the first stop; returns whether the text has ended by one, or is too long.
 
         told: log-probabilities of the pieces, where they are known.
@@ -53,9 +53,9 @@ class WholeTexts:
                 seq.finish_reason = "length"
                 break
             seq.tokens.append(self.pieces.id_of(piece))
-            if number < len(told):
-                seq.token_logprobs.append(told[number])
-            if seq.text is not None and (found := seq.text.push(seq.pending)) is not None:
+            if number < len(logprobs):
+                seq.token_logprobs.append(logprobs[number])
+            if seq.text is not None and (found := seq.text.push(seq.last_token)) is not None:
                 seq.finish_reason, seq.stopped_by = "stop", found
                 break
         if seq.position > before:
@@ -82,13 +82,12 @@ def cut(seq: Sequence, error: DecoderyError) -> None:
 
 def own(seq: Sequence, name: str) -> Any:
     """What a model keeps of a text it has begun, None before it has. Raises UnsupportedModel for forks of one."""
-    if seq.written_by is None and seq.position:
+    state = seq.states.get(seq.request.model)
+    if state is None and seq.position:
         raise UnsupportedModel(f"{name} cannot go on from the middle of a text: load the model here with decodery.load")
-    if seq.written_by is not None and seq.written_by[0] != id(seq.tokens):
-        raise UnsupportedModel(f"{name} cannot write two ends to one text: load the model here with decodery.load")
-    return None if seq.written_by is None else seq.written_by[1]
+    return state
 
 
 def keep(seq: Sequence, state: Any) -> None:
-    """Note what a model keeps of a text; a fork, whose tokens are a list of its own, has no part in it."""
-    seq.written_by = id(seq.tokens), state
+    """Note what a model keeps of a text; forks do not get it."""
+    seq.states[seq.request.model] = state

@@ -159,7 +159,7 @@ def decode(
     ]
     for text, row in zip(texts, input_ids, strict=True):
         padding = row[: len(row) - len(text.tokens)].tolist()
-        text.held = _Stop(others_stop, padding, input_ids.device) if others_stop else None
+        text.segment_end = _Stop(others_stop, padding, input_ids.device) if others_stop else None
     if streamer is not None:
         streamer.put(input_ids.cpu())
     training = model.training
@@ -232,7 +232,7 @@ def _run(engine: Engine, texts: list[Text], streamer: Any) -> None:
         while any(not text.finished for text in texts):
             engine.step()
             for text in texts:
-                if isinstance(text.held, _Stop) and text.held.met:
+                if isinstance(text.segment_end, _Stop) and text.segment_end.met:
                     text.cancel()
             if streamer is not None:
                 for token in texts[0].generated[shown:]:

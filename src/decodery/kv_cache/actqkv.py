@@ -63,7 +63,7 @@ class ActQKV(CachePolicy):
 
     @property
     def provides(self) -> Provides:
-        return Provides(routes=True, keys=True)
+        return Provides(layer_plans=True, keys=True)
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Fetching(self, model.config, prompt)

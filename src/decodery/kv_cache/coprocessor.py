@@ -73,27 +73,27 @@ class Coprocessor(CachePolicy):
         return Augmented(replace(self, trained=weights), weights, model.config, prompt)
 
     def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None]:
-        state, prompt = seq.cache.policy, seq.prompt_length
+        state, prompt = seq.cache.policy, seq.request.prompt_length
         assert isinstance(state, Augmented)
         tensors, count = state.weights.tensors, len(state.weights) if self.latents is None else self.latents
-        count = min(count, len(state.weights), seq.model.config.max_positions - prompt)
+        count = min(count, len(state.weights), seq.request.model.config.max_positions - prompt)
         if not count:
             return None
         positions, states = np.arange(prompt, prompt + count), None
         if not state.weights.static:
-            last = seq.model.config.num_layers
+            last = seq.request.model.config.num_layers
             soft = Segment(
                 *(positions, None, tensors["soft"][:count]),
                 cache=seq.cache,
-                stays=rows,
+                retained=rows,
                 logit_rows=[],
                 interventions=adapted(tensors),
             )
-            scored = yield from score(seq.model, soft, (last,))
+            scored = yield from score(seq.request.model, soft, (last,))
             states = scored.hidden[last]
         made = latents(tensors, states)[:count]
-        given = Segment(positions, None, made, cache=seq.cache, stays=rows, logit_rows=[count - 1])
-        scored = yield from score(seq.model, given)
+        given = Segment(positions, None, made, cache=seq.cache, retained=rows, logit_rows=[count - 1])
+        scored = yield from score(seq.request.model, given)
         state.take(seq.cache, count)
         return scored.logits
 
@@ -117,9 +117,9 @@ class Augmented(State):
         return sum(part.nbytes for entries in self.entries.values() for part in entries)
 
     def fork(self) -> Augmented:
-        twin = Augmented(self.method, self.weights, self.config, self.prompt)
-        twin.entries, twin._back = dict(self.entries), self._back
-        return twin
+        clone = Augmented(self.method, self.weights, self.config, self.prompt)
+        clone.entries, clone._back = dict(self.entries), self._back
+        return clone
 
     def take(self, cache: KVCache, count: int) -> None:
         """Hold the keys and values of the last `count` tentative rows, as the text that follows them will read them."""

@@ -59,8 +59,8 @@ class DapQ(CachePolicy):
         return Probed(self, model.config, prompt)
 
     def settle(self, seq: Sequence) -> ForwardCoroutine[None]:
-        prompt = seq.tokens[: seq.prompt_length]
-        room = seq.model.config.max_positions - len(prompt)
+        prompt = seq.tokens[: seq.request.prompt_length]
+        room = seq.request.model.config.max_positions - len(prompt)
         count = min(self.queries, room, max(len(prompt), 1))
         rows = {"last": prompt[-1:] * count, "copy": prompt[len(prompt) - count :]}
         tokens = [self.content] * count if isinstance(self.content, int) else rows[self.content]

@@ -121,15 +121,15 @@ class Evicting(State):
         layer, segment = attention.layer, attention.segment
         if not self.settled or layer not in self._held:
             return None
-        n, stays, slots = len(segment), segment.stays, attention.seen.shape[-1]
-        content = slots - stays - n
+        n, retained, slots = len(segment), segment.retained, attention.seen.shape[-1]
+        content = slots - retained - n
         seen = attention.seen if attention.seen.ndim == 2 else attention.seen[0]
-        states = [*self._behind.get(layer, (content, []))[1][:stays]]
+        states = [*self._behind.get(layer, (content, []))[1][:retained]]
         read = np.zeros((len(attention.keys), n, slots), dtype=bool)
         for row in range(n):
-            before = np.flatnonzero(seen[row, content : content + stays + row])
+            before = np.flatnonzero(seen[row, content : content + retained + row])
             held = states[before[-1]] if len(before) else self._held[layer]
-            held = held.joined(content + stays + row)
+            held = held.joined(content + retained + row)
             np.put_along_axis(read[:, row], held.slots, True, axis=1)
             states.append(self._after(attention, row, held))
         self._behind[layer] = content, states

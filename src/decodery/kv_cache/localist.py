@@ -36,7 +36,7 @@ class Localist(CachePolicy):
     block: int = 64
     sinks: int = 4
 
-    provides = Provides(routes=True, keys=True)
+    provides = Provides(layer_plans=True, keys=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.dial <= 1:

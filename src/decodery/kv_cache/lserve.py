@@ -96,9 +96,9 @@ class Serving(State):
         self._end = 0
 
     def fork(self) -> Serving:
-        twin = Serving(self.method, self.streams, self.config, self.prompt)
-        twin._held, twin._end = dict(self._held), self._end
-        return twin
+        clone = Serving(self.method, self.streams, self.config, self.prompt)
+        clone._held, clone._end = dict(self._held), self._end
+        return clone
 
     def select(self, attention: Attention) -> np.ndarray | None:
         layer, segment, method = attention.layer, attention.segment, self.method
@@ -118,11 +118,11 @@ class Serving(State):
     def _pages(self, attention: Attention, places: np.ndarray) -> list[np.ndarray | None]:
         """The pages that each row reads."""
         layer, segment, method = attention.layer, attention.segment, self.method
-        stays, content = segment.stays, len(places) - segment.stays - len(segment)
-        states, sight = self._behind.get(layer, [])[:stays], attention.seen_by_any
+        retained, content = segment.retained, len(places) - segment.retained - len(segment)
+        states, sight = self._behind.get(layer, [])[:retained], attention.seen_by_any
         chosen: dict[int, np.ndarray] = {}
         for row, position in enumerate(segment.positions.tolist()):
-            before = np.flatnonzero(sight[row, content : content + stays + row])
+            before = np.flatnonzero(sight[row, content : content + retained + row])
             known = states[before[-1]] if len(before) else self._held.get(layer)
             if position < self.prompt:
                 known = None
@@ -137,7 +137,7 @@ class Serving(State):
             for number, pages in enumerate(chosen.values()):
                 pages[:] = found[:, number]
         self._behind[layer] = states
-        return states[stays:]
+        return states[retained:]
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         if rows:

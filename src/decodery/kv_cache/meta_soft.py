@@ -70,7 +70,7 @@ class MetaSoft(CachePolicy):
         return Flowing(replace(self, trained=meta), meta, model.config, prompt)
 
     def settle(self, seq: Sequence) -> ForwardCoroutine[None]:
-        state, model, prompt = seq.cache.policy, seq.model, seq.tokens[: seq.prompt_length]
+        state, model, prompt = seq.cache.policy, seq.request.model, seq.tokens[: seq.request.prompt_length]
         assert isinstance(state, Flowing) and takes_states(model)
         soft = state.meta.compose(model.embed_tokens(torch.tensor(prompt, dtype=torch.int64, device=model.device)))
         soft = soft[: model.config.max_positions - len(prompt)]

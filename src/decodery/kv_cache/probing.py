@@ -52,7 +52,7 @@ def probed(seq: Sequence, segment: Segment) -> ForwardCoroutine[None]:
     state = seq.cache.policy
     assert isinstance(state, Probing)
     state.asking = True
-    yield from score(seq.model, segment)
+    yield from score(seq.request.model, segment)
     seq.cache.keep([])
     state.compress(seq.cache)
     state.asking, state.paid = False, {}

@@ -105,9 +105,9 @@ class Storing(State):
         return sum(part.bytes for groups in self.groups.values() for group in groups for part in group)
 
     def fork(self) -> Storing:
-        twin = Storing(self.method, self.config, self.prompt)
-        twin.groups, twin.stored = {layer: list(groups) for layer, groups in self.groups.items()}, self.stored
-        return twin
+        clone = Storing(self.method, self.config, self.prompt)
+        clone.groups, clone.stored = {layer: list(groups) for layer, groups in self.groups.items()}, self.stored
+        return clone
 
     def select(self, attention: Attention) -> np.ndarray | None:
         ends = self._ends(attention)

@@ -22,7 +22,7 @@ class Selective(CachePolicy):
 
     @property
     def provides(self) -> Provides:
-        return Provides(routes=True, keys=True)
+        return Provides(layer_plans=True, keys=True)
 
     @abstractmethod
     def choose(self, asked: Asked) -> np.ndarray:
@@ -73,7 +73,7 @@ class Asked:
         n, heads, dim = attention.queries.shape
         kv_heads, slots = len(attention.keys), attention.seen.shape[-1]
         self.layer, self.rows = attention.layer, rows
-        self.content = slots - segment.stays - n
+        self.content = slots - segment.retained - n
         self.own = slots - n + rows
         grouped = precise(attention.queries[torch.from_numpy(rows)]).reshape(
             len(rows), kv_heads, heads // kv_heads, dim

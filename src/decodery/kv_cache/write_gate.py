@@ -96,7 +96,7 @@ class Admitting(State):
             if not stored.all():
                 margins = self.gate.margins(looked_at(self.config, attention)).cpu().numpy()
                 stored |= margins > self._least
-            self._stored = np.concatenate((self._stored[: segment.stays], stored))
+            self._stored = np.concatenate((self._stored[: segment.retained], stored))
         if layer < self.gate.layer or self.config.window(layer) is not None:
             return None
         read = np.ones((len(segment), attention.seen.shape[-1]), dtype=bool)

@@ -22,6 +22,7 @@ from decodery.diffusion.held import Hold
 from decodery.diffusion.lave import LAVE
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.engine import Engine
+from decodery.engine.monitoring import monitor_reports
 from decodery.engine.output import Output, Piece
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
@@ -332,26 +333,26 @@ class LLM(PromptRequests):
         if seq.error is not None:
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
-        bent = seq.interventions or seq.prompt_embeds is not None
+        bent = seq.interventions or seq.request.prompt_embeds is not None
         output = Output(
             text=seq.text.text,
             tokens=seq.generated,
-            prompt_tokens=seq.tokens[: seq.prompt_length],
+            prompt_tokens=seq.tokens[: seq.request.prompt_length],
             finish_reason=seq.finish_reason,
             stopped_by=seq.stopped_by,
-            seed=seq.seed,
+            seed=seq.request.seed,
             trace=seq.trace,
-            logprobs=seq.token_logprobs if seq.logprobs is not None else None,
+            logprobs=seq.token_logprobs if seq.request.logprobs is not None else None,
             score=seq.score,
             complete=seq.complete,
             # A cache whose rows were steered, or were no tokens, is no plain reading of its tokens.
-            kept=KeptText(seq.tokens, seq.cache, seq.logits_source, ref(bare(seq.model)))
+            kept=KeptText(seq.tokens, seq.cache, seq.request.logits_source, ref(bare(seq.request.model)))
             if return_cache and not bent
             else None,
-            monitors=() if seq.watch is None else tuple(seq.watch.told),
+            monitors=tuple(monitor_reports(seq)),
             context_full=seq.context_full,
         )
-        return checked_text(output, seq.sampler, tries)
+        return checked_text(output, seq.request.sampler, tries)
 
     def _continuation(self, prompt: list[int], tokens: list[int]) -> str:
         stream = self.tokenizer.stream()
@@ -386,7 +387,7 @@ class LLM(PromptRequests):
         if text.failed is not None:
             output.trace.ledger.add(text.failed)
             output.trace.ledger.counts["discarded"] = text.tries - 1
-        further = another(output, text.seq.sampler)
+        further = another(output, text.seq.request.sampler)
         if further is None:
             return output
         request = copy(text.request)

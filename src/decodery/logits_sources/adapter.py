@@ -32,7 +32,7 @@ class Tuned(LogitsSource):
     file: Adapter | str | None = None
 
     provides = Provides(
-        taps=True, keys=True, states=True, changes=True, routes=True, policies=True, parts=True, exact_rows=True
+        taps=True, keys=True, states=True, changes=True, layer_plans=True, policies=True, parts=True, exact_rows=True
     )
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:

@@ -70,7 +70,7 @@ class CALM(LogitsSource):
     tau: float = 4.0
     calibration: Exits | str | None = None
 
-    requirements = Requirements(routes=True, changes=True)
+    requirements = Requirements(layer_plans=True, changes=True)
     provides = Provides()
 
     def __post_init__(self) -> None:

@@ -160,19 +160,19 @@ class MemberCaches:
         for reader in self.readers:
             reader.fed = None
         assert segment.tokens is not None
-        stays, before = segment.stays, self._scratch
-        if stays:
+        retained, before = segment.retained, self._scratch
+        if retained:
             assert before is not None and before.tokens is not None
             own = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows)
-            mask = np.zeros((stays + len(segment),) * 2, dtype=bool)
-            mask[:stays, :stays] = before.seen()[:stays, :stays]
-            mask[stays:] = segment.seen()
+            mask = np.zeros((retained + len(segment),) * 2, dtype=bool)
+            mask[:retained, :retained] = before.seen()[:retained, :retained]
+            mask[retained:] = segment.seen()
             segment = Segment(
-                np.concatenate((before.positions[:stays], segment.positions)),
-                np.concatenate((before.tokens[:stays], segment.tokens)),
+                np.concatenate((before.positions[:retained], segment.positions)),
+                np.concatenate((before.tokens[:retained], segment.tokens)),
                 mask=mask,
                 cache=segment.cache,
-                logit_rows=(stays + own).tolist(),
+                logit_rows=(retained + own).tolist(),
             )
         self._scratch, self._states, self._events = segment, [None] * len(segment), {}
         return segment
@@ -202,9 +202,9 @@ class MemberCaches:
         self._scratch = None
 
     def fork(self) -> MemberCaches:
-        twin = MemberCaches([reader.fork() for reader in self.readers], self.prompt_length)
-        twin.tokens, twin.states = self.tokens.copy(), self.states.copy()
-        return twin
+        clone = MemberCaches([reader.fork() for reader in self.readers], self.prompt_length)
+        clone.tokens, clone.states = self.tokens.copy(), self.states.copy()
+        return clone
 
     def readings(self) -> Iterator[tuple[LanguageModel, KVCache, list[int]]]:
         """Every member's model, cache, and the tokens that the cache should hold."""
@@ -255,13 +255,13 @@ class Blend(Composed):
             raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
         if segment.interventions:
             raise UnsupportedModel("rows that a source of several contexts makes cannot be changed on their way")
-        contexts, stays = cast(MemberCaches, segment.cache), segment.stays
+        contexts, retained = cast(MemberCaches, segment.cache), segment.retained
         whole = contexts.open(segment)
         n = len(whole)
         wanted = np.arange(n) if whole.logit_rows is None else np.asarray(whole.logit_rows, dtype=np.int64)
         part = Part(whole, contexts, wanted, whole.positions[wanted] >= contexts.prompt_length - 1)
         scored = yield from self.composed(part, taps)
-        return ForwardResult(scored.logits, {tap: states[stays:] for tap, states in scored.hidden.items()})
+        return ForwardResult(scored.logits, {tap: states[retained:] for tap, states in scored.hidden.items()})
 
     @abstractmethod
     def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:

@@ -111,5 +111,5 @@ def _children(part: Part, tokens: np.ndarray) -> Segment:
         mask=mask,
         cache=reader.cache,
         logit_rows=[],
-        stays=first,
+        retained=first,
     )

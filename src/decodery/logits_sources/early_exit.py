@@ -139,8 +139,8 @@ class _Walk:
         segment = replace(self.segment, logit_rows=logit_rows, interventions=interventions)
         if self.states is not None:
             segment = replace(segment, tokens=None, states=self.states)
-        route = LayerPlan(tuple(range(first, end)), frozenset(skip))
-        return ForwardRequest(self.source.model, segment, taps, self.role, route)
+        layer_plan = LayerPlan(tuple(range(first, end)), frozenset(skip))
+        return ForwardRequest(self.source.model, segment, taps, self.role, layer_plan)
 
     def _held(self, first: int, end: int) -> tuple[Intervention, ...]:
         """What keeps the states of rows that have left as they were there."""

@@ -54,7 +54,7 @@ class FTP(LogitsSource):
     sparsity: float | None = None
     sinks: int = 4
 
-    requirements = Requirements(routes=True, states=True, policies=True)
+    requirements = Requirements(layer_plans=True, states=True, policies=True)
     provides = Provides()
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class PrunedCache(KVCache):
             return segment
         whole, ending = self._whole
         mask = None if segment.mask is None else segment.mask[:, ending:]
-        return replace(segment, cache=whole, stays=segment.stays - ending, mask=mask)
+        return replace(segment, cache=whole, retained=segment.retained - ending, mask=mask)
 
     def fill(self, rows: int, layers: Sequence[int]) -> None:
         """These rows of the last pass are what some layers hold of a prompt; the others have not been asked yet."""
@@ -137,9 +137,9 @@ class PrunedCache(KVCache):
             super().keep(picked, layers)
 
     def fork(self) -> Self:
-        twin = super().fork()
-        twin._noted = twin._whole = None
-        return twin
+        clone = super().fork()
+        clone._noted = clone._whole = None
+        return clone
 
 
 class Watching(AttentionPolicy):
@@ -173,9 +173,9 @@ class Pruned(OfOneModel):
         """See `Composed`. Rows of a prompt before its last one are scored only where somebody wants their logits."""
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:
-            own_rows = cast(PrunedCache, segment.cache).behind(segment) if segment.stays else segment
+            own_rows = cast(PrunedCache, segment.cache).behind(segment) if segment.retained else segment
             return (yield from score(self.model, own_rows, taps, role))
-        if segment.tokens is None or segment.interventions or segment.stays or taps:
+        if segment.tokens is None or segment.interventions or segment.retained or taps:
             raise UnsupportedModel("rows of a prompt that is pruned can be neither looked into nor changed")
         cache, own = cast(PrunedCache, segment.cache), segment.positions[:ending]
         wanted = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows, np.int64)

@@ -15,7 +15,7 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.batch import Segment
-from decodery.models.cache.cache import KVCache, Mark
+from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, OpenModel, Reader
@@ -55,7 +55,7 @@ class Hamburger(LogitsSource):
     micro: MicroSteps | str | None = None
     confidence: float = 0.9
 
-    requirements = Requirements(routes=True, states=True, parts=True)
+    requirements = Requirements(layer_plans=True, states=True, parts=True)
     provides = Provides()
 
     def __post_init__(self) -> None:
@@ -102,30 +102,30 @@ class Noted:
 class GroupCache(KVCache):
     """Slots of the prompt's tokens and of the groups after it, and where the text stands after each written token.
 
-    noted: the tentative rows, by their order in the text's segments. tentative: how many slots they have.
+    noted: the tentative rows, by their order in the text's segments. noted_slots: how many slots they have.
     """
 
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(*shape, dtype=dtype, device=device)
         self.behind: dict[int, Place] = {}
         self.noted: list[Noted] = []
-        self.tentative = 0
+        self.noted_slots = 0
 
     @property
     def plain(self) -> bool:
         """See `KVCache.plain`. Groups have fewer slots than tokens, and reading these makes the same slots again."""
         return True
 
-    def open(self, positions: np.ndarray, stays: int, prompt_length: int) -> None:
-        """Rows at these positions join the first `stays` tentative ones."""
-        if stays == 0:
-            self.tentative = 0
-        del self.noted[stays:]
+    def open(self, positions: np.ndarray, retained: int, prompt_length: int) -> None:
+        """Rows at these positions join the first `retained` tentative ones."""
+        if retained == 0:
+            self.noted_slots = 0
+        del self.noted[retained:]
         self.noted += [Noted(position, position >= prompt_length) for position in positions.tolist()]
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         picked = [self.noted[row] for row in rows]
-        self.noted, self.tentative = [], 0
+        self.noted, self.noted_slots = [], 0
         super().keep([each.slot for each in picked if each.slot >= 0], layers)
         for each in picked:
             self.next_position = each.position + 1
@@ -139,18 +139,18 @@ class GroupCache(KVCache):
         super().truncate(n)
         self._forget_places()
 
-    def rewind(self, mark: Mark) -> None:
-        super().rewind(mark)
+    def restore(self, snapshot: Snapshot) -> None:
+        super().restore(snapshot)
         self._forget_places()
 
     def fork(self) -> Self:
-        twin = super().fork()
-        twin.behind, twin.noted, twin.tentative = dict(self.behind), [], 0
-        return twin
+        clone = super().fork()
+        clone.behind, clone.noted, clone.noted_slots = dict(self.behind), [], 0
+        return clone
 
     def _forget_places(self) -> None:
         self.behind = {position: place for position, place in self.behind.items() if position < self.next_position}
-        self.noted, self.tentative = [], 0
+        self.noted, self.noted_slots = [], 0
 
 
 @dataclass(frozen=True)
@@ -187,15 +187,15 @@ class _Walk:
     def __init__(self, source: Smashed, segment: Segment, role: str) -> None:
         assert segment.tokens is not None
         self.source, self.segment, self.role = source, segment, role
-        self.cache, self.stays = cast(GroupCache, segment.cache), segment.stays
+        self.cache, self.retained = cast(GroupCache, segment.cache), segment.retained
         self.tokens, self.positions = segment.tokens, segment.positions
-        self.cache.open(self.positions, self.stays, source.prompt_length)
+        self.cache.open(self.positions, self.retained, source.prompt_length)
         rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
         self.rows = [int(row) for row in rows]
         self.wanted = frozenset(self.rows)
         self.logits: dict[int, torch.Tensor] = {}
         # Rows of a chain stand each after the one before it.
-        self.seen = None if segment.mask is None and not self.stays else segment.seen()
+        self.seen = None if segment.mask is None and not self.retained else segment.seen()
 
     def run(self) -> ForwardCoroutine[ForwardResult]:
         """Until no row is left; the logits of those that are wanted."""
@@ -218,7 +218,7 @@ class _Walk:
         if self.seen is None:
             before = row - 1
         else:
-            before = int(np.flatnonzero(self.seen[row, : self.stays + row]).max(initial=-1))
+            before = int(np.flatnonzero(self.seen[row, : self.retained + row]).max(initial=-1))
         return self.cache.noted[before].place if before >= 0 else self.cache.behind[int(self.positions[row]) - 1]
 
     def _round(self, places: dict[int, Place]) -> ForwardCoroutine[None]:
@@ -226,19 +226,19 @@ class _Walk:
         ends = np.array([row for row, place in places.items() if place.closes], dtype=np.int64)
         said = {row: self._say(row, place) for row, place in places.items() if not place.closes}
         asked = [row for row in said if row in self.wanted]
-        asks = []
+        requests = []
         if len(ends):
-            asks.append(self._reading(ends, {"states": self._merged(ends, places)}))
+            requests.append(self._reading(ends, {"states": self._merged(ends, places)}))
         if asked:
             states = torch.stack([said[row] for row in asked])
-            asks.append(
+            requests.append(
                 ForwardRequest(
                     self.source.model, Segment(self.positions[asked], states=states), (), "head", LayerPlan(())
                 )
             )
-        if not asks:
+        if not requests:
             return
-        answers = iter((yield asks))
+        answers = iter((yield requests))
         if len(ends):
             self._left(ends, next(answers))
         if asked:
@@ -247,16 +247,16 @@ class _Walk:
     def _reading(self, rows: np.ndarray, entering: dict[str, Any]) -> ForwardRequest:
         """Rows that the model reads, each of which leaves a slot."""
         source, cache, mask = self.source, self.cache, None
-        first, m = cache.tentative, len(rows)
+        first, m = cache.noted_slots, len(rows)
         for slot, row in enumerate(rows.tolist(), first):
-            cache.noted[self.stays + row].slot = slot
-        cache.tentative = first + m
+            cache.noted[self.retained + row].slot = slot
+        cache.noted_slots = first + m
         if self.seen is not None:
             slots = np.array([each.slot for each in cache.noted])
             mask = np.zeros((m, first + m), dtype=bool)
             mask[:, slots[slots >= 0]] = self.seen[rows][:, slots >= 0]
         wanted = [place for place, row in enumerate(rows.tolist()) if row in self.wanted]
-        segment = Segment(self.positions[rows], **entering, mask=mask, cache=cache, logit_rows=wanted, stays=first)
+        segment = Segment(self.positions[rows], **entering, mask=mask, cache=cache, logit_rows=wanted, retained=first)
         return ForwardRequest(source.model, segment, source.parts.taps, self.role)
 
     @torch.no_grad()
@@ -268,7 +268,7 @@ class _Walk:
         for place in np.flatnonzero(self.positions[rows] >= source.prompt_length - 1).tolist():
             said = source.model.final_norm(last[place : place + 1])[0]
             taps = torch.stack([*(each[place] for each in inner), said]).to(source.parts.dtype)
-            noted = self.cache.noted[self.stays + int(rows[place])]
+            noted = self.cache.noted[self.retained + int(rows[place])]
             noted.place = Place(taps, (), source.closes(taps[-1], 0))
 
     @torch.no_grad()
@@ -277,7 +277,7 @@ class _Walk:
         source, written = self.source, (*place.written, self._embedded(row))
         found = source.parts.spoken(place.taps[None], torch.stack(written)[None])[0, -1].to(source.dtype)
         closes = source.closes(source.model.final_norm(found[None])[0].to(source.parts.dtype), len(written))
-        self.cache.noted[self.stays + row].place = Place(place.taps, written, closes)
+        self.cache.noted[self.retained + row].place = Place(place.taps, written, closes)
         return found
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
-from decodery.models.cache.cache import KVCache, Mark
+from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.config import LAYERS, ModelConfig
 from decodery.models.loaders.fields import Flag
 from decodery.models.protocol import LanguageModel, Reader
@@ -153,7 +153,7 @@ class PartialCache(KVCache):
     source_length: int
     source: KVCache
     _rows: np.ndarray
-    _below: WeakKeyDictionary[Mark, Mark]
+    _below: WeakKeyDictionary[Snapshot, Snapshot]
 
     @classmethod
     def beside(cls, config: ModelConfig, source_length: int, dtype: torch.dtype, device: torch.device) -> PartialCache:
@@ -170,34 +170,34 @@ class PartialCache(KVCache):
     def slot_bytes(self) -> int:
         return super().slot_bytes + self.source.slot_bytes
 
-    def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
-        super().reserve(positions, stays, layers)
-        kept, new = self._rows[self._rows < stays], np.flatnonzero(positions < self.source_length)
-        self._rows = np.concatenate((kept, stays + new))
+    def reserve(self, positions: np.ndarray, retained: int = 0, layers: Sequence[int] | None = None) -> None:
+        super().reserve(positions, retained, layers)
+        kept, new = self._rows[self._rows < retained], np.flatnonzero(positions < self.source_length)
+        self._rows = np.concatenate((kept, retained + new))
         self.source.reserve(positions[new], len(kept), layers)
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         super().keep(rows, layers)
         self.source.keep([int(place) for place in np.flatnonzero(np.isin(self._rows, list(rows)))], layers)
 
-    def mark(self) -> Mark:
-        mark = super().mark()
-        self._below[mark] = self.source.mark()
-        return mark
+    def snapshot(self) -> Snapshot:
+        snapshot = super().snapshot()
+        self._below[snapshot] = self.source.snapshot()
+        return snapshot
 
-    def rewind(self, mark: Mark) -> None:
-        super().rewind(mark)
-        self.source.rewind(self._below[mark])
+    def restore(self, snapshot: Snapshot) -> None:
+        super().restore(snapshot)
+        self.source.restore(self._below[snapshot])
 
     def truncate(self, n: int) -> None:
         super().truncate(n)
         self.source.truncate(n)
 
     def fork(self) -> Self:
-        twin = super().fork()
-        twin.source_length, twin.source, twin._rows = self.source_length, self.source.fork(), self._rows
-        twin._below = WeakKeyDictionary(self._below)
-        return twin
+        clone = super().fork()
+        clone.source_length, clone.source, clone._rows = self.source_length, self.source.fork(), self._rows
+        clone._below = WeakKeyDictionary(self._below)
+        return clone
 
 
 class PartialTransformer(Transformer):
@@ -245,7 +245,7 @@ class PartialTransformer(Transformer):
                 kept = segment.cache.source
                 kept.write(index, keys, values)
                 seen_keys, seen_values = kept.view(index)
-                slots = kept.positions[index, : kept.length + kept.scratch]
+                slots = kept.positions[index, : kept.length + kept.tentative]
             else:
                 seen_keys, seen_values = keys.transpose(0, 1), values.transpose(0, 1)
             seen = slots[None, :] <= segment.positions[:, None]

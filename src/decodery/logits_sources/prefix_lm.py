@@ -92,7 +92,7 @@ class Prefixing(OfOneModel):
         logits = {} if read is None else {n - 1: read.logits}
         if read is None or places.min() < read.first or said - {n - 1}:
             read, logits = yield from self._reading(sorted(said | {n - 1}), role)
-        self._copy(read, cache, places, segment.stays)
+        self._copy(read, cache, places, segment.retained)
         # Of a prompt that has been read whole only the last row may be asked for again.
         last = places.max() == n - 1
         self._read = _Read(n - 1, read.data[:, :, :, n - 1 - read.first :].clone(), read.logits) if last else read
@@ -105,7 +105,7 @@ class Prefixing(OfOneModel):
                 mask=segment.seen()[own:],
                 cache=cache,
                 logit_rows=[row - own for row in wanted if row >= own],
-                stays=segment.stays + own,
+                retained=segment.retained + own,
             )
             scored = yield from score(self.model, behind, (), role)
             found, cost = [*found, *scored.logits], scored.cost
@@ -126,9 +126,9 @@ class Prefixing(OfOneModel):
         logits = dict(zip(wanted, scored.logits, strict=True))
         return _Read(0, cache.data[:, :, :, :n], logits[n - 1]), logits
 
-    def _copy(self, read: _Read, cache: KVCache, places: np.ndarray, stays: int) -> None:
+    def _copy(self, read: _Read, cache: KVCache, places: np.ndarray, retained: int) -> None:
         """Give a cache the rows of the prompt at these positions, tentatively."""
-        cache.reserve(places, stays)
+        cache.reserve(places, retained)
         rows = torch.from_numpy(places - read.first).to(read.data.device)
         for layer, (keys, values) in enumerate(read.data[:, :, :, rows]):
             cache.write(layer, keys.transpose(0, 1), values.transpose(0, 1))

@@ -48,7 +48,7 @@ class SEC(LogitsSource):
     t_exit: float = 0.9
     t_stop: float = 0.9
 
-    requirements = Requirements(routes=True, changes=True)
+    requirements = Requirements(layer_plans=True, changes=True)
     provides = Provides()
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class SVEN(LogitsSource):
     control: str = "secure"
     prefix: Prefixes | str | None = None
 
-    provides = Provides(taps=True, keys=True, states=True, changes=True, parts=True, routes=True, exact_rows=True)
+    provides = Provides(taps=True, keys=True, states=True, changes=True, parts=True, layer_plans=True, exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)

@@ -22,12 +22,12 @@ class Segment:
 
     positions: [n] position ids. tokens: [n] token ids, or in their place states: [n, hidden], what enters the first
     layer of the route: embeddings, or hidden states where it begins further up.
-    mask: [n, stays + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
+    mask: [n, retained + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
     own pass's; None for causal order over all of them. A row's visible rows must stand in ascending position order, so
     that a row's result does not depend on what else is in the pass.
     cache: every row also sees all that the cache holds; the rows' own keys and values are written after it as
     tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
-    stays: how many tentative rows of earlier passes remain, from the first on; the new ones are written after them.
+    retained: how many tentative rows of earlier passes remain, from the first on; the new ones are written after them.
     The others are overwritten, as all of them are by default.
     logit_rows: rows whose logits are wanted, None for all. interventions: what changes these rows on their way, in this
     order where several meet at one site.
@@ -39,14 +39,14 @@ class Segment:
     mask: np.ndarray | None = None
     cache: KVCache | None = None
     logit_rows: Sequence[int] | None = None
-    stays: int = 0
+    retained: int = 0
     interventions: tuple[Intervention, ...] = ()
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
-    def picks(self) -> bool:
+    def sparse(self) -> bool:
         """Whether attention comes by Python: its cache has a policy, some heads lost slots, or scores are added to."""
         cache = self.cache
         return cache is not None and (cache.policy is not None or bool(cache.losses) or self.steered)
@@ -54,19 +54,21 @@ class Segment:
     @property
     def steered(self) -> bool:
         """Whether something is added to attention's scores."""
-        return any(str(each.site).startswith(OF_SCORES) for each in self.interventions)
+        return any(str(each.hook_point).startswith(OF_SCORES) for each in self.interventions)
 
     def slots(self, layer: int) -> np.ndarray:
         """Positions of the slots of its cache that a layer's attention goes over, those of its own rows at the end."""
         assert self.cache is not None
-        return self.cache.positions[layer, : int(self.cache.lengths[layer]) + self.stays + len(self)]
+        return self.cache.positions[layer, : int(self.cache.lengths[layer]) + self.retained + len(self)]
 
     def bias(self, layer: int) -> torch.Tensor | None:
         """[n, slots] float64, what is added to the scores of all heads of a layer; None for nothing."""
         assert self.cache is not None
         layers, place = len(self.cache.lengths), (OF_SCORES, layer)
         own = (
-            [each for each in self.interventions if hook_point(each.site, layers)[:2] == place] if self.steered else []
+            [each for each in self.interventions if hook_point(each.hook_point, layers)[:2] == place]
+            if self.steered
+            else []
         )
         if not own:
             return None
@@ -75,18 +77,18 @@ class Segment:
             changed = each.change(rows, self)
             if changed.shape != rows.shape:
                 shapes = f"was given rows {list(rows.shape)} and returned {list(changed.shape)}"
-                raise SettingsError(f"an intervention at {each.site} {shapes}")
+                raise SettingsError(f"an intervention at {each.hook_point} {shapes}")
             rows = changed.double()
         return rows
 
     def seen(self) -> np.ndarray:
-        """`mask`, causal order written out: [n, stays + n] bool."""
-        n, shape = len(self), (len(self), self.stays + len(self))
+        """`mask`, causal order written out: [n, retained + n] bool."""
+        n, shape = len(self), (len(self), self.retained + len(self))
         if self.mask is None:
-            return np.tri(n, self.stays + n, self.stays, dtype=bool)
+            return np.tri(n, self.retained + n, self.retained, dtype=bool)
         if self.mask.shape != shape:
             raise ValueError(
-                f"a mask over {self.stays} rows that stay and {n} new ones is {shape}, not {self.mask.shape}"
+                f"a mask over {self.retained} rows that stay and {n} new ones is {shape}, not {self.mask.shape}"
             )
         return np.asarray(self.mask, dtype=bool)
 
@@ -162,15 +164,15 @@ class Cost:
     experts: int = 0
 
     @classmethod
-    def of(cls, segment: Segment, route: LayerPlan, layers: int, row_bytes: int) -> Cost:
+    def of(cls, segment: Segment, layer_plan: LayerPlan, layers: int, row_bytes: int) -> Cost:
         """To be asked after the cache has made room, before the rows are kept. row_bytes: of one row in one layer."""
-        attention = attending(route, layers)
-        slots = len(attention) * (segment.stays + len(segment))
+        attention = attending(layer_plan, layers)
+        slots = len(attention) * (segment.retained + len(segment))
         if segment.cache is not None:
             lengths = segment.cache.lengths.tolist()
-            slots += sum(lengths) if route == WHOLE else sum(lengths[layer] for layer in attention)
+            slots += sum(lengths) if layer_plan == WHOLE else sum(lengths[layer] for layer in attention)
         wanted = len(segment) if segment.logit_rows is None else len(segment.logit_rows)
-        return cls(len(segment), sublayers(route, layers), wanted, slots * row_bytes)
+        return cls(len(segment), sublayers(layer_plan, layers), wanted, slots * row_bytes)
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Intervention:
     float64, whose slots are those of the segment's cache, content and then tentative rows, at `segment.slots(L)`.
     """
 
-    site: Tap
+    hook_point: Tap
     change: Callable[[torch.Tensor, Segment], torch.Tensor]
 
 
@@ -125,7 +125,9 @@ class Hooks:
         self._batch = batch
 
     @classmethod
-    def of(cls, batch: Batch, taps: Sequence[Tap], route: LayerPlan, layers: int, *, steers: bool = False) -> Hooks:
+    def of(
+        cls, batch: Batch, taps: Sequence[Tap], layer_plan: LayerPlan, layers: int, *, steers: bool = False
+    ) -> Hooks:
         """The visits of a pass over a route. steers: whether what attends adds to attention's scores.
 
         Raises SettingsError for a site that the pass does not come by, UnsupportedModel where scores cannot be changed.
@@ -136,17 +138,17 @@ class Hooks:
         changes: dict[HookPoint, list[tuple[int, Intervention]]] = {}
         for number, segment in enumerate(batch.segments):
             for intervention in segment.interventions:
-                changes.setdefault(hook_point(intervention.site, layers), []).append((number, intervention))
+                changes.setdefault(hook_point(intervention.hook_point, layers), []).append((number, intervention))
             if segment.steered and (segment.cache is None or not steers):
                 raise UnsupportedModel(
                     "attention is steered in decoder models that decodery runs itself, over a cache: load the model "
                     "with decodery, or steer at another site"
                 )
-        if route.layers is not None or route.skip:
-            _check({place._replace(given=False) for place in where.values()} | changes.keys(), route, layers)
+        if layer_plan.layers is not None or layer_plan.skip:
+            _check({place._replace(given=False) for place in where.values()} | changes.keys(), layer_plan, layers)
         # What is added to scores is asked for where attention is worked out.
         changes = {place: each for place, each in changes.items() if place.name != OF_SCORES}
-        shared = None if route.experts is None else Shared(route.experts, batch.offsets)
+        shared = None if layer_plan.experts is None else Shared(layer_plan.experts, batch.offsets)
         return cls(where, changes, batch, shared)
 
     @classmethod
@@ -207,16 +209,16 @@ class Hooks:
             changed = intervention.change(rows[own], self._batch.segments[number])
             if changed.shape != rows[own].shape:
                 raise SettingsError(
-                    f"an intervention at {intervention.site} was given rows {list(rows[own].shape)} and returned "
+                    f"an intervention at {intervention.hook_point} was given rows {list(rows[own].shape)} and returned "
                     f"{list(changed.shape)}"
                 )
             rows[own] = changed.to(rows.dtype)
         return rows
 
 
-def _check(places: set[HookPoint], route: LayerPlan, layers: int) -> None:
+def _check(places: set[HookPoint], layer_plan: LayerPlan, layers: int) -> None:
     """Raise SettingsError unless the route comes by all of these."""
-    run = layer_steps(route, layers)
+    run = layer_steps(layer_plan, layers)
     passed = {HookPoint(name) for name in OF_OUTPUTS} | {HookPoint("residual", run[0].layer if run else 0)}
     for stop in run:
         passed.add(HookPoint("residual", stop.layer + 1))

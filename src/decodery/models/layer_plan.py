@@ -47,19 +47,19 @@ class LayerStep(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def layer_steps(route: LayerPlan, layers: int) -> tuple[LayerStep, ...]:
+def layer_steps(layer_plan: LayerPlan, layers: int) -> tuple[LayerStep, ...]:
     """The layers of a route through a model that has so many. Raises SettingsError for what the model does not have."""
-    run = tuple(range(layers)) if route.layers is None else route.layers
+    run = tuple(range(layers)) if layer_plan.layers is None else layer_plan.layers
     if any(not 0 <= layer < layers for layer in run) or list(run) != sorted(set(run)):
         raise SettingsError(f"a route names layers from 0 to {layers - 1} in ascending order, not {list(run)}")
-    skipped = {_sublayer(name, layers) for name in route.skip}
+    skipped = {_sublayer(name, layers) for name in layer_plan.skip}
     return tuple(LayerStep(layer, *((name, layer) not in skipped for name in SUBLAYERS)) for layer in run)
 
 
 @functools.lru_cache(maxsize=1024)
-def groups(route: LayerPlan, layers: int) -> tuple[tuple[LayerStep, ...], ...]:
+def groups(layer_plan: LayerPlan, layers: int) -> tuple[tuple[LayerStep, ...], ...]:
     """The layers of a route as they are run, `abreast` at a time."""
-    run, size = layer_steps(route, layers), route.abreast
+    run, size = layer_steps(layer_plan, layers), layer_plan.abreast
     if size < 1:
         raise SettingsError(f"a route takes at least one layer at a time, not {size}")
     inner = run[1:-1]
@@ -86,15 +86,15 @@ def abreast(
 
 
 @functools.lru_cache(maxsize=1024)
-def attending(route: LayerPlan, layers: int) -> tuple[int, ...]:
+def attending(layer_plan: LayerPlan, layers: int) -> tuple[int, ...]:
     """The layers whose attention is run, which are those that are given the rows' keys and values."""
-    return tuple(stop.layer for stop in layer_steps(route, layers) if stop.attention)
+    return tuple(stop.layer for stop in layer_steps(layer_plan, layers) if stop.attention)
 
 
 @functools.lru_cache(maxsize=1024)
-def sublayers(route: LayerPlan, layers: int) -> int:
+def sublayers(layer_plan: LayerPlan, layers: int) -> int:
     """How many sublayers rows go through."""
-    return sum(stop.attention + stop.mlp for stop in layer_steps(route, layers))
+    return sum(stop.attention + stop.mlp for stop in layer_steps(layer_plan, layers))
 
 
 def _sublayer(name: str, layers: int) -> tuple[str, int]:

@@ -33,7 +33,7 @@ class Capabilities:
     trees: bool = True
     exact_rows: bool = False
     states: bool = False
-    routes: bool = False
+    layer_plans: bool = False
     sites: frozenset[str] = frozenset()
     policies: bool = False
     parts: bool = False
@@ -84,8 +84,8 @@ class Reader(Protocol):
 class LanguageModel(Reader, Protocol):
     """Anything that scores rows of tokens against a cache."""
 
-    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
-        """Run the rows of `batch` once; each segment's cache then holds them as scratch.
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
+        """Run the rows of `batch` once; each segment's cache then holds them as tentative rows.
 
         taps: where hidden states are read, see `sites.site`. route: which way the rows take. Raises SettingsError for
         what the model does not have, UnsupportedModel for what it cannot do.

@@ -90,10 +90,10 @@ class ContextAwareness(Monitor):
             raise SettingsError(f"there is no layer {wrong[0]} to steer: layers are 0 to {layers - 1}, or -1 and down")
 
     def start(self, seq: Sequence) -> _State:
-        users = np.zeros(seq.prompt_length, dtype=bool)
+        users = np.zeros(seq.request.prompt_length, dtype=bool)
         for first, last in user_spans(seq):
             users[first:last] = True
-        return _State(seq.model, users)
+        return _State(seq.request.model, users)
 
     def read(self, state: _State, rows: Prompt) -> _State:
         _, keys = self._heads(state, rows.hidden[self.site])

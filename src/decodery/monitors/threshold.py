@@ -68,13 +68,13 @@ class Threshold:
             SettingsError: the prompt has the chat template and the prompts it was set on had not, or the other way
                 round. With a threshold of the request's own that is a warning.
         """
-        if self.chat is not None and seq.conversation is not None and seq.conversation.raw == self.chat:
+        if self.chat is not None and seq.request.conversation is not None and seq.request.conversation.raw == self.chat:
             had, has = ("with", "without") if self.chat else ("without", "with")
             said = f"{name} was trained on prompts {had} the chat template, and this prompt is {has} it: {made}"
             if not own:
                 raise SettingsError(f"{said} on prompts like this one, or give threshold=NUMBER")
             warnings.warn(said, stacklevel=2)
-        if self.tokens is not None and not own and seq.max_new_tokens > self.tokens:
+        if self.tokens is not None and not own and seq.request.max_new_tokens > self.tokens:
             warnings.warn(
                 f"{name}: the rate of {self.rate:g} is promised for texts of up to {self.tokens} tokens, and this one "
                 "may have more: train it with a larger --max-new-tokens, or give fewer max_new_tokens",

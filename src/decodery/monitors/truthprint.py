@@ -76,16 +76,16 @@ class TruthPrInt(Probed):
         return Requirements(taps=(self.trained.site,), keys=self.action == "rollback")
 
     @property
-    def rolls(self) -> int:
+    def rollback_tokens(self) -> int:
         return self.most if self.action == "rollback" else 0
 
     def start(self, seq: Sequence) -> _State:
-        return _State(seq.detokenizer)
+        return _State(seq.request.detokenizer)
 
     def observe(self, state: _State, row: Row) -> _State:
         value = float(self.trained.score(row.hidden[self.trained.site][None]))
         rivals: tuple[int, ...] = ()
-        if self.rolls:
+        if self.rollback_tokens:
             found = row.logits.float().topk(min(self.tries + 1, len(row.logits)))
             near = (found.values - found.values[0]).exp() >= self.share
             rivals = tuple(token for token in found.indices[near].tolist() if token != row.token)[: self.tries]

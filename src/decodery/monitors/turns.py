@@ -22,7 +22,7 @@ def user_spans(seq: Sequence) -> list[tuple[int, int]]:
     What belongs to the chat template is in none. A prompt without one, or of unknown parts, is one turn, without its
     first token, which attention rests on whatever it is.
     """
-    length, spans = seq.prompt_length, seq.user_spans
+    length, spans = seq.request.prompt_length, seq.request.user_spans
     return list(spans) if spans and spans[0][0] else [(min(1, length - 1), length)]
 
 

@@ -86,7 +86,7 @@ class InfAlign(Wrapper):
             charged().scorer_calls += len(texts)
             answers = Candidates(
                 candidates.prompt,
-                [[token for token in seq.generated if token not in seq.eos_ids] for seq in texts],
+                [[token for token in seq.generated if token not in seq.request.eos_ids] for seq in texts],
                 [True] * len(texts),
                 texts=[seq.text.text for seq in texts if seq.text is not None],
                 decode=candidates.decode,

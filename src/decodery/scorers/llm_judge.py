@@ -22,8 +22,8 @@ from .reading import read, reader
 from .text import texts
 
 if TYPE_CHECKING:
-    from decodery.engine.calls import Calls
     from decodery.models.tokenizers.tokenizer import Tokenizer
+    from decodery.step.scorer_calls import ScorerCalls
 
 _INSTRUCTION = (
     "How good is this answer to the question? Reply with one number from 1 (wrong or useless) to 5 (right and "
@@ -119,10 +119,10 @@ class LLMJudge(Scorer):
         counts["judge_tokens_in"] = counts.get("judge_tokens_in", 0) + sum(map(len, ids))
         return found
 
-    def _prompt(self, calls: Calls, answer: str) -> str:
+    def _prompt(self, calls: ScorerCalls, answer: str) -> str:
         return f"Question:\n{calls.conversation.task}\n\nAnswer:\n{answer}\n\n{self.instruction}"
 
-    def _heard(self, calls: Calls, prompts: list[str]) -> ForwardCoroutine[torch.Tensor]:
+    def _heard(self, calls: ScorerCalls, prompts: list[str]) -> ForwardCoroutine[torch.Tensor]:
         """By what a server says of the first token."""
         said = [calls.conversation.apart(prompt) for prompt in prompts]
         found = yield from calls.judge(said, most=1, logprobs=_LISTED)
@@ -130,7 +130,7 @@ class LLMJudge(Scorer):
         for seq in found:
             likely: dict[str, float] = {}
             for each in seq.token_logprobs[:1]:
-                stream = seq.detokenizer
+                stream = seq.request.detokenizer
                 assert stream is not None
                 likely = {stream().push([token]): logprob for token, logprob in [*each.top, (each.token, each.logprob)]}
             logs = self._logs(likely)

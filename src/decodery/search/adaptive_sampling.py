@@ -66,7 +66,7 @@ class AdaptiveSampling(JudgedSearch):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = TextPool(engine, request, self, 1 if request.sampler.greedy else self.n, self._warmed)
-        self.judge.fits(pool.texts[0].model)
+        self.judge.fits(pool.texts[0].request.model)
         drawn, errors = 0, list[Exception]()
         while pool.complete and drawn < len(pool.texts) and not self._satisfied(pool.texts[:drawn]):
             turn = set(map(id, pool.texts[drawn : drawn + self.width]))

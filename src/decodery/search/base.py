@@ -97,7 +97,7 @@ class Branches:
 
     def __init__(self, engine: Engine, request: Request, search: Search) -> None:
         self.root = engine.open(replace(request, search=search))
-        self.model = self.root.model
+        self.model = self.root.request.model
         self.engine = engine
 
     def ask(
@@ -136,7 +136,7 @@ class Branches:
     def find_out(self, branches: Ordered[Sequence]) -> ForwardCoroutine[None]:
         """Answer the questions of a constraint about the next tokens of branches, beside the engine's loop."""
         for branch in branches:
-            if (question := branch.sampler.question(branch.sampler_state)) is not None:
+            if (question := branch.request.sampler.question(branch.processor_states)) is not None:
                 yield from off_loop(question)
 
     def finish(self, found: list[Sequence]) -> list[Sequence]:
@@ -175,28 +175,28 @@ def candidates(
     """Branches of one prompt, as scorers see them. hidden, begins: see `Candidates`."""
     first = branches[0]
     return Candidates(
-        first.tokens[: first.prompt_length],
+        first.tokens[: first.request.prompt_length],
         [written(seq) for seq in branches],
         [seq.finished for seq in branches],
         hidden or {},
         texts=None if first.text is None else [seq.text.text for seq in branches if seq.text is not None],
-        decode=None if first.detokenizer is None else partial(_decoded, first),
-        model=first.model,
+        decode=None if first.request.detokenizer is None else partial(_decoded, first),
+        model=first.request.model,
         states=[seq.cache for seq in branches],
         begins=begins,
-        calls=first.calls,
+        calls=first.request.calls,
     )
 
 
 def written(seq: Sequence) -> list[int]:
     """The tokens of a text without its end."""
     tokens = seq.generated
-    return tokens[:-1] if tokens and tokens[-1] in seq.eos_ids else tokens
+    return tokens[:-1] if tokens and tokens[-1] in seq.request.eos_ids else tokens
 
 
 def _decoded(seq: Sequence, tokens: Ordered[int]) -> str:
-    assert seq.detokenizer is not None
-    stream = seq.detokenizer()
+    assert seq.request.detokenizer is not None
+    stream = seq.request.detokenizer()
     return stream.push(list(tokens)) + stream.finish()
 
 
@@ -208,7 +208,7 @@ def law(branches: Ordered[Sequence], logits: torch.Tensor) -> torch.Tensor:
     logits: [n, vocab], the model's own.
     """
     logprobs = logits.log_softmax(dim=-1)
-    return branches[0].sampler.law(logprobs, [branch.context() for branch in branches])
+    return branches[0].request.sampler.law(logprobs, [branch.context() for branch in branches])
 
 
 def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
@@ -216,5 +216,5 @@ def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
 
     logits: [vocab], the model's own at the branch's end.
     """
-    tree = DraftTree.root(seq.pending)
+    tree = DraftTree.root(seq.last_token)
     commit(seq, tree, NodeDistributions(tree, logits[None], seq), Accepted([], token))

@@ -48,7 +48,7 @@ class Beam(Search):
             beams = [beam.seq for beam in group.running]
             logits = yield from branches.score(beams)
             group.step(law(beams, logits), logits, {})
-            progress("beam search", beams[0].position + 1, beams[0].max_new_tokens)
+            progress("beam search", beams[0].position + 1, beams[0].request.max_new_tokens)
         for beam in group.finished:
             beam.seq.score = beam.normalised(beam.total, self.length_penalty)
         return branches.finish([beam.seq for beam in group.finished])

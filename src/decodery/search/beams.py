@@ -67,7 +67,7 @@ class BeamGroup:
         the selection. Among equals the earlier beam and the lower token id win.
         """
         width = self.ending.width
-        ends = len(self.running[0].seq.eos_ids)
+        ends = len(self.running[0].seq.request.eos_ids)
         # As many candidates as leave `width` that go on, should every beam be able to end in each way.
         kept = max(2, 1 + ends) * width
         full = len(self.finished) == width
@@ -79,7 +79,7 @@ class BeamGroup:
             if rank >= width and (last or len(self.running) == width):
                 break
             parent = parents[number]
-            if rank >= width and token in parent.seq.eos_ids:
+            if rank >= width and token in parent.seq.request.eos_ids:
                 continue
             child = Hypothesis(parent.seq.fork(), total, parent.logprob + float(logprobs[number, token]))
             choose(child.seq, token, logits[number])
@@ -90,7 +90,9 @@ class BeamGroup:
         if not (full and self.ending.early_stopping is True):
             # A stable sort: of equal texts the one that ended first stays.
             self.finished = sorted(self.finished + ended, key=self._rank)[:width]
-        chosen = [beam.seq.pending for beam in self.running + ended if beam.seq.pending not in beam.seq.eos_ids]
+        chosen = [
+            beam.seq.last_token for beam in self.running + ended if beam.seq.last_token not in beam.seq.request.eos_ids
+        ]
         if not self._can_improve():
             self.running = []
         return chosen
@@ -108,7 +110,7 @@ class BeamGroup:
         length = len(best.seq.generated)
         if self.ending.early_stopping == "never" and penalty > 0:
             # Sums are negative: the longest text divides them by the most.
-            length = best.seq.max_new_tokens
+            length = best.seq.request.max_new_tokens
         return best.total / length**penalty > -self._rank(self.finished[-1])
 
 

@@ -79,7 +79,7 @@ class BudgetForcing(Search):
         while not text.finished:
             marks.append(TextSnapshot.of(text))
             yield from engine.write([text], pool.trace)
-            progress("budget-forcing", text.position, text.max_new_tokens)
+            progress("budget-forcing", text.position, text.request.max_new_tokens)
             if not thinking:
                 continue
             ended = _ended(text, end, marks[0].length)
@@ -101,7 +101,7 @@ class BudgetForcing(Search):
     ) -> ForwardCoroutine[None]:
         """Write `tokens` in place of all that stands after the first `place` tokens of the text."""
         (text,) = pool.texts
-        first = text.prompt_length + place
+        first = text.request.prompt_length + place
         while marks[-1].length > first:
             marks.pop()
         again = text.tokens[marks[-1].length : first]
@@ -118,9 +118,9 @@ def _ended(text: Sequence, end: list[int], since: int) -> int | None:
 
     since: the length, prompt included, up to which no end has been found.
     """
-    first = max(since - len(end) + 1, text.prompt_length)
+    first = max(since - len(end) + 1, text.request.prompt_length)
     for start in range(first, len(text.tokens) - len(end) + 1):
         if text.tokens[start : start + len(end)] == end:
-            return start - text.prompt_length
+            return start - text.request.prompt_length
     # Before the first token the last one is the prompt's.
-    return text.position - 1 if text.position and text.pending in text.eos_ids else None
+    return text.position - 1 if text.position and text.last_token in text.request.eos_ids else None

@@ -91,7 +91,7 @@ class ComputeOptimal(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = TextPool(engine, request, self, self.allocation.probes)
-        self.fits(pool.texts[0].model)
+        self.fits(pool.texts[0].request.model)
         yield from pool.write(progress)
         scores = [score for score in (yield from scored(self._probe, pool.texts)) if score is not None]
         mean = sum(scores) / len(scores)

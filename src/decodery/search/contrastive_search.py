@@ -56,11 +56,11 @@ class ContrastiveSearch(Search):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         seq = branches.root
-        states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
+        states = _States(branches.model, len(seq.tokens) + seq.request.max_new_tokens)
         logits = yield from _read(branches, states)
         while not seq.finished:
             yield from branches.find_out([seq])
-            law = seq.sampler.law(logits[None], [seq.context()])
+            law = seq.request.sampler.law(logits[None], [seq.context()])
             candidates = topk(law, self.k)[0][0]
             p = law.double().softmax(dim=-1)[0, torch.from_numpy(candidates).to(law.device)]
             rows = len(candidates)
@@ -76,7 +76,7 @@ class ContrastiveSearch(Search):
             states.add(own[winner : winner + 1])
             choose(seq, int(candidates[winner]), logits)
             logits = scored.logits[winner]
-            progress("contrastive search", seq.position, seq.max_new_tokens)
+            progress("contrastive search", seq.position, seq.request.max_new_tokens)
         return branches.finish([seq])
 
 

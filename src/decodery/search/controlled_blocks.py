@@ -74,15 +74,17 @@ class ControlledBlocks(Search):
             drawn = [text.fork() for _ in range(self.samples)]
             rows, hidden = [logits] * self.samples, {}
             for number, each in enumerate(drawn):
-                each.seed = nth_seed(request.seed, number)
+                each.rebind(seed=nth_seed(request.seed, number))
             for _ in range(self.block):
                 if not (active := [number for number, each in enumerate(drawn) if not each.finished]):
                     break
                 for number in active:
-                    laws = NodeDistributions(DraftTree.root(drawn[number].pending), rows[number][None], drawn[number])
+                    laws = NodeDistributions(
+                        DraftTree.root(drawn[number].last_token), rows[number][None], drawn[number]
+                    )
                     choose(drawn[number], laws.picks([0])[0], rows[number])
                 # The last token of a block is read as well: its state tells what the block is worth.
-                segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]
+                segments = [Segment.chunk([drawn[number].last_token], drawn[number].cache) for number in active]
                 found = yield from branches.ask(segments, taps=value.requirements.taps)
                 for scored, number in zip(found, active, strict=True):
                     drawn[number].cache.keep([0])
@@ -96,7 +98,7 @@ class ControlledBlocks(Search):
             best = int(worth.argmax())
             text, logits = drawn[best], rows[best]
             text.score = float(worth[best])
-            progress("controlled-blocks", text.position, text.max_new_tokens)
+            progress("controlled-blocks", text.position, text.request.max_new_tokens)
         # Blocks are drawn with seeds that count up from it; this one gives the text again.
-        text.seed = request.seed
+        text.rebind(seed=request.seed)
         return branches.finish([text])

@@ -164,10 +164,10 @@ class Coupling(Search):
     @one_thread()
     def _law(self, seq: Sequence, logits: torch.Tensor, settled: bool) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [k] that may come next, most likely first, and their probabilities [k] float64."""
-        law = seq.sampler.law(logits[None], [seq.context()])
-        if not settled and seq.eos_ids:
+        law = seq.request.sampler.law(logits[None], [seq.context()])
+        if not settled and seq.request.eos_ids:
             law = law.clone()
-            law[:, sorted(seq.eos_ids)] = -torch.inf
+            law[:, sorted(seq.request.eos_ids)] = -torch.inf
             if bool(torch.isneginf(law).all()):
                 raise SettingsError(
                     "the text must end here, and the message is not told yet: allow longer texts, or send less"
@@ -177,10 +177,12 @@ class Coupling(Search):
             (ids,), (values,) = topk(law, count)
             usable = np.isfinite(values)
             if self.tokenizer is not None:
-                usable &= _survive(self.tokenizer, seq.generated, ids.tolist()) | np.isin(ids, list(seq.eos_ids))
+                usable &= _survive(self.tokenizer, seq.generated, ids.tolist()) | np.isin(
+                    ids, list(seq.request.eos_ids)
+                )
             if usable.any():
                 break
-            if count >= seq.vocab_size:
+            if count >= seq.request.vocab_size:
                 raise PromptError("no token can follow that a reader of the text would find again: give token ids")
             # Where nothing likely survives being read, less likely tokens are asked.
             count *= 2
@@ -191,11 +193,11 @@ class Coupling(Search):
 
 def _may_end(seq: Sequence) -> bool:
     """Whether what is written may be left as it is."""
-    found = constrained(seq.sampler.processors)
+    found = constrained(seq.request.sampler.processors)
     if found is None:
         return True
     number, constraint = found
-    return not constraint.requirements.ends or constraint.is_complete(seq.sampler_state[number])
+    return not constraint.requirements.ends or constraint.is_complete(seq.processor_states[number])
 
 
 class _Sender:
@@ -207,7 +209,7 @@ class _Sender:
     def pick(self, group: np.ndarray, joint: np.ndarray, block: int | None) -> int:
         """A token of the group as likely as it is beside the block's true value."""
         heights = np.cumsum(joint[:, 0] if block is None else joint[:, self.values[block]])
-        at = draw(self.seq.seed, self.seq.position, self.drawn, COUPLE) * heights[-1]
+        at = draw(self.seq.request.seed, self.seq.position, self.drawn, COUPLE) * heights[-1]
         self.drawn += 1
         return int(np.searchsorted(heights, at, side="right"))
 

@@ -66,7 +66,7 @@ class DiverseBeam(Search):
                 tokens = group.step(logprobs[rows], logits[rows], chosen) if group.running else []
                 for token in tokens:
                     chosen[token] = chosen.get(token, 0.0) + self.diversity
-            progress("diverse beam search", beams[0].position + 1, beams[0].max_new_tokens)
+            progress("diverse beam search", beams[0].position + 1, beams[0].request.max_new_tokens)
             running = [beam.seq for group in groups for beam in group.running]
             if not running:
                 break

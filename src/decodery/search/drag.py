@@ -61,7 +61,7 @@ class DRAG(Pipeline):
             f"{''.join(shown)}{listed(found.best(question, self.k))}{'Question: ' * bool(shown or self.k)}{question}"
         )
         texts = yield from calls.answer([calls.conversation.asking(prompt)], progress)
-        count("context_tokens", texts[0].prompt_length)
+        count("context_tokens", texts[0].request.prompt_length)
         return texts
 
 

@@ -58,7 +58,7 @@ class EarlyPruning(JudgedSearch):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = TextPool(engine, request, self, self.n)
-        self.judge.fits(pool.texts[0].model)
+        self.judge.fits(pool.texts[0].request.model)
         if self.keep < 1:
             yield from pool.write(progress, lambda seq: seq.position < self.after)
         try:

@@ -113,7 +113,7 @@ class Edge(JudgedSearch):
         if any(isinstance(words, str) and words for words in (self.end, self.cue)) and self.most is not None:
             raise SettingsError("edge has texts: give token ids, or search through `LLM`")
         pool = TextPool(engine, request, self, 1)
-        self.fits(pool.texts[0].model)
+        self.fits(pool.texts[0].request.model)
         if (yield from self._opened(engine, pool)) and self.most is not None:
             yield from self._think(pool, self.most, progress)
         yield from pool.write(progress)
@@ -137,7 +137,7 @@ class Edge(JudgedSearch):
         if not isinstance(first.cache, KVCache) or not first.cache.plain or first.cache.prefix:
             raise UnsupportedModel("edge shares the keys and values of a prompt: leave cache policies out")
         if self.switch is not None:
-            ValueHead(self._switch).fits(first.model)
+            ValueHead(self._switch).fits(first.request.model)
             # It looks at all of the prompt, also at what earlier texts have read of it.
             first.cache.truncate(0)
         states = yield from read_prompt(first, engine.prefill_chunk, () if self.switch is None else (self._switch.tap,))
@@ -150,7 +150,7 @@ class Edge(JudgedSearch):
         if self.adapter is not None:
             loaded = Adapter.load(self.adapter) if isinstance(self.adapter, str) else self.adapter
             for seq in pool.texts:
-                hand_over(seq, tuned(seq.model, loaded))
+                hand_over(seq, tuned(seq.request.model, loaded))
         return True
 
     def _hard(self, states: torch.Tensor) -> float:
@@ -162,11 +162,13 @@ class Edge(JudgedSearch):
         """Let all texts think, up to the mark or `most` tokens, and write the mark where it did not come by itself."""
         end, cue = [int(token) for token in self.end], [int(token) for token in self.cue]
         for seq in pool.texts:
-            seq.held = _thought(end, most)
-        yield from pool.write(progress, lambda seq: seq.held is None or seq.position == 0 or not seq.held(seq))
+            seq.segment_end = _thought(end, most)
+        yield from pool.write(
+            progress, lambda seq: seq.segment_end is None or seq.position == 0 or not seq.segment_end(seq)
+        )
         forced, aside = [], Trace()
         for seq in pool.texts:
-            seq.held = None
+            seq.segment_end = None
             if not seq.finished and not _ends_with(seq.generated, end):
                 words = [*end[_begun(seq.generated, end) :], *cue]
                 count("forced", len(words))

@@ -82,10 +82,10 @@ class ExactExtract(Search):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         branches = Branches(engine, request, self)
         seq = branches.root
-        ends = np.array(self.end or sorted(seq.eos_ids), dtype=np.int64)
+        ends = np.array(self.end or sorted(seq.request.eos_ids), dtype=np.int64)
         self._check(request, seq, ends)
         apart = np.union1d(ends, self.excluded)
-        trie = _Trie(self._texts(seq), ends, apart, seq.max_new_tokens - 1, self.normalised)
+        trie = _Trie(self._texts(seq), ends, apart, seq.request.max_new_tokens - 1, self.normalised)
         trie.settle(0, (yield from branches.score([seq]))[0])
         while (tree := trie.pick(self.rows)) is not None:
             segment = Segment(seq.cache.next_position - 1 + tree.depths[1:], tree.tokens[1:], cache=seq.cache)
@@ -104,7 +104,7 @@ class ExactExtract(Search):
         """Append the answer, read in one more pass, as the loop would have."""
         seq = branches.root
         seq.cache.truncate(len(seq.tokens) - 1)
-        segment = Segment.chunk([seq.pending, *answer[:-1]], seq.cache)
+        segment = Segment.chunk([seq.last_token, *answer[:-1]], seq.cache)
         (scored,) = yield from branches.ask([segment])
         seq.cache.keep(range(len(answer)))
         for token, row in zip(answer, scored.logits, strict=True):
@@ -121,11 +121,11 @@ class ExactExtract(Search):
     def _check(self, request: Request, seq: Sequence, ends: np.ndarray) -> None:
         if len(ends) == 0:
             raise SettingsError("exact-extract needs a token that ends an answer: set end, or let EOS count")
-        if seq.max_new_tokens < 2:
+        if seq.request.max_new_tokens < 2:
             raise SettingsError("exact-extract needs room for a token and its end: set max_new_tokens to 2 or more")
         ids = [*ends.tolist(), *(int(token) for text, _ in self._texts(seq) for token in text)]
-        if not 0 <= min(ids) <= max(ids) < seq.vocab_size:
-            raise PromptError(f"the passage has token ids outside the model's vocabulary of {seq.vocab_size}")
+        if not 0 <= min(ids) <= max(ids) < seq.request.vocab_size:
+            raise PromptError(f"the passage has token ids outside the model's vocabulary of {seq.request.vocab_size}")
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> ForwardCo
     found: list[dict[Tap, torch.Tensor]] = []
     while (start := seq.cache.next_position) < len(seq.tokens) - 1:
         rows = seq.tokens[start : min(start + chunk, len(seq.tokens) - 1)]
-        (scored,) = yield from score_all(seq.model, [reading(seq, rows, [])], taps)
+        (scored,) = yield from score_all(seq.request.model, [reading(seq, rows, [])], taps)
         seq.cache.keep(range(len(rows)))
         found.append({tap: scored.hidden[tap] for tap in taps})
     return {tap: torch.cat([each[tap] for each in found]) for tap in taps} if found else {}
@@ -26,7 +26,7 @@ def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> ForwardCo
 
 def hand_over(seq: Sequence, model: Reader) -> None:
     """Let another model go on with a text, whose keys and values stay."""
-    if seq.branches is not None:
+    if seq.scheduling.branches is not None:
         # What is read so far is the first model's, so nobody may have it read again by the other one.
-        seq.branches.pop(id(seq), None)
-    seq.model = model
+        seq.scheduling.branches.pop(id(seq), None)
+    seq.rebind(model=model)

@@ -110,7 +110,7 @@ class IterDRAG(Pipeline):
             sampler = Sampler((Constrained(said.compile(Regex(pattern))), *sampler.processors))
         for _ in range(1 if calls.request.sampler.greedy else TRIES):
             (text,) = yield from calls.answer([said], progress, sampler=sampler)
-            count("context_tokens", text.prompt_length)
+            count("context_tokens", text.request.prompt_length)
             if _found(text, allowed) is not None:
                 break
             count("malformed")

@@ -90,7 +90,7 @@ class _Ahead(Growth):
         for _ in range(self.k):
             going = [seq for seq in ends if not seq.finished]
             for seq in going:
-                seq.held = self.search.ends(seq)
+                seq.segment_end = self.search.ends(seq)
             yield from self.write(going)
         count("rolled_out", sum(len(end.tokens) - len(node.seq.tokens) for end, node in zip(ends, nodes, strict=True)))
         return ends
@@ -98,7 +98,7 @@ class _Ahead(Growth):
 
 def _greedy(seq: Sequence) -> Sequence:
     """A branch that goes on with what its sampler finds most likely."""
-    twin, last = seq.branch(seq.seed), Temperature(0.0)
-    twin.sampler = Sampler([*seq.sampler.processors, last])
-    twin.sampler_state = (*seq.sampler_state, last.init(seq.tokens[: seq.prompt_length]))
-    return twin
+    clone, last = seq.branch(seq.request.seed), Temperature(0.0)
+    clone.rebind(sampler=Sampler([*seq.request.sampler.processors, last]))
+    clone.processor_states = (*seq.processor_states, last.init(seq.tokens[: seq.request.prompt_length]))
+    return clone

@@ -20,18 +20,18 @@ class TextSnapshot:
     """Where a text stood: its length, prompt included, and the states that acted on it there."""
 
     length: int
-    sampler_state: Any
+    processor_states: Any
     text: TextStream | None
 
     @classmethod
     def of(cls, seq: Sequence) -> TextSnapshot:
-        return cls(len(seq.tokens), seq.sampler_state, None if seq.text is None else seq.text.fork())
+        return cls(len(seq.tokens), seq.processor_states, None if seq.text is None else seq.text.fork())
 
     def restore(self, seq: Sequence) -> None:
         """Let the text stand there again; its cache and its drafter are for the caller to bring back."""
         seq.tokens = seq.tokens[: self.length]
         seq.token_logprobs = seq.token_logprobs[: seq.position]
-        seq.sampler_state = self.sampler_state
+        seq.processor_states = self.processor_states
         seq.text = None if self.text is None else self.text.fork()
         seq.finish_reason = seq.stopped_by = None
 
@@ -41,8 +41,8 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine
 
     The drafter begins anew after them.
     """
-    chunk = [seq.pending, *tokens[:-1]]
-    scored = yield from score(seq.model, Segment.chunk(chunk, seq.cache))
+    chunk = [seq.last_token, *tokens[:-1]]
+    scored = yield from score(seq.request.model, Segment.chunk(chunk, seq.cache))
     seq.writable(scored.logits)
     before = len(seq.tokens)
     for row, token in enumerate(tokens):
@@ -52,5 +52,5 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> ForwardCoroutine
     written = len(seq.tokens) - before
     seq.cache.keep(range(written))
     trace.steps.append(Step(rows=len(chunk)))
-    if seq.drafter is not None:
-        seq.draft_state, seq.shown = seq.drafter.start(seq), len(seq.tokens) - 1
+    if seq.request.drafter is not None:
+        seq.states[seq.request.drafter], seq.observed = seq.request.drafter.start(seq), len(seq.tokens) - 1

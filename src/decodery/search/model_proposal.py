@@ -65,8 +65,8 @@ class ModelProposal:
         self.powered = powered
         self.accepts = accepts
         self.max_rejects = max_rejects
-        self.seed = branches.root.seed
-        self._checks = CheckedSampler(branches.root.sampler)
+        self.seed = branches.root.request.seed
+        self._checks = CheckedSampler(branches.root.request.sampler)
         self._streams = numbers_from()
         self._first: torch.Tensor | None = None
 
@@ -81,14 +81,14 @@ class ModelProposal:
         return Branch(blocks, particle.value, seq=seq, logits=particle.logits, marks=list(particle.marks))
 
     def cut(self, particle: Branch, block: int) -> Branch:
-        twin, mark = self.fork(particle), particle.marks[block]
-        seq = twin.seq
+        clone, mark = self.fork(particle), particle.marks[block]
+        seq = clone.seq
         mark.restore(seq)
-        twin.logits = self._first if seq.position == 0 else None
+        clone.logits = self._first if seq.position == 0 else None
         # What the last token leads to is known of the prompt alone; elsewhere that token is read again.
-        seq.cache.truncate(mark.length - (twin.logits is None))
-        twin.blocks, twin.marks = twin.blocks[:block], twin.marks[:block]
-        return twin
+        seq.cache.truncate(mark.length - (clone.logits is None))
+        clone.blocks, clone.marks = clone.blocks[:block], clone.marks[:block]
+        return clone
 
     def extend(
         self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0
@@ -115,9 +115,9 @@ class ModelProposal:
 
     def _parted(self, seq: Sequence) -> Sequence:
         """A fork with a seed of its own: hashed, so that requests of neighbouring seeds have none in common."""
-        twin = seq.fork()
-        twin.seed = mix(self.seed, PARTICLE, next(self._streams))
-        return twin
+        clone = seq.fork()
+        clone.rebind(seed=mix(self.seed, PARTICLE, next(self._streams)))
+        return clone
 
     def _read(self, particles: Ordered[Branch]) -> ForwardCoroutine[None]:
         unread = [each for each in particles if each.logits is None]
@@ -160,11 +160,11 @@ class ModelProposal:
         Where one token is left, it is an end token: a text that was cut is none of those that are aimed at.
         """
         position, constraint = seq.position, self._checks.constraint
-        if seq.remaining == 1 and seq.eos_ids:
+        if seq.remaining == 1 and seq.request.eos_ids:
             if not self._checks.is_complete(context):
                 return TokenTrial(None, -math.inf, 1, 1)
             ends = torch.full_like(law, -torch.inf)
-            ids = sorted(seq.eos_ids)
+            ids = sorted(seq.request.eos_ids)
             ends[ids] = law[ids]
             mass = float(law.double().log_softmax(dim=-1)[ids].logsumexp(dim=-1))
             if mass == -math.inf:
@@ -173,8 +173,8 @@ class ModelProposal:
         if constraint is None:
             return TokenTrial(_pick(law, seq), 0.0, 0, 0)
         return weighted(
-            *(law, self._checks.accept(context), seq.seed, position),
-            uniform=_uniforms(seq.seed, position),
+            *(law, self._checks.accept(context), seq.request.seed, position),
+            uniform=_uniforms(seq.request.seed, position),
             accepts=self.accepts,
             max_rejects=self.max_rejects,
         )
@@ -186,7 +186,7 @@ class ModelProposal:
 
 
 def _pick(law: torch.Tensor, seq: Sequence) -> int:
-    return int(gumbel_argmax(law[None], seq.seed, [seq.position])[0])
+    return int(gumbel_argmax(law[None], seq.request.seed, [seq.position])[0])
 
 
 def _uniforms(seed: int, position: int) -> Callable[[], float]:

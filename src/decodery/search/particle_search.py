@@ -63,7 +63,7 @@ class ParticleSearch(StepSearch):
         return "multinomial"
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
-        resample = resampler(self.draws, uniforms(growth.root.seq.seed))
+        resample = resampler(self.draws, uniforms(growth.root.seq.request.seed))
         sweeps = yield from self.explore(growth, resample)
         return (yield from self._elected(growth, sweeps))
 

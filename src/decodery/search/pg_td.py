@@ -283,7 +283,7 @@ class Programs:
         seq = (self._points[found] if found else self.branches.root).fork()
         rest = path[len(found) :]
         if rest:
-            chunk = [seq.pending, *rest[:-1]]
+            chunk = [seq.last_token, *rest[:-1]]
             (scored,) = yield from self.branches.ask([Segment.chunk(chunk, seq.cache)])
             seq.cache.keep(range(len(chunk)))
             for row, token in enumerate(rest):

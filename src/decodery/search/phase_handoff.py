@@ -83,13 +83,13 @@ class PhaseHandoff(Stepped):
         noted = replace(request, logprobs=max(_LIKELY, wanted or 0))
         found = yield from super().find(engine, noted, progress)
         for seq in found:
-            seq.logprobs = wanted
+            seq.rebind(logprobs=wanted)
             for each in seq.token_logprobs:
                 each.top = each.top[: wanted or 0]
         return found
 
     def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
-        limit, falls = (self.above, False) if seq.role else (self.below, True)
+        limit, falls = (self.above, False) if seq.request.role else (self.below, True)
         end, begin = super().ends(seq), len(seq.token_logprobs)
 
         def held(text: Sequence) -> bool:

@@ -78,14 +78,16 @@ def as_answers(calls: Calls, texts: Ordered[Sequence]) -> list[Sequence]:
     return [
         replace(
             seq,
+            request=replace(
+                seq.request,
+                prompt_length=len(prompt),
+                conversation=calls.conversation,
+                calls=calls,
+                drafter=None,
+            ),
             tokens=[*prompt, *seq.generated],
-            prompt_length=len(prompt),
-            cache=seq.model.new_cache(),
-            conversation=calls.conversation,
-            calls=calls,
-            written_by=None,
-            drafter=None,
-            draft_state=None,
+            cache=seq.request.model.new_cache(),
+            states=seq.states.only(seq.request.monitors),
         )
         for seq in texts
     ]

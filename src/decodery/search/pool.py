@@ -61,9 +61,9 @@ class TextPool:
             if not self.texts:
                 self.engine.recall(seq)
             else:
-                seq.like = self.texts[0]
-                if seq.like.finished:
-                    share_prompt(seq, seq.like)
+                seq.scheduling.prompt_owner = self.texts[0]
+                if seq.scheduling.prompt_owner.finished:
+                    share_prompt(seq, seq.scheduling.prompt_owner)
             self.texts.append(seq)
 
     def write(
@@ -78,7 +78,7 @@ class TextPool:
         first = self.texts[0]
 
         def note(active: Ordered[Sequence]) -> None:
-            progress("drawing texts", max(seq.position for seq in active), first.max_new_tokens)
+            progress("drawing texts", max(seq.position for seq in active), first.request.max_new_tokens)
 
         yield from write_on(self.engine, self.texts, self.trace, goes_on, note)
 
@@ -125,7 +125,7 @@ class Sampled(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = TextPool(engine, request, self, self.n)
-        self.fits(pool.texts[0].model)
+        self.fits(pool.texts[0].request.model)
         yield from pool.write(progress)
         return (yield from self.decide(pool))
 
@@ -142,9 +142,13 @@ def write_on(
     trace: where the turns are recorded. note: told of the texts that have had a turn.
     """
     while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
-        waiting = [(seq, seq.like) for seq in texts if seq.like is not None and not seq.finished]
+        waiting = [
+            (seq, seq.scheduling.prompt_owner)
+            for seq in texts
+            if seq.scheduling.prompt_owner is not None and not seq.finished
+        ]
         # Who shares a prompt waits for the one that reads it, even where that one would not go on itself.
-        ready = [seq for seq in active if seq.like is None] or [waiting[0][1]]
+        ready = [seq for seq in active if seq.scheduling.prompt_owner is None] or [waiting[0][1]]
         yield from engine.write(ready, trace)
         for seq, owner in waiting:
             share_prompt(seq, owner)
@@ -207,8 +211,8 @@ def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> 
     hidden: dict[Tap, torch.Tensor] = {}
     if taps := scorer.requirements.taps:
         # Their last tokens are read on forks, as the loop leaves them unread.
-        segments = [Segment.chunk([seq.pending], seq.cache.fork()) for seq in texts]
-        rows = yield from score_all(texts[0].model, segments, taps)
+        segments = [Segment.chunk([seq.last_token], seq.cache.fork()) for seq in texts]
+        rows = yield from score_all(texts[0].request.model, segments, taps)
         hidden = {tap: torch.stack([row.hidden[tap][0] for row in rows]) for tap in taps}
     return (yield from judge(scorer, candidates(texts, hidden, begins))).tolist()
 
@@ -220,6 +224,6 @@ def require_count(name: str, setting: str, value: int) -> None:
 
 
 def _drawn_apart(request: Request, number: int) -> Request:
-    twin = copy(request)
-    twin.seed = nth_seed(request.seed, number)
-    return twin
+    clone = copy(request)
+    clone.seed = nth_seed(request.seed, number)
+    return clone

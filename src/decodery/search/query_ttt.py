@@ -72,7 +72,7 @@ class QueryTTT(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         seq = engine.open(replace(request, search=self))
-        model = seq.model
+        model = seq.request.model
         if not isinstance(model, Transformer) or model.dtype not in (torch.float32, torch.float64):
             raise UnsupportedModel("query-ttt trains weights in float32: load the model with dtype=float32")
         if not isinstance(seq.cache, KVCache) or not seq.cache.plain or seq.cache.prefix:
@@ -82,7 +82,7 @@ class QueryTTT(Search):
         hand_over(seq, (yield from off_loop(partial(self.adapted, model, seq.tokens, seq.cache, progress))))
         while not seq.finished:
             yield from engine.write([seq], seq.trace)
-            progress("query-ttt", seq.position, seq.max_new_tokens)
+            progress("query-ttt", seq.position, seq.request.max_new_tokens)
         credit(seq.trace, seq)
         return [seq]
 

@@ -37,11 +37,12 @@ class SecondModel:
     def __init__(self, growth: Growth, model: LanguageModel | str | None, dtype: Precision = "auto") -> None:
         root = growth.root.seq
         self.growth = growth
-        self.model = second_model(model, dtype, root.model)
-        if (room := self.model.config.max_positions) < root.prompt_length + root.max_new_tokens:
+        self.model = second_model(model, dtype, root.request.model)
+        if (room := self.model.config.max_positions) < root.request.prompt_length + root.request.max_new_tokens:
             raise SettingsError(
                 f"the second model has room for {room} tokens, and this text may have "
-                f"{root.prompt_length + root.max_new_tokens}: ask for fewer new tokens, or name another model"
+                f"{root.request.prompt_length + root.request.max_new_tokens}: ask for fewer new tokens, or name "
+                "another model"
             )
         self._text: Sequence | None = None
 
@@ -49,7 +50,7 @@ class SecondModel:
         """A step after a text, of which the text's own model has read nothing yet."""
         written = self._taken_over(parent.seq)
         if parent.depth + 1 < self.growth.search.rounds:
-            written.held = self.growth.search.ends(written)
+            written.segment_end = self.growth.search.ends(written)
         yield from self.growth.write([written], written.trace)
         return Node(
             self._given_back(parent.seq, written),
@@ -62,7 +63,7 @@ class SecondModel:
     def state(self, tap: Tap) -> ForwardCoroutine[torch.Tensor]:
         """[hidden] of the last token that it has written, which is read on a fork."""
         assert self._text is not None
-        segment = Segment.chunk([self._text.pending], self._text.cache.fork(), logit_rows=[])
+        segment = Segment.chunk([self._text.last_token], self._text.cache.fork(), logit_rows=[])
         return (yield from score(self.model, segment, (tap,), _ROLE)).hidden[tap][0]
 
     def _entered(self, parent: Node, written: Sequence) -> int:
@@ -74,35 +75,43 @@ class SecondModel:
 
     def _taken_over(self, seq: Sequence) -> Sequence:
         """The same text, for this model to go on with: no drafts, no source, and no rule that is made for another."""
-        twin, before = seq.fork(), self._text
+        clone, before = seq.fork(), self._text
         if before is None:
             cache = self.model.new_cache()
-            if seq.slots is not None:
-                cache.provide(seq.slots)
+            if seq.request.slots is not None:
+                cache.provide(seq.request.slots)
         else:
             cache, known = before.cache, before.tokens[: before.cache.next_position]
             pairs = enumerate(zip(known, seq.tokens, strict=False))
             shared = next((at for at, (one, other) in pairs if one != other), min(len(known), len(seq.tokens)))
             cache.truncate(min(shared, len(seq.tokens) - 1))
-        twin.model, twin.cache, twin.role, twin.acceptance_rule = self.model, cache, _ROLE, Coupled()
-        twin.draft_length = twin.draft_length_state = twin.logits_source = twin.like = twin.prompt_logprobs = None
-        twin.trace = Trace(ledger=seq.trace.ledger)
-        self._text = twin
-        return twin
+        clone.cache, clone.scheduling.prompt_owner = cache, None
+        clone.rebind(
+            model=self.model,
+            role=_ROLE,
+            acceptance_rule=Coupled(),
+            draft_length=None,
+            logits_source=None,
+            prompt_logprobs=None,
+        )
+        clone.trace = Trace(ledger=seq.trace.ledger)
+        self._text = clone
+        return clone
 
     def _given_back(self, seq: Sequence, written: Sequence) -> Sequence:
         """What was written, as a text of the target."""
-        text = seq.branch(seq.seed)
-        text.like, text.tokens = None, list(written.tokens)
-        text.token_logprobs, text.sampler_state = list(written.token_logprobs), written.sampler_state
+        text = seq.branch(seq.request.seed)
+        text.scheduling.prompt_owner, text.tokens = None, list(written.tokens)
+        text.token_logprobs, text.processor_states = list(written.token_logprobs), written.processor_states
         text.text = None if written.text is None else written.text.fork()
         text.finish_reason, text.stopped_by = written.finish_reason, written.stopped_by
-        if text.drafter is not None:
-            text.draft_state, text.shown = text.drafter.start(text), len(text.tokens) - 1
+        if text.request.drafter is not None:
+            text.start_drafter()
+            text.observed = len(text.tokens) - 1
         return text
 
 
 def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
     """The model that steps beside `target`; see `SecondModel`."""
-    (found,) = DraftModel(model, dtype).readers(target)
+    (found,) = DraftModel(model, dtype).auxiliary_models(target)
     return cast(LanguageModel, fitted(found, target))

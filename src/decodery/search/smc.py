@@ -176,7 +176,7 @@ class SMC(Search):
             moving=moving,
             uniform=uniforms(request.seed),
         )
-        most = branches.root.max_new_tokens
+        most = branches.root.request.max_new_tokens
         yield from population.run(lambda length: progress("smc", min(length, most), most))
         for name, amount in population.counts.items():
             if amount:

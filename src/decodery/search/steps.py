@@ -143,7 +143,7 @@ class Growth:
         self._settled = request.settled
         self._scores: dict[tuple[int, ...], float | None] = {}
         self._failed: Exception | None = None
-        search.fits(seq.model)
+        search.fits(seq.request.model)
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LLM`")
 
@@ -154,7 +154,7 @@ class Growth:
         however often it is asked for. whole: the step goes on to the text's end.
         """
         self.engine.check_width(len(parents))
-        if not self.root.seq.sampler.greedy:
+        if not self.root.seq.request.sampler.greedy:
             made = [self._begun(parent, whole) for parent in parents]
             yield from self._written(made)
             return made
@@ -181,7 +181,7 @@ class Growth:
         keys = [tuple(text.tokens) for text in texts]
         asked = {key: number for number, key in enumerate(keys) if key not in self._scores}
         if asked:
-            begins = [fresh[number].begin - self.root.seq.prompt_length for number in asked.values()]
+            begins = [fresh[number].begin - self.root.seq.request.prompt_length for number in asked.values()]
             scores = yield from self._scored([texts[number] for number in asked.values()], begins)
             self._scores |= dict(zip(asked, scores, strict=True))
         for node, key in zip(fresh, keys, strict=True):
@@ -247,7 +247,7 @@ class Growth:
     def close(self, texts: list[Sequence]) -> list[Sequence]:
         """These texts, best first, as the results; what else was written counts as discarded."""
         for seq in texts:
-            seq.trace, seq.held = self.trace, None
+            seq.trace, seq.segment_end = self.trace, None
         count("discarded", self.trace.ledger.tokens - len(texts[0].generated))
         credit(self.trace, texts[0])
         return texts
@@ -256,19 +256,19 @@ class Growth:
         """A child of which nothing is written."""
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
-            seq.held = self.search.ends(seq)
+            seq.segment_end = self.search.ends(seq)
         if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
-            if parent.seq.like is None:
-                parent.seq.like = seq
+            if parent.seq.scheduling.prompt_owner is None:
+                parent.seq.scheduling.prompt_owner = seq
             else:
-                seq.like = parent.seq.like
+                seq.scheduling.prompt_owner = parent.seq.scheduling.prompt_owner
         parent.children += 1
         self.trace.grown.append(Grown(parent.number, []))
         return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
 
     def _seed(self, parent: Node) -> int:
-        seed = parent.seq.seed
+        seed = parent.seq.request.seed
         if parent is self.root:
             return nth_seed(seed, parent.children)
         return mix(seed, PARTICLE, parent.seq.position, parent.children) if parent.children else seed
@@ -278,21 +278,21 @@ class Growth:
         while (missing := unread(seq)) > 1:
             start = seq.cache.next_position
             chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
-            yield from score(seq.model, reading(seq, chunk, []))
+            yield from score(seq.request.model, reading(seq, chunk, []))
             seq.cache.keep(range(len(chunk)))
-            self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
+            self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.request.prompt_length - 1))
 
     def write(self, texts: list[Sequence], trace: Trace | None = None) -> ForwardCoroutine[None]:
         """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
 
         def goes_on(seq: Sequence) -> bool:
-            return seq.held is None or seq.position == begun[id(seq)] or not seq.held(seq)
+            return seq.segment_end is None or seq.position == begun[id(seq)] or not seq.segment_end(seq)
 
         def note(active: Ordered[Sequence]) -> None:
-            self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.max_new_tokens)
+            self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.request.max_new_tokens)
 
         begun = {id(seq): seq.position for seq in texts}
         yield from write_on(self.engine, texts, trace or self.trace, goes_on, note)
         prompt = self.root.seq
-        if prompt.like is not None:
-            share_prompt(prompt, prompt.like)
+        if prompt.scheduling.prompt_owner is not None:
+            share_prompt(prompt, prompt.scheduling.prompt_owner)

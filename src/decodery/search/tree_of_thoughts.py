@@ -77,7 +77,7 @@ class TreeOfThoughts(StepSearch):
             # Texts that have ended keep their places among the best.
             ended = [node for node in level if node.finished]
             fresh = yield from self._children(growth, going)
-            level = self._chosen([*ended, *chain(*fresh)], growth.root.seq.seed)
+            level = self._chosen([*ended, *chain(*fresh)], growth.root.seq.request.seed)
         return level
 
     def _deep(self, growth: Growth) -> ForwardCoroutine[list[Node]]:

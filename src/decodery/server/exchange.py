@@ -42,7 +42,7 @@ class RequestHandler:
         deadline, first = monotonic() + service.settings.seconds, None
         self._jobs: list[Job] = []
         for number, request in enumerate(plan.requests):
-            request.salt = owner
+            request.cache_namespace = owner
             each = 1 if plan.search is not None else plan.n
             first = None if number % each == 0 else self._jobs[number - number % each]
             index = number * plan.n if plan.search is not None else number

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from decodery.core.trace import Step, Trace
 from decodery.diffusion.texts import Fill, Filling
+from decodery.engine.monitoring import monitor_reports
 from decodery.engine.request import Request
 from decodery.engine.task import CoroutineTask
-from decodery.step.sequence import Sequence, TokenLogprob, Watched
+from decodery.step.monitor import MonitorReport
+from decodery.step.sequence import Sequence, TokenLogprob
 
 if TYPE_CHECKING:
     from decodery.search.base import Search
@@ -76,7 +78,7 @@ class FinishedText:
     cached: int
     prompt_logprobs: list[TokenLogprob]
     score: float | None = None
-    monitors: list[Watched] = field(default_factory=list)
+    monitors: list[MonitorReport] = field(default_factory=list)
     context_full: bool = False
 
 
@@ -151,12 +153,12 @@ def _one(job: Job, seq: Sequence) -> FinishedText:
         tokens=seq.generated,
         logprobs=seq.token_logprobs,
         reason=seq.finish_reason,
-        seed=seq.seed,
+        seed=seq.request.seed,
         trace=seq.trace,
-        cached=seq.cached,
-        prompt_logprobs=seq.told,
+        cached=seq.scheduling.cached,
+        prompt_logprobs=seq.prompt_token_logprobs,
         score=seq.score,
-        monitors=[] if seq.watch is None else seq.watch.told,
+        monitors=monitor_reports(seq),
         context_full=seq.context_full,
     )
 

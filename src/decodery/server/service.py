@@ -302,7 +302,7 @@ class Service:
             rows=engine.rows,
             rows_read=self._rows,
             tokens=self._tokens,
-            cache_bytes=engine.held,
+            cache_bytes=engine.held_bytes,
             cache_limit=self.settings.kv_bytes,
             prefix_asked=prefixes.asked,
             prefix_found=prefixes.found,

@@ -85,12 +85,12 @@ class NodeDistributions:
         return self._parts[part][node - self._starts[part]]
 
     def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
-        """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
+        """Score continuations of the last token as well, as paths below the root; nodes that are there stay so.
 
         Their rows stand after the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
-        if seq.cache_policy is not None and seq.cache_policy.opens and not seq.position:
+        if seq.request.cache_policy is not None and seq.request.cache_policy.opens and not seq.position:
             raise SettingsError(
                 "this acceptance rule reads on from a prompt's last token, which the cache policy follows with rows of "
                 "its own: take another rule or another cache policy"
@@ -106,11 +106,11 @@ class NodeDistributions:
             self.tree.tokens[fresh],
             mask=mask,
             cache=seq.cache,
-            stays=self.first + known,
+            retained=self.first + known,
             interventions=seq.interventions,
         )
         taps = tuple(self.hidden)
-        scored = yield from score(seq.model, segment, taps)
+        scored = yield from score(seq.request.model, segment, taps)
         self._starts.append(known)
         self._parts.append(seq.writable(scored.logits))
         self.hidden = {tap: torch.cat((rows, scored.hidden[tap])) for tap, rows in self.hidden.items()}
@@ -126,7 +126,7 @@ class NodeDistributions:
             token = int(self.tree.tokens[node])
             # What stands after a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
             known = token != MASK_TOKEN
-            self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent)) if known else before
+            self._contexts[node] = self.seq.request.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]
 
     def position(self, node: int) -> int:
@@ -136,12 +136,12 @@ class NodeDistributions:
     def rows(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] warped logits, -inf where a token is excluded."""
         self.require_answers(nodes)
-        return self.seq.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
+        return self.seq.request.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
 
     def require_answers(self, nodes: Ordered[int]) -> None:
         """Raise OpenQuestion where the constraint has a question about the token after one of `nodes`."""
         for node in nodes:
-            question = self.seq.sampler.question(self.context(node).state)
+            question = self.seq.request.sampler.question(self.context(node).state)
             if question is not None:
                 raise OpenQuestion(question)
 
@@ -154,14 +154,14 @@ class NodeDistributions:
 
     def probabilities(self, node: int) -> torch.Tensor:
         """[vocab] float64, summing to 1; one-hot for greedy decoding."""
-        return self.seq.sampler.probabilities(self.rows([node]))[0]
+        return self.seq.request.sampler.probabilities(self.rows([node]))[0]
 
     def picks(self, nodes: Ordered[int]) -> list[int]:
         """The token that the request's own noise (or, when greedy, the argmax) chooses after each of `nodes`."""
-        if self.seq.sampler.plain and self._parts[0].device.type == "cpu":
-            return self.seq.sampler.largest(self._own(nodes))
+        if self.seq.request.sampler.plain and self._parts[0].device.type == "cpu":
+            return self.seq.request.sampler.largest(self._own(nodes))
         positions = [self.position(node) for node in nodes]
-        return self.seq.sampler.pick(self.rows(nodes), self.seq.seed, positions).tolist()
+        return self.seq.request.sampler.pick(self.rows(nodes), self.seq.request.seed, positions).tolist()
 
 
 @dataclass(frozen=True)

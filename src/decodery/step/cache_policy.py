@@ -41,7 +41,7 @@ class CachePolicy(Contract):
     @property
     def provides(self) -> Provides:
         """What of the model can still be had under it, which drafters, rules and searches may need."""
-        return Provides(routes=True)
+        return Provides(layer_plans=True)
 
     @abstractmethod
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:

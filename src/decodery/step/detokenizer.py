@@ -55,10 +55,10 @@ class TextStream:
 
     def fork(self, released: TextStream | None = None) -> TextStream:
         """The same text, to be continued apart. released: what has shown all that was safe of it so far."""
-        twin = copy(self)
-        twin._detokenizer, twin._ends = copy(self._detokenizer), self._ends.copy()
-        twin._released = (released or self)._released
-        return twin
+        clone = copy(self)
+        clone._detokenizer, clone._ends = copy(self._detokenizer), self._ends.copy()
+        clone._released = (released or self)._released
+        return clone
 
     def release(self, *, final: bool = False) -> str:
         """Text that became safe to show since the last call."""

@@ -1,4 +1,4 @@
-"""A draft: a tree of tokens that may follow the pending token, which is its root."""
+"""A draft: a tree of tokens that may follow the last token, which is its root."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Tokens in topological order: node 0 is the pending token, every parent stands before its children.
+    """Tokens in topological order: node 0 is the last token, every parent stands before its children.
 
     tokens, parents: [n] int64, parents[0] == -1. origin: how siblings arose, which decides the rules that may verify
     them: "deterministic" (a function of the prefix), "sampled" (independent draws) or "without-replacement".
@@ -58,39 +58,39 @@ class DraftTree:
     entered: Entered | None = None
 
     @classmethod
-    def root(cls, pending: int) -> DraftTree:
-        """No draft: the pending token alone."""
-        return cls(np.array([pending], dtype=np.int64), np.array([-1], dtype=np.int64))
+    def root(cls, last_token: int) -> DraftTree:
+        """No draft: the last token alone."""
+        return cls(np.array([last_token], dtype=np.int64), np.array([-1], dtype=np.int64))
 
     @classmethod
     def chain(
         cls,
-        pending: int,
+        last_token: int,
         drafted: Sequence[int] | np.ndarray,
         *,
         origin: Origin = "deterministic",
         logq: np.ndarray | None = None,
         distributions: dict[int, torch.Tensor] | None = None,
     ) -> DraftTree:
-        """One token after another after the pending one."""
-        tokens = np.concatenate(([pending], np.asarray(drafted, dtype=np.int64)))
+        """One token after another after the last one."""
+        tokens = np.concatenate(([last_token], np.asarray(drafted, dtype=np.int64)))
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls(tokens, parents, origin, logq, distributions or {})
 
     @classmethod
-    def from_paths(cls, pending: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> DraftTree:
-        """The trie of several continuations of the pending token.
+    def from_paths(cls, last_token: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> DraftTree:
+        """The trie of several continuations of the last token.
 
         nodes: how many drafted nodes it may have; what is beyond them is left out, last paths first.
         """
-        tree = cls.root(pending).extended(paths)
+        tree = cls.root(last_token).extended(paths)
         if nodes is None or len(tree) <= nodes + 1:
             return tree
         # Nodes stand in the order of the paths, parents first.
         return cls(tree.tokens[: nodes + 1], tree.parents[: nodes + 1])
 
     def extended(self, paths: Iterable[Sequence[int]]) -> DraftTree:
-        """This tree and further continuations of the pending token; the nodes there are keep their numbers.
+        """This tree and further continuations of the last token; the nodes there are keep their numbers.
 
         How the new ones arose is not told apart from the others.
         """
@@ -107,7 +107,7 @@ class DraftTree:
         longer = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
         return replace(self, tokens=longer[0], parents=longer[1], logq=None, entered=None)
 
-    def asking(
+    def with_mask_nodes(
         self, counts: np.ndarray, inputs: torch.Tensor, changes: Mapping[Tap, Change] | None = None
     ) -> DraftTree:
         """This tree, of known tokens, and after each of its nodes a chain of nodes without a token.
@@ -266,8 +266,8 @@ class DraftTree:
         }
         inputs = self.inputs
         if inputs is not None:
-            asking = kept[self.tokens == MASK_TOKEN]
-            inputs = inputs[torch.from_numpy(asking)] if asking.any() else None
+            with_mask_nodes = kept[self.tokens == MASK_TOKEN]
+            inputs = inputs[torch.from_numpy(with_mask_nodes)] if with_mask_nodes.any() else None
         parents = place[self.parents[nodes]]
         return DraftTree(self.tokens[nodes], parents, self.origin, logq, laws, draws, inputs, self.changes)
 
@@ -277,7 +277,7 @@ class DraftTree:
         Raises ValueError where the roots differ.
         """
         if self.tokens[0] != other.tokens[0]:
-            raise ValueError(f"trees of different pending tokens {self.tokens[0]} and {other.tokens[0]}")
+            raise ValueError(f"trees of different last tokens {self.tokens[0]} and {other.tokens[0]}")
         tokens, parents, index = self.tokens.tolist(), self.parents.tolist(), dict(self._index)
         place = {-1: -1}
         for node, (token, parent) in enumerate(zip(other.tokens.tolist(), other.parents.tolist(), strict=True)):
@@ -289,10 +289,10 @@ class DraftTree:
             place[node] = index[key]
         read = [] if self.inputs is None else [self.inputs]
         if other.inputs is not None:
-            asking = np.flatnonzero(other.tokens == MASK_TOKEN).tolist()
+            with_mask_nodes = np.flatnonzero(other.tokens == MASK_TOKEN).tolist()
             read.append(
                 other.inputs[
-                    torch.tensor([place[node] >= len(self) for node in asking], dtype=torch.bool, device="cpu")
+                    torch.tensor([place[node] >= len(self) for node in with_mask_nodes], dtype=torch.bool, device="cpu")
                 ]
             )
         inputs = torch.cat(read) if read else None

@@ -23,25 +23,25 @@ class Guarded:
         self.lock = RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        twin = object.__new__(type(self))
+        clone = object.__new__(type(self))
         with self.lock:
-            vars(twin).update((name, deepcopy(value, memo)) for name, value in vars(self).items() if name != "lock")
-        twin.lock = RLock()
-        return twin
+            vars(clone).update((name, deepcopy(value, memo)) for name, value in vars(self).items() if name != "lock")
+        clone.lock = RLock()
+        return clone
 
 
 class Memory:
     """Stores that outlive a sequence, by scope. Whoever makes engines owns one and hands it to them.
 
-    Texts of different salts share none, so that nobody's drafts tell what another has written. Stores bound
-    themselves; of the process-wide ones those of the `salts` used last are kept, of the problem-wide ones those of the
-    `problems` prompts. What is learned from one text shapes the drafts of later ones, never their tokens. Safe to share
-    between threads.
+    Texts of different cache namespaces share none, so that nobody's drafts tell what another has written. Stores bound
+    themselves; of the process-wide ones those of the `namespaces` used last are kept, of the problem-wide ones those of
+    the `problems` prompts. What is learned from one text shapes the drafts of later ones, never their tokens. Safe to
+    share between threads.
     """
 
-    def __init__(self, problems: int = 8, salts: int = 16) -> None:
+    def __init__(self, problems: int = 8, namespaces: int = 16) -> None:
         self.problems = problems
-        self.salts = salts
+        self.namespaces = namespaces
         self._process: _Recent = OrderedDict()
         self._problem: _Recent = OrderedDict()
         self._lock = Lock()
@@ -52,9 +52,13 @@ class Memory:
             return make()
         with self._lock:
             if scope == "process":
-                stores = _used(self._process, seq.salt, self.salts)
+                stores = _used(self._process, seq.request.cache_namespace, self.namespaces)
             else:
-                stores = _used(self._problem, (seq.salt, *seq.tokens[: seq.prompt_length]), self.problems)
+                stores = _used(
+                    self._problem,
+                    (seq.request.cache_namespace, *seq.tokens[: seq.request.prompt_length]),
+                    self.problems,
+                )
             if key not in stores:
                 stores[key] = make()
             return stores[key]

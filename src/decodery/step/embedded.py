@@ -140,4 +140,4 @@ def chunk(
 
 def reading(seq: Text, tokens: Sequence[int], logit_rows: Sequence[int] | None = None) -> Segment:
     """The rows of `tokens`, the next that a text's cache has not seen, embeddings where its prompt holds them."""
-    return chunk(seq.model, tokens, seq.cache, seq.prompt_embeds, logit_rows)
+    return chunk(seq.request.model, tokens, seq.cache, seq.request.prompt_embeds, logit_rows)

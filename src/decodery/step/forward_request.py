@@ -43,7 +43,7 @@ class ForwardRequest:
     segment: Segment
     taps: tuple[Tap, ...] = ()
     role: str = ""
-    route: LayerPlan = WHOLE
+    layer_plan: LayerPlan = WHOLE
     beside: ForwardCoroutine[None] | None = None
 
 
@@ -131,13 +131,13 @@ def score(
     segment: Segment,
     taps: Sequence[Tap] = (),
     role: str = "",
-    route: LayerPlan = WHOLE,
+    layer_plan: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
     """One segment, scored by a model or by what a source composes, which has no routes and lets nothing run beside."""
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
-    (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
+    (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, layer_plan, beside)]
     return scored
 
 
@@ -175,48 +175,52 @@ def as_coroutine(found: T | ForwardCoroutine[T]) -> ForwardCoroutine[T]:
     return cast(T, found)
 
 
-def gather(askings: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T]]:
+def gather(coroutines: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T]]:
     """Drive several at once, so that those that wait at the same time share passes; returns their results in order."""
     results: dict[int, T] = {}
     waiting: dict[int, list[ForwardRequest]] = {}
-    answers: dict[int, list[ForwardResult] | None] = dict.fromkeys(range(len(askings)))
+    answers: dict[int, list[ForwardResult] | None] = dict.fromkeys(range(len(coroutines)))
     try:
         while answers:
             waiting = {}
             for number, found in answers.items():
-                asking = askings[number]
+                coroutine = coroutines[number]
                 try:
-                    waiting[number] = next(asking) if found is None else asking.send(found)
+                    waiting[number] = next(coroutine) if found is None else coroutine.send(found)
                 except StopIteration as stop:
                     results[number] = stop.value
             if not waiting:
                 break
-            flat = iter((yield [ask for asks in waiting.values() for ask in asks]))
-            answers = {number: [next(flat) for _ in asks] for number, asks in waiting.items()}
+            flat = iter((yield [request for requests in waiting.values() for request in requests]))
+            answers = {number: [next(flat) for _ in requests] for number, requests in waiting.items()}
     finally:
-        for asking in askings:
-            asking.close()
-    return [results[number] for number in range(len(askings))]
+        for coroutine in coroutines:
+            coroutine.close()
+    return [results[number] for number in range(len(coroutines))]
 
 
-def answer(asks: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
+def answer(requests: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
     """One pass per model and route over all asks, and what may run beside them at the same time.
 
     An ask that cannot be served gets the error, and never takes others with it.
     """
-    beside = {n: ask.beside for n, ask in enumerate(asks) if isinstance(ask, ForwardRequest) and ask.beside is not None}
+    beside = {
+        n: request.beside
+        for n, request in enumerate(requests)
+        if isinstance(request, ForwardRequest) and request.beside is not None
+    }
     if not beside:
-        return _passes(asks)
-    elsewhere = all(asks[number].model.device.type != "cpu" for number in beside)
-    found, failed = side_by_side(lambda: _passes(asks), lambda: _run(beside), waits=elsewhere)
+        return _passes(requests)
+    elsewhere = all(requests[number].model.device.type != "cpu" for number in beside)
+    found, failed = side_by_side(lambda: _passes(requests), lambda: _run(beside), waits=elsewhere)
     return [failed.get(number, each) for number, each in enumerate(found)]
 
 
-def _run(askings: dict[int, ForwardCoroutine[None]]) -> dict[int, Exception]:
+def _run(coroutines: dict[int, ForwardCoroutine[None]]) -> dict[int, Exception]:
     """Drive several to their ends, round by round; returns the errors of those that failed."""
     failed: dict[int, Exception] = {}
     send: dict[int, Callable[[], list[ForwardRequest]]] = {
-        number: partial(next, asking) for number, asking in askings.items()
+        number: partial(next, coroutine) for number, coroutine in coroutines.items()
     }
     while send:
         waiting: dict[int, list[ForwardRequest]] = {}
@@ -227,37 +231,39 @@ def _run(askings: dict[int, ForwardCoroutine[None]]) -> dict[int, Exception]:
                 pass
             except Exception as error:
                 failed[number] = error
-        answers = iter(_passes([ask for asks in waiting.values() for ask in asks]))
+        answers = iter(_passes([request for requests in waiting.values() for request in requests]))
         send = {}
-        for number, asks in waiting.items():
-            own = [next(answers) for _ in asks]
+        for number, requests in waiting.items():
+            own = [next(answers) for _ in requests]
             wrong = next((each for each in own if isinstance(each, Exception)), None)
-            asking = askings[number]
+            coroutine = coroutines[number]
             send[number] = (
-                partial(asking.throw, wrong) if wrong else partial(asking.send, cast(list[ForwardResult], own))
+                partial(coroutine.throw, wrong) if wrong else partial(coroutine.send, cast(list[ForwardResult], own))
             )
     return failed
 
 
-def _passes(asks: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
+def _passes(requests: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
     """One pass per model and route."""
     groups: dict[tuple[LanguageModel, LayerPlan], list[int]] = {}
     answers: dict[int, Any] = {}
-    for number, ask in enumerate(asks):
-        if isinstance(ask, Blocking):
-            answers[number] = result_of(ask)
+    for number, request in enumerate(requests):
+        if isinstance(request, Blocking):
+            answers[number] = result_of(request)
         else:
-            groups.setdefault((ask.model, ask.route), []).append(number)
-    for (model, route), members in groups.items():
+            groups.setdefault((request.model, request.layer_plan), []).append(number)
+    for (model, layer_plan), members in groups.items():
         try:
-            answers.update(zip(members, _pass(model, route, [asks[number] for number in members]), strict=True))
+            answers.update(
+                zip(members, _pass(model, layer_plan, [requests[number] for number in members]), strict=True)
+            )
         except Exception as error:
             if len(members) == 1:
                 answers[members[0]] = error
                 continue
             # Whose fault it is shows when each is served alone; the rows of the pass that failed are not kept.
-            answers.update((number, _passes([asks[number]])[0]) for number in members)
-    return [answers[number] for number in range(len(asks))]
+            answers.update((number, _passes([requests[number]])[0]) for number in members)
+    return [answers[number] for number in range(len(requests))]
 
 
 @overload
@@ -270,13 +276,13 @@ def run_sync(found: T) -> T: ...
 
 def run_sync(found: Any) -> Any:
     """Run what may ask to its end, all by itself: for callers without an engine."""
-    asking: ForwardCoroutine[Any] = as_coroutine(found)
+    coroutine: ForwardCoroutine[Any] = as_coroutine(found)
     try:
-        asks = next(asking)
+        requests = next(coroutine)
         while True:
-            answers = answer(asks)
+            answers = answer(requests)
             error = next((each for each in answers if isinstance(each, Exception)), None)
-            asks = asking.send(cast(list[ForwardResult], answers)) if error is None else asking.throw(error)
+            requests = coroutine.send(cast(list[ForwardResult], answers)) if error is None else coroutine.throw(error)
     except StopIteration as stop:
         return stop.value
 
@@ -289,11 +295,11 @@ def result_of(call: Blocking) -> Returned | Exception:
         return error
 
 
-def _pass(model: LanguageModel, route: LayerPlan, asks: Sequence[ForwardRequest]) -> list[ForwardResult]:
-    taps = list(dict.fromkeys(tap for ask in asks for tap in ask.taps))
-    scores = model.forward(Batch([ask.segment for ask in asks]), taps=taps, route=route)
-    costs: list[Cost | None] = [*scores.costs] or [None] * len(asks)
+def _pass(model: LanguageModel, layer_plan: LayerPlan, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+    taps = list(dict.fromkeys(tap for request in requests for tap in request.taps))
+    scores = model.forward(Batch([request.segment for request in requests]), taps=taps, layer_plan=layer_plan)
+    costs: list[Cost | None] = [*scores.costs] or [None] * len(requests)
     return [
-        ForwardResult(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps}, costs[number])
-        for number, ask in enumerate(asks)
+        ForwardResult(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in request.taps}, costs[number])
+        for number, request in enumerate(requests)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -77,6 +77,32 @@ class Regenerate:
 Action = Stop | Rollback | Regenerate
 
 
+@dataclass(slots=True)
+class MonitorReport:
+    """What a monitor found of a text. limit: scores above it are flagged.
+
+    scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
+    was above the limit, None for none. error: what turned it off, where it was to go on without.
+    """
+
+    name: str
+    limit: float
+    scores: list[float | None] = field(default_factory=list)
+    flagged: int | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that JSON has words for."""
+        return {
+            "name": self.name,
+            "limit": self.limit if math.isfinite(self.limit) else None,
+            "score": self.scores[-1] if self.scores else None,
+            "flagged": self.flagged,
+            "scores": self.scores,
+            **({} if self.error is None else {"error": self.error}),
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Monitor(Contract):
     """What watches one text. Fields are settings; what it remembers of a text is a state of its own, never changed in
@@ -101,7 +127,7 @@ class Monitor(Contract):
         return Requirements()
 
     @property
-    def rolls(self) -> int:
+    def rollback_tokens(self) -> int:
         """The most tokens that it may take back at a time, which streams hold back."""
         return WHOLE if self.action == "regenerate" else 0
 

@@ -21,9 +21,9 @@ from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 
 from .forward_request import ForwardCoroutine, as_coroutine, off_loop
+from .scorer_calls import ScorerCalls
 
 if TYPE_CHECKING:
-    from decodery.engine.calls import Calls
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Candidates", "Scorer", "judge", "log_scores"]
@@ -51,7 +51,7 @@ class Candidates:
     model: Reader | None = None
     states: Sequence[KVCache] | None = None
     begins: Sequence[int] | None = None
-    calls: Calls | None = None
+    calls: ScorerCalls | None = None
     role: str = ""
 
     def __len__(self) -> int:

@@ -1,37 +1,27 @@
-"""One text being decoded: its tokens, its cache, and the state of everything that acts on it."""
+"""One text being decoded: what a step changes of it, and where to find all else."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary, ref
 
-from decodery.core.conversation import Conversation
 from decodery.core.trace import Trace
 
-from .drafter_memory import Memory
+from .bound_request import BoundRequest
+from .part_states import PartStates
 
 if TYPE_CHECKING:
     import torch
 
-    from decodery.engine.calls import Calls
-    from decodery.engine.monitoring import Watch
     from decodery.models.cache.cache import KVCache
     from decodery.models.hooks import Intervention
     from decodery.models.protocol import Reader
-    from decodery.models.tokenizers.vocabularies import Padding
     from decodery.sampling.logits_processor import Context
-    from decodery.sampling.sampler import Sampler
 
-    from .acceptance_rule import AcceptanceRule
-    from .cache_policy import CachePolicy
-    from .detokenizer import Detokenizer, TextStream
-    from .draft_length_policy import DraftLengthPolicy
-    from .drafter import Drafter
-    from .embedded import Embeddings
+    from .detokenizer import TextStream
     from .logits_source import LogitsSource
 
 FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
@@ -44,32 +34,6 @@ class TokenLogprob:
     token: int
     logprob: float
     top: list[tuple[int, float]]
-
-
-@dataclass(slots=True)
-class Watched:
-    """What a monitor found of a text. limit: scores above it are flagged.
-
-    scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
-    was above the limit, None for none. error: what turned it off, where it was to go on without.
-    """
-
-    name: str
-    limit: float
-    scores: list[float | None] = field(default_factory=list)
-    flagged: int | None = None
-    error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data that JSON has words for."""
-        return {
-            "name": self.name,
-            "limit": self.limit if math.isfinite(self.limit) else None,
-            "score": self.scores[-1] if self.scores else None,
-            "flagged": self.flagged,
-            "scores": self.scores,
-            **({} if self.error is None else {"error": self.error}),
-        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,81 +50,65 @@ class KeptText:
 
 
 @dataclass
-class Sequence:
-    """A request in progress. The cache holds all tokens but the last, the pending one.
+class Scheduling:
+    """What the scheduler knows of a text.
 
-    draft_state, draft_length_state and sampler_state belong to the drafter, the draft length policy and the sampler;
-    the engine only hands them back. draft_length: None where the drafter alone decides how much it drafts.
-    max_draft_tokens: most drafted tokens per step. memory: what drafters may remember beyond this sequence. model: the
-    target, what `logits_source` made of the engine's model where there is one; detokenizer: makes what turns its tokens
-    into text, None where there is no tokenizer. logprobs: how many most likely tokens to report beside each emitted
-    one, None to report nothing. score: what a search ranked it by, higher is better; None where nothing was ranked.
-    cache_policy: what of its keys and values is kept and read, None for all. like: a sequence with the same prompt and
-    source, whose prefill this one will share by forking its cache. prompt_logprobs: how many most likely tokens to
-    report beside each of the prompt's; told: those that are known, from its second token on. salt, return_draft_trees:
-    see `Request`. cached: how many tokens of the prompt others had read before; prompt_kept: whether it has been left
-    for others in turn. paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the
-    drafter has seen: where they are read again, because the cache was given up, it is not shown them twice. branches:
-    all forks of a text that a search has, itself included, while they are about; None for a text that is decoded by
-    itself. held: where a search writes it in parts, whether it has come to the end of one; asked after every token that
-    is committed, and what was accepted after it is left. role: what `model` goes by in the ledger where it is not the
-    engine's own. conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges
-    this one, None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete:
-    False where it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for
-    none. prompt_embeds: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`. padding:
-    ids that are no token and are never written, None where there are none.
+    Args:
+        prompt_owner: A text with the same prompt and source whose prefill this one will share by forking its cache.
+        cached: Tokens of the prompt that others had read before.
+        prompt_kept: Whether the prompt has been kept for later texts.
+        branches: All forks of a text that a search has, itself included; None for a text that is decoded by itself.
     """
 
+    prompt_owner: Sequence | None = None
+    cached: int = 0
+    prompt_kept: bool = False
+    branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False)
+
+
+@dataclass
+class Sequence:
+    """A text in progress. Its fields are what a step changes; the cache holds all tokens but the last.
+
+    Args:
+        request: What the text is to become and the parts that write it; no step changes it.
+        tokens: The prompt and what follows it.
+        cache: Keys and values of all tokens but the last.
+        text: Turns its tokens into text and finds stop strings, None without a tokenizer.
+        processor_states: The states of the sampler's processors, constraints among them, after the last token.
+        trace: What its steps did.
+        token_logprobs: Of its emitted tokens, where `request.logprobs` asks for them.
+        prompt_token_logprobs: Of its prompt from the second token on, where `request.prompt_logprobs` asks for them.
+        observed: Its first tokens whose rows the drafter has observed, which are not shown twice after a preemption.
+        finish_reason: Why it ended, None while it goes on; stopped_by: the token, string or monitor that ended it.
+        error: What it failed with.
+        score: What a search ranked it by, higher is better; None where nothing was ranked.
+        complete: False where a server that wrote it went away before its end.
+        paused: Takes part in no pass until that is taken back.
+        segment_end: Where a search writes it in segments, whether it has come to the end of one. It is called after
+            every committed token, and what was accepted after the end is left.
+        states: What the parts of a step remember of it.
+        scheduling: What the scheduler knows of it.
+    """
+
+    request: BoundRequest
     tokens: list[int]
-    prompt_length: int
     cache: KVCache
-    sampler: Sampler
-    acceptance_rule: AcceptanceRule
-    drafter: Drafter | None
-    vocab_size: int
-    model: Reader
-    max_draft_tokens: int
-    detokenizer: Callable[[], Detokenizer] | None = None
-    seed: int = 0
-    max_new_tokens: int = 128
-    eos_ids: frozenset[int] = frozenset()
-    logprobs: int | None = None
     text: TextStream | None = None
-    draft_length: DraftLengthPolicy | None = None
-    draft_state: Any = None
-    draft_length_state: Any = None
-    slots: int | None = None
-    chunk: int | None = None
-    sampler_state: Any = None
-    memory: Memory = field(default_factory=Memory)
+    processor_states: Any = None
     trace: Trace = field(default_factory=Trace)
     token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    observed: int = 0
     finish_reason: FinishReason | None = None
     stopped_by: int | str | None = None
     error: Exception | None = None
     score: float | None = None
-    paused: bool = False
-    shown: int = 0
-    logits_source: LogitsSource | None = None
-    cache_policy: CachePolicy | None = None
-    like: Sequence | None = None
-    branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False, compare=False)
-    prompt_logprobs: int | None = None
-    told: list[TokenLogprob] = field(default_factory=list)
-    salt: str = ""
-    return_draft_trees: bool = False
-    cached: int = 0
-    prompt_kept: bool = False
-    held: Callable[[Sequence], bool] | None = None
-    role: str = ""
-    conversation: Conversation | None = None
-    calls: Calls | None = field(default=None, repr=False, compare=False)
-    written_by: Any = field(default=None, repr=False, compare=False)
     complete: bool = True
-    watch: Watch | None = None
-    prompt_embeds: Embeddings | None = None
-    user_spans: tuple[tuple[int, int], ...] | None = None
-    padding: Padding | None = None
+    paused: bool = False
+    segment_end: Callable[[Sequence], bool] | None = None
+    states: PartStates = field(default_factory=PartStates, repr=False, compare=False)
+    scheduling: Scheduling = field(default_factory=Scheduling, repr=False, compare=False)
 
     def writable(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of its model without the ids that are no token.
@@ -171,45 +119,49 @@ class Sequence:
         Returns:
             The same tensor.
         """
-        return logits if self.padding is None else self.padding.exclude(logits)
+        padding = self.request.padding
+        return logits if padding is None else padding.exclude(logits)
 
     def is_padding(self, token: int) -> bool:
-        """Whether an id is no token of its model's: a rule that looks at no law must not accept it."""
-        return self.padding is not None and self.padding.holds(int(token))
+        """Whether an id is no token of its model's: a rule that looks at no distribution must not accept it."""
+        return self.request.padding is not None and self.request.padding.holds(int(token))
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:
         """What monitors change of its rows."""
-        return () if self.watch is None else self.watch.interventions
+        return self.states[self.request.monitors].interventions if self.request.monitors else ()
 
     def context(self) -> Context:
-        """History of the next token, with the sampler's state there."""
-        return self.sampler.context(self.tokens, self.prompt_length, self.sampler_state, self.seed)
+        """History of the next token, with the processors' states there."""
+        request = self.request
+        return request.sampler.context(self.tokens, request.prompt_length, self.processor_states, request.seed)
 
     @property
-    def pending(self) -> int:
+    def last_token(self) -> int:
         """The last token: known, not yet in the cache."""
         return self.tokens[-1]
 
     @property
     def generated(self) -> list[int]:
-        return self.tokens[self.prompt_length :]
+        return self.tokens[self.request.prompt_length :]
 
     @property
     def position(self) -> int:
         """Index of the next output token, 0 for the first."""
-        return len(self.tokens) - self.prompt_length
+        return len(self.tokens) - self.request.prompt_length
 
     @property
     def settled(self) -> int:
         """How many output tokens no monitor takes back any more."""
-        lag = 0 if self.finished or self.watch is None else self.watch.rolls
+        lag = 0
+        if self.request.monitors and not self.finished:
+            lag = self.states[self.request.monitors].rollback_tokens
         return max(self.position - lag, 0)
 
     @property
     def remaining(self) -> int:
         """How many tokens may still be emitted."""
-        return self.max_new_tokens - self.position
+        return self.request.max_new_tokens - self.position
 
     @property
     def finished(self) -> bool:
@@ -217,52 +169,71 @@ class Sequence:
 
     @property
     def context_full(self) -> bool:
-        """Whether it ended because the model's context has no place for another token."""
-        return self.finish_reason == "length" and len(self.tokens) >= self.model.config.max_positions
+        """Whether it ended because the model's context has no position for another token."""
+        return self.finish_reason == "length" and len(self.tokens) >= self.request.model.config.max_positions
+
+    def rebind(self, **changes: Any) -> None:
+        """Go on as another request.
+
+        Args:
+            changes: Fields of `BoundRequest`.
+        """
+        self.request = replace(self.request, **changes)
+
+    def start_drafter(self) -> None:
+        """Let the drafter, where there is one, begin at the text as it stands."""
+        if (drafter := self.request.drafter) is not None:
+            self.states[drafter] = drafter.start(self)
 
     def fork(self) -> Sequence:
         """A branch of this text with the state of all that acts on it; memory is shared until one of the two writes.
 
         The trace stays common to both: it counts what all branches cost together. Drafters do not follow.
         """
-        twin = replace(
+        request = self.request
+        clone = replace(
             self,
+            request=replace(request, drafter=None),
             tokens=list(self.tokens),
             cache=self.cache.fork(),
             text=None if self.text is None else self.text.fork(),
             token_logprobs=list(self.token_logprobs),
-            told=list(self.told),
-            drafter=None,
-            draft_state=None,
-            held=None,
-            watch=None if self.watch is None else self.watch.fork(),
+            prompt_token_logprobs=list(self.prompt_token_logprobs),
+            segment_end=None,
+            states=self.states.only(request.draft_length),
+            scheduling=replace(self.scheduling),
         )
-        if twin.branches is not None:
-            twin.branches[id(twin)] = twin
-        return twin
+        if request.monitors:
+            clone.states[request.monitors] = self.states[request.monitors].fork()
+        if (branches := clone.scheduling.branches) is not None:
+            branches[id(clone)] = clone
+        return clone
 
     def branch(self, seed: int) -> Sequence:
-        """A fork that the loop writes on, with another seed: its drafter and its budget follow, and their memory.
+        """A fork that the loop writes on, with another seed: its drafter and its draft length policy follow.
 
         What it spends is that of the same request; its steps stand in a trace of its own.
         """
-        twin, shared = self.fork(), self.memory.shared()
-        twin.drafter = self.drafter
-        twin.draft_state = deepcopy(self.draft_state, dict(shared))
-        twin.draft_length_state = deepcopy(self.draft_length_state, dict(shared))
-        twin.trace, twin.seed = Trace(ledger=self.trace.ledger), seed
-        return twin
+        clone, request = self.fork(), self.request
+        clone.request = replace(request, seed=seed)
+        clone.states.copy_from(self.states, self.request.memory.shared(), without=(request.monitors, request.model))
+        clone.trace = Trace(ledger=self.trace.ledger)
+        return clone
 
-    def twin(self) -> Sequence:
-        """A text of its own that goes on from here as this one would: with its drafter, its budget, and their memory.
+    def clone(self) -> Sequence:
+        """A text of its own that goes on from here as this one would: with its drafter and its draft length policy.
 
         What is remembered beyond one text stays common to both.
         """
-        trace = Trace(list(self.trace.steps), deepcopy(self.trace.ledger))
-        return replace(self.branch(self.seed), trace=trace, branches=None)
+        clone = self.branch(self.request.seed)
+        clone.trace = Trace(list(self.trace.steps), deepcopy(self.trace.ledger))
+        if (branches := clone.scheduling.branches) is not None:
+            del branches[id(clone)]
+            clone.scheduling.branches = None
+        return clone
 
     def fail(self, error: Exception) -> None:
-        """Stop decoding for a reason the caller must hear of; what was committed stays."""
+        """Stop decoding with an error that the caller gets; what was committed stays."""
         self.error = error
         self.finish_reason = "error"
 

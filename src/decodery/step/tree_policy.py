@@ -14,8 +14,8 @@ from .forward_request import ForwardCoroutine
 
 if TYPE_CHECKING:
     from .draft_length_policy import Budget
-    from .drafter import TreeDrafter
     from .sequence import Sequence
+    from .tree_drafter import TreeDrafter
 
 __all__ = ["TreePolicy"]
 
@@ -49,4 +49,4 @@ class TreePolicy(Contract):
 
     @abstractmethod
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""
+        """A tree rooted at the last token, within the budget (`nodes` and `depth` at least 1)."""

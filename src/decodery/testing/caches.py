@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from decodery.models.batch import Batch, Segment
-from decodery.models.cache.cache import KVCache, Mark
+from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
 
@@ -45,12 +45,12 @@ def check_cache(
 class _Text:
     """A cache, the tokens it should hold, and marks with how many tokens there were at each."""
 
-    def __init__(self, cache: KVCache, tokens: list[int], marks: list[tuple[Mark, int]]) -> None:
+    def __init__(self, cache: KVCache, tokens: list[int], marks: list[tuple[Snapshot, int]]) -> None:
         self.cache, self.tokens, self.marks = cache, tokens, marks
 
     def cut(self, n: int) -> None:
         del self.tokens[n:]
-        self.marks = [(mark, length) for mark, length in self.marks if length <= n]
+        self.marks = [(snapshot, length) for snapshot, length in self.marks if length <= n]
 
 
 class _Family:
@@ -82,12 +82,12 @@ class _Family:
         cuts = [0, *sorted({*self.random.integers(1, n, 2).tolist()} if n > 1 else ()), n]
         lower, upper = self._routes()
         states = []
-        for stays, stop in pairwise(cuts):
+        for retained, stop in pairwise(cuts):
             if self.random.random() < 0.3:  # rows that do not stay
                 others = self.random.integers(self.model.vocab_size, size=n)[:2]
-                self._pass(Segment(positions[:2], others, cache=text.cache, stays=stays), lower)
-            rows = slice(stays, stop)
-            part = Segment(positions[rows], tokens[rows], mask=mask[rows, :stop], cache=text.cache, stays=stays)
+                self._pass(Segment(positions[:2], others, cache=text.cache, retained=retained), lower)
+            rows = slice(retained, stop)
+            part = Segment(positions[rows], tokens[rows], mask=mask[rows, :stop], cache=text.cache, retained=retained)
             states.append(self._pass(part, lower))
         if upper is not None:
             self._pass(Segment(positions, states=torch.cat(states), mask=mask, cache=text.cache), upper)
@@ -101,16 +101,16 @@ class _Family:
     def _routes(self) -> tuple[LayerPlan, LayerPlan | None]:
         """Through all layers, or where the model can do so at times in two pieces."""
         layers = self.model.config.num_layers
-        if not self.model.capabilities.routes or layers < 2 or self.random.random() < 0.7:
+        if not self.model.capabilities.layer_plans or layers < 2 or self.random.random() < 0.7:
             return WHOLE, None
         parted = int(self.random.integers(1, layers))
         return LayerPlan(tuple(range(parted))), LayerPlan(tuple(range(parted, layers)))
 
-    def _pass(self, segment: Segment, route: LayerPlan) -> torch.Tensor:
+    def _pass(self, segment: Segment, layer_plan: LayerPlan) -> torch.Tensor:
         """Feed rows; returns what they leave the route with, if it ends early."""
         segment.logit_rows = []
-        taps = () if route == WHOLE else (f"resid_post.{(route.layers or ())[-1]}",)
-        scores = self.model.forward(Batch([segment]), taps=taps, route=route)
+        taps = () if layer_plan == WHOLE else (f"resid_post.{(layer_plan.layers or ())[-1]}",)
+        scores = self.model.forward(Batch([segment]), taps=taps, layer_plan=layer_plan)
         return scores.hidden[taps[0]] if taps else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def _truncate(self, text: _Text) -> str:
@@ -130,13 +130,13 @@ class _Family:
         return "dropping a fork"
 
     def _mark(self, text: _Text) -> str:
-        text.marks.append((text.cache.mark(), len(text.tokens)))
+        text.marks.append((text.cache.snapshot(), len(text.tokens)))
         return "marking"
 
     def _rewind(self, text: _Text) -> str:
         if text.marks:
-            mark, length = text.marks[self.random.integers(len(text.marks))]
-            text.cache.rewind(mark)
+            snapshot, length = text.marks[self.random.integers(len(text.marks))]
+            text.cache.restore(snapshot)
             text.cut(length)
         return f"rewinding to {len(text.tokens)} tokens"
 

@@ -59,7 +59,7 @@ class OracleDenoiser:
         found: np.ndarray = np.tensordot(weights, self._one_hot, axes=1) / weights.sum()
         return found
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         logits = [self._segment(segment) for segment in batch.segments]
         _, bounds = batch.logit_rows
         return Scores(torch.from_numpy(np.concatenate(logits)), bounds, {}, batch.offsets)

@@ -22,12 +22,12 @@ class Garbage(Drafter):
     seed: int = 0
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        random = np.random.default_rng(mix(self.seed, seq.seed, len(seq.tokens)))
-        tree = _Growing(seq.pending)
+        random = np.random.default_rng(mix(self.seed, seq.request.seed, len(seq.tokens)))
+        tree = _Growing(seq.last_token)
         for _ in range(random.integers(0, min(self.nodes, budget.nodes) + 1)):
             parent = int(random.integers(0, len(tree.tokens)))
             if tree.depths[parent] < budget.depth:
-                tree.add(parent, int(random.integers(0, seq.vocab_size)))
+                tree.add(parent, int(random.integers(0, seq.request.vocab_size)))
         return tree.finish()
 
 
@@ -43,15 +43,15 @@ class Oracle(Drafter):
     seed: int = 0
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        random = np.random.default_rng(mix(self.seed, seq.seed, len(seq.tokens)))
-        tree, true_end = _Growing(seq.pending), 0
+        random = np.random.default_rng(mix(self.seed, seq.request.seed, len(seq.tokens)))
+        tree, true_end = _Growing(seq.last_token), 0
         for _ in range(min(self.nodes, budget.nodes)):
             following = len(seq.tokens) + int(tree.depths[true_end])
             parent = int(random.integers(0, len(tree.tokens)))
             if random.random() < 0.5 and following < len(self.answer) and tree.depths[true_end] < budget.depth:
                 true_end = tree.add(true_end, self.answer[following])
             elif tree.depths[parent] < budget.depth:
-                tree.add(parent, int(random.integers(0, seq.vocab_size)))
+                tree.add(parent, int(random.integers(0, seq.request.vocab_size)))
         return tree.finish()
 
 
@@ -69,15 +69,15 @@ class Foretold(Drafter):
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         begin = len(seq.tokens)
         end = min(begin + min(self.length, budget.nodes, budget.depth), len(self.answer))
-        chain = [(self.answer[place] + (place in self.wrong)) % seq.vocab_size for place in range(begin, end)]
-        return DraftTree.chain(seq.pending, chain)
+        chain = [(self.answer[place] + (place in self.wrong)) % seq.request.vocab_size for place in range(begin, end)]
+        return DraftTree.chain(seq.last_token, chain)
 
 
 class _Growing:
     """A tree in the making; adding a token that is there already gives the node that carries it."""
 
-    def __init__(self, pending: int) -> None:
-        self.tokens, self.parents, self.depths = [pending], [-1], [0]
+    def __init__(self, last_token: int) -> None:
+        self.tokens, self.parents, self.depths = [last_token], [-1], [0]
         self._index: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token: int) -> int:

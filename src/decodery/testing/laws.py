@@ -94,7 +94,7 @@ def check_identical(
                 continue
             raise LawBroken(
                 f"with {drafter} and {acceptance_rule} the text departs from plain decoding at output position {at}: "
-                f"{got.generated[at : at + 4]} instead of {expected.generated[at : at + 4]} (seed {got.seed})"
+                f"{got.generated[at : at + 4]} instead of {expected.generated[at : at + 4]} (seed {got.request.seed})"
             )
     _require_tested(drafted, drafter, tested)
     return drafted
@@ -172,18 +172,18 @@ def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
     """
     if at >= min(len(expected.generated), len(got.generated)):
         return float("inf")
-    tokens = expected.tokens[: expected.prompt_length + at]
+    tokens = expected.tokens[: expected.request.prompt_length + at]
     scored: ForwardResult = run_sync(
         scored_by(model, Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1]))
     )
-    sampler = expected.sampler
-    prompt, written = tokens[: expected.prompt_length], tokens[expected.prompt_length :]
-    start = sampler.context(prompt, len(prompt), sampler.init(prompt), expected.seed)
+    sampler = expected.request.sampler
+    prompt, written = tokens[: expected.request.prompt_length], tokens[expected.request.prompt_length :]
+    start = sampler.context(prompt, len(prompt), sampler.init(prompt), expected.request.seed)
     law = sampler.law(scored.logits, [sampler.ahead(start, written)])[0]
     pair = torch.tensor([expected.generated[at], got.generated[at]], dtype=torch.int64, device="cpu")
     score = law[pair].double()
     if not sampler.greedy:
-        score = score + gumbel(expected.seed, at, pair)
+        score = score + gumbel(expected.request.seed, at, pair)
     return float((score[0] - score[1]).abs())
 
 

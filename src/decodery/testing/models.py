@@ -51,7 +51,7 @@ class TableModel:
         self.device = torch.device("cpu")
         self.dtype = torch.float64
         self.capabilities = Capabilities(
-            exact_rows=True, states=True, routes=True, parts=True, sites=frozenset(("residual",))
+            exact_rows=True, states=True, layer_plans=True, parts=True, sites=frozenset(("residual",))
         )
         self.fingerprint = ""
         self._rows: dict[int, torch.Tensor] = {}
@@ -70,10 +70,10 @@ class TableModel:
             self._rows[key] = (2.0 * noise - 1.0) * self.spread
         return self._rows[key]
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         rows: list[torch.Tensor] = []
         for segment in batch.segments:
-            rows += self._segment(segment, route)
+            rows += self._segment(segment, layer_plan)
         logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64, device="cpu")
         _, bounds = batch.logit_rows
         read = [torch.from_numpy(_tokens(segment)).double() for segment in batch.segments]
@@ -96,16 +96,16 @@ class TableModel:
         """`project`, onto some tokens."""
         return self.project if tokens is None else lambda normed: self.project(normed)[:, tokens]
 
-    def _segment(self, segment: Segment, route: LayerPlan) -> list[torch.Tensor]:
-        n, tokens, layers = len(segment), _tokens(segment), attending(route, 1)
+    def _segment(self, segment: Segment, layer_plan: LayerPlan) -> list[torch.Tensor]:
+        n, tokens, layers = len(segment), _tokens(segment), attending(layer_plan, 1)
         wanted = range(n) if segment.logit_rows is None else segment.logit_rows
-        if sublayers(route, 1) < 2:
+        if sublayers(layer_plan, 1) < 2:
             if segment.cache is not None:
-                segment.cache.reserve(segment.positions, segment.stays, layers)
+                segment.cache.reserve(segment.positions, segment.retained, layers)
             return [self.logits([tokens[row]]) for row in wanted]
         seen, past, tentative = segment.seen(), [], tokens
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions, segment.stays)
+            segment.cache.reserve(segment.positions, segment.retained)
             ids = torch.from_numpy(tokens).double().view(n, 1, 1)
             segment.cache.write(0, ids, ids)
             held = segment.cache.view(0)[0].view(-1).long().numpy()

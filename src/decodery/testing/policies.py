@@ -49,10 +49,10 @@ def _forked(model: LanguageModel, prompt: Ordered[int], cache_policy: CachePolic
     first = submit(engine, Request(prompt, max_new_tokens=_MOST, cache_policy=cache_policy))  # type: ignore[arg-type]
     while first.position < _MOST // 2:
         engine.step()
-    twin = engine.fork(first)
+    clone = engine.fork(first)
     engine.run([first])
-    engine.run([twin])
-    return twin
+    engine.run([clone])
+    return clone
 
 
 def _compare(model: LanguageModel, expected: Sequence, found: Sequence, how: str, tolerance: float) -> None:
@@ -72,7 +72,7 @@ def _compare(model: LanguageModel, expected: Sequence, found: Sequence, how: str
                 f"{how} layer {layer} holds keys and values that are {apart:.2e} away from plain decoding's"
             )
     # A policy's own memory shows in what later rows read.
-    rows = [_following(model, cache.fork(), expected.pending) for cache in (ours, theirs)]
+    rows = [_following(model, cache.fork(), expected.last_token) for cache in (ours, theirs)]
     if not (apart := float((rows[0] - rows[1]).abs().max())) <= tolerance:
         raise LawBroken(f"{how} the rows that come next are {apart:.2e} away from plain decoding's")
 

@@ -38,7 +38,7 @@ def check_predictions(
 def _require_cost(run: Sequence, length: int, wrong: frozenset[int]) -> None:
     # The pass that reads the prompt gives the first token.
     tokens, passes = len(run.generated) - 1, len(run.trace.decoding)
-    errors = sum(place > run.prompt_length for place in wrong)
+    errors = sum(place > run.request.prompt_length for place in wrong)
     most = min(tokens, errors + math.ceil(tokens / (length + 1)))
     if passes > most or (not wrong and passes != most):
         raise LawBroken(

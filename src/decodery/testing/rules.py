@@ -72,4 +72,4 @@ class Credulous(AcceptanceRule):
 
 def _draw(laws: NodeDistributions, node: int, seq: Sequence, number: int) -> int:
     log_probs = laws.probabilities(node).log()[None]
-    return int(noise.gumbel_argmax(log_probs, noise.mix(seq.seed, number), [laws.position(node)])[0])
+    return int(noise.gumbel_argmax(log_probs, noise.mix(seq.request.seed, number), [laws.position(node)])[0])

@@ -47,7 +47,7 @@ class BothWays(Coupled):
         accepted = super().choose(tree, noting, seq)
         # After a token that a constraint forbids there is no law; what was accepted has one. Accelerators may round
         # a call of several rows differently.
-        forbids = constrained(seq.sampler.processors) is not None
+        forbids = constrained(seq.request.sampler.processors) is not None
         visited = [0, *accepted.path]
         asked = visited if forbids else list(range(len(tree)))
         if len(asked) > 1 and laws.logits.device.type == "cpu":
@@ -55,8 +55,8 @@ class BothWays(Coupled):
             for node in visited:
                 if not torch.equal(noting.alone[node], together[asked.index(node)]):
                     raise LawBroken(
-                        f"{seq.sampler} gives another law after {len(seq.tokens)} tokens where all {len(asked)} nodes "
-                        "are asked about together: see check_warp"
+                        f"{seq.request.sampler} gives another law after {len(seq.tokens)} tokens where all "
+                        f"{len(asked)} nodes are asked about together: see check_warp"
                     )
         return accepted
 
@@ -94,8 +94,8 @@ def _even_passes(context: int) -> np.ndarray:
 def submit(engine: Engine, request: Request, like: Sequence | None = None) -> Sequence:
     """The request's text in an engine; where the coupled rule verifies it, both ways."""
     seq = engine.submit(request, like=like)
-    if seq.acceptance_rule == Coupled():
-        seq.acceptance_rule = BothWays()
+    if seq.request.acceptance_rule == Coupled():
+        seq.rebind(acceptance_rule=BothWays())
     return seq
 
 

@@ -92,21 +92,21 @@ class _Scripted(WholeTexts):
         said, left = state
         if left:
             seq.trace.ledger.tokens += 1
-            first = [] if seq.logprobs is None or seq.position else [self._told(said, left[0])]
+            first = [] if seq.request.logprobs is None or seq.position else [self._told(said, left[0])]
             if self.grow(seq, [left.pop(0)], first):
                 return
         if not left:
             cut(seq, ServerError("a scripted model went away")) if said.gone else end(seq, "stop")
 
     def _answer(self, seq: Sequence) -> Said:
-        conversation = seq.conversation
-        processors = [processor.t for processor in seq.sampler.processors if isinstance(processor, Temperature)]
+        conversation = seq.request.conversation
+        processors = [processor.t for processor in seq.request.sampler.processors if isinstance(processor, Temperature)]
         asked = Asked(
             prompt="" if conversation is None else conversation.prompt,
             stop=() if seq.text is None else seq.text.stop,
             temperature=processors[0] if processors else 1.0,
-            seed=seq.seed,
-            max_tokens=seq.max_new_tokens,
+            seed=seq.request.seed,
+            max_tokens=seq.request.max_new_tokens,
             number=len(self.lm.asked),
         )
         self.lm.asked.append(asked)

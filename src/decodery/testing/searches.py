@@ -49,8 +49,10 @@ def check_search(
 
 def _check_result(model: LanguageModel, seq: Sequence, request: Request, tolerance: float) -> None:
     tokens = seq.generated
-    if seq.tokens[: seq.prompt_length] != list(request.prompt) or not tokens:
-        raise LawBroken(f"a result holds {len(tokens)} tokens after the prompt {seq.tokens[: seq.prompt_length]}")
+    if seq.tokens[: seq.request.prompt_length] != list(request.prompt) or not tokens:
+        raise LawBroken(
+            f"a result holds {len(tokens)} tokens after the prompt {seq.tokens[: seq.request.prompt_length]}"
+        )
     ended = tokens[-1] in request.eos_ids
     if any(token in request.eos_ids for token in tokens[:-1]) or len(tokens) > request.max_new_tokens:
         raise LawBroken(f"a result goes on behind its end: {tokens}")

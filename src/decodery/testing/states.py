@@ -73,9 +73,9 @@ def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     """
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:
-        raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the pending one belong there")
+        raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the last one belong there")
     if not isinstance(seq.cache, MemberCaches):
-        return _distance(model if seq.logits_source is None else seq.model, seq.cache, seq.tokens[:n])
+        return _distance(model if seq.request.logits_source is None else seq.request.model, seq.cache, seq.tokens[:n])
     if seq.cache.tokens != seq.tokens[:n]:
         raise LawBroken(f"after {n} tokens the contexts hold {seq.cache.tokens} instead of {seq.tokens[:n]}")
     return max(_distance(model, cache, tokens) for model, cache, tokens in seq.cache.readings())

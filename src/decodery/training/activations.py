@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
+from decodery.engine.monitoring import monitor_states
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.trained.artifact import read_tensors
@@ -108,8 +109,8 @@ class ActivationCollector:
                 texts.append(engine.submit(request))
             engine.run(texts)
             for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
-                assert text.watch is not None and text.text is not None
-                pools, rows = text.watch.state(0)
+                assert text.text is not None
+                pools, rows = monitor_states(text)[0]
                 right = question.held_by if self.chat else question.right
                 yield Answered(
                     question,

@@ -104,7 +104,7 @@ class AheadTrainee:
     """
 
     taps: tuple[Tap, ...] = ()
-    route: LayerPlan = WHOLE
+    layer_plan: LayerPlan = WHOLE
 
     def __init__(
         self, reader: LanguageModel, model: LanguageModel, *, ahead: int, places: int, alpha: float, decay: float
@@ -175,7 +175,7 @@ class AheadTrainee:
     def logq(self, training_batches: Sequence[AheadBatch]) -> torch.Tensor:
         """Log-probabilities [places, n, vocab] where rows stand."""
         batch = Batch([each for training_batch in training_batches for each in training_batch.segments])
-        logits = self.model.forward(batch, route=self.route).logits
+        logits = self.model.forward(batch, layer_plan=self.layer_plan).logits
         return logits.view(-1, self.ahead, logits.shape[-1]).log_softmax(dim=-1)
 
     def loss(self, texts: Sequence[TrainingText], random: np.random.Generator) -> torch.Tensor:

@@ -46,8 +46,8 @@ def looked_at(model: Transformer, tokens: torch.Tensor) -> tuple[torch.Tensor, l
     config = model.config
     if config.keeps_order or config.latent is not None or not config.causal or config.sliding_window is not None:
         raise UnsupportedModel("attention is looked at in causal models whose rows see all that comes before them")
-    step, visits = _Looked(model, *tokens.shape), Hooks.reading(())
-    hidden = model.blocks(model.embed_tokens(tokens.flatten()), step, layer_steps(WHOLE, config.num_layers), visits)
+    step, hooks = _Looked(model, *tokens.shape), Hooks.reading(())
+    hidden = model.blocks(model.embed_tokens(tokens.flatten()), step, layer_steps(WHOLE, config.num_layers), hooks)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape)), step.maps
 
 

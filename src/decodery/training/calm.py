@@ -128,7 +128,7 @@ def calibrate(
     """
     recipe = recipe or CalmRecipe()
     check_folder(out)
-    if not target.model.capabilities.routes:
+    if not target.model.capabilities.layer_plans:
         raise SettingsError(f"{target.name} cannot be left early: use a model that this package runs itself")
     least = math.ceil(math.log(1 / recipe.epsilon) / (2 * recipe.delta**2))
     if len(prompts) < least:

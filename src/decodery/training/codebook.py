@@ -99,10 +99,10 @@ def train_codebook(
     kept = [float("inf"), 0.0]
     for step in range(steps):
         tokens = draw(draws)
-        visits = Coding({places[tap]: books[tap] for tap in sites}, k, whole)
-        logits = predicted(model, tokens[:, :-1], visits)
+        hooks = Coding({places[tap]: books[tap] for tap in sites}, k, whole)
+        logits = predicted(model, tokens[:, :-1], hooks)
         loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        lost = torch.stack(visits.lost).sum()
+        lost = torch.stack(hooks.lost).sum()
         optimizer.zero_grad()
         (loss + lost).backward()
         optimizer.step()
@@ -168,12 +168,12 @@ def _begun(
 ) -> dict[str, torch.Tensor]:
     """[groups, codes, dim] by site: rows that the model makes of some texts, drawn with replacement, a little apart."""
     places = {tap: hook_point(tap, model.config.num_layers) for tap in sites}
-    visits = Hooks.reading(list(places.values()))
-    predicted(model, tokens, visits)
+    hooks = Hooks.reading(list(places.values()))
+    predicted(model, tokens, hooks)
     found = {}
     for tap, place in places.items():
         groups, _ = group_shape(tap, model.config)
-        rows = in_groups(visits.states[place].detach(), groups, normed).transpose(0, 1)
+        rows = in_groups(hooks.states[place].detach(), groups, normed).transpose(0, 1)
         drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws, device="cpu")]
         noise = torch.randn(drawn.shape, generator=draws, dtype=torch.float32, device="cpu") * rows.std() * 0.05
         found[tap] = (drawn + noise).clone().requires_grad_()

@@ -163,13 +163,13 @@ class _Recorder(Drafter):
         return []
 
     def propose(self, seq: Decoded, budget: Budget) -> DraftTree:
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 
     def observe(self, seq: Decoded, seen: VerificationFeedback) -> None:
         if self.top:
             row = seen.logits[:1].float()
             ids, values = topk(row, self.top)
-            seq.draft_state.append((ids[0], values[0] - logsumexp(row, values[:, 0])))
+            seq.states[self].append((ids[0], values[0] - logsumexp(row, values[:, 0])))
 
 
 def _decode(
@@ -185,7 +185,7 @@ def _decode(
         for number in [number for number, seq in active.items() if seq.finished]:
             done[number] = _text(active.pop(number), top)
         # Texts that are begun together end together: until then what is written of each counts as a part of it.
-        parts = sum(len(seq.generated) / seq.max_new_tokens for seq in active.values())
+        parts = sum(len(seq.generated) / seq.request.max_new_tokens for seq in active.values())
         progress("writing texts", first + len(done) + int(parts), total)
     return [done[number] for number in range(len(requests))]
 
@@ -193,13 +193,13 @@ def _decode(
 def _text(seq: Decoded, top: int) -> TrainingText:
     if seq.error is not None:
         raise seq.error
-    text = TrainingText(np.asarray(seq.tokens, dtype=np.int32), seq.prompt_length)
+    text = TrainingText(np.asarray(seq.tokens, dtype=np.int32), seq.request.prompt_length)
     if not top:
         return text
     likely = np.zeros((len(text.tokens), top), dtype=np.int32)
     logprobs = np.full((len(text.tokens), top), _NOTHING, dtype=np.float16)
     # What follows the prompt itself was scored while it was read, which drafters are not shown.
-    for row, (ids, values) in enumerate(seq.draft_state, start=seq.prompt_length):
+    for row, (ids, values) in enumerate(seq.states[seq.request.drafter], start=seq.request.prompt_length):
         likely[row], logprobs[row] = ids, values
     return replace(text, likely=likely, logprobs=logprobs)
 

@@ -45,7 +45,7 @@ class ExitChecks:
 
     def __init__(self, target: LoadedModel, every: int) -> None:
         can, layers = target.model.capabilities, target.model.config.num_layers
-        if not is_open(target.model) or not (can.routes and can.changes):
+        if not is_open(target.model) or not (can.layer_plans and can.changes):
             raise SettingsError(f"{target.name} cannot be left early: use a model that this package runs itself")
         if not 1 <= every < layers:
             raise SettingsError(f"{target.name} has {layers} layers: look at it after fewer than that, not {every}")

@@ -100,7 +100,7 @@ def masked(
             mask = causal & (~skips[layer].numpy()[None, :] | np.eye(len(tokens), dtype=bool))
         entering = {"tokens": tokens} if states is None else {"states": states}
         segment = Segment(np.arange(len(tokens)), **entering, mask=mask, logit_rows=[])  # type: ignore[arg-type]
-        through = model.forward(Batch([segment]), taps=(layer + 1,), route=LayerPlan((layer,))).hidden[layer + 1]
+        through = model.forward(Batch([segment]), taps=(layer + 1,), layer_plan=LayerPlan((layer,))).hidden[layer + 1]
         if layer in skips:
             assert states is not None
             gate = (~skips[layer]).to(through) if keeps is None else keeps[layer].to(through)
@@ -112,7 +112,7 @@ def masked(
 
 def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
     """[n, vocab] logits of states after the last layer."""
-    return model.forward(Batch([Segment(np.arange(len(states)), states=states)]), route=LayerPlan(())).logits
+    return model.forward(Batch([Segment(np.arange(len(states)), states=states)]), layer_plan=LayerPlan(())).logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ def train_ftp(
     recipe = recipe or FTPRecipe()
     check_folder(out)
     model = target.model
-    if not (model.capabilities.routes and model.capabilities.policies and learning.capabilities.gradients):
+    if not (model.capabilities.layer_plans and model.capabilities.policies and learning.capabilities.gradients):
         raise SettingsError(f"{target.name} cannot be pruned: use a model that this package runs itself")
     if corpus.facts.get("vocab_size") != model.vocab_size:
         raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")

@@ -167,9 +167,9 @@ def said(base: Transformer, parts: MicroSteps, training_batch: GroupBatch) -> to
         for prompt, own, positions in training_batch.parts
     ]
     batch, sites = Batch(segments), [HookPoint("residual", tap) for tap in parts.taps]
-    visits = Hooks.reading(sites)
-    base.layers(base.embed(batch), batch, visits)
-    *inner, last = (visits.states[each][training_batch.heads].to(parts.dtype) for each in sites)
+    hooks = Hooks.reading(sites)
+    base.layers(base.embed(batch), batch, hooks)
+    *inner, last = (hooks.states[each][training_batch.heads].to(parts.dtype) for each in sites)
     last = base.final_norm(last)
     longer = training_batch.lengths > 1
     whole = rows.new_zeros(rows.shape)

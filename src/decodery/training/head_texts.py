@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decodery.engine.monitoring import monitor_states
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
@@ -61,8 +62,7 @@ def written(
         )
         seq = engine.submit(request)
         engine.run([seq])
-        assert seq.watch is not None
-        seen = [torch.stack([hidden[tap] for tap in taps]) for _, hidden in seq.watch.state(0)[1]]
+        seen = [torch.stack([hidden[tap] for tap in taps]) for _, hidden in monitor_states(seq)[0][1]]
         rows = torch.stack(seen).view(len(seen), -1, config.head_dim).half()
         prompt = lm.tokenizer.encode(each.prompt, special=False)
         found.append(Read(each, rows, doubts(lm, [(prompt[:1], prompt[1:] or prompt)])[0]))

@@ -61,7 +61,7 @@ class TransferTrainee(AheadTrainee):
         if layers[-1] >= config.num_layers:
             raise SettingsError(f"the model has {config.num_layers} layers: transfer after fewer than that")
         self.layers, self.taps = layers, tuple(dict.fromkeys(layers))
-        self.route = LayerPlan(tuple(range(layers[0], config.num_layers)))
+        self.layer_plan = LayerPlan(tuple(range(layers[0], config.num_layers)))
         self.maps = torch.eye(config.hidden_size, device=self.model.device, dtype=torch.float32).repeat(
             len(layers), 1, 1
         )

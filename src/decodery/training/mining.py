@@ -210,7 +210,7 @@ def mined(
         return nothing
     engine.run(finished)
     valid = np.array([result(seq.tokens[len(prompt) :]) == meant for seq in finished])
-    paths = [answer.generated, *(seq.tokens[len(prompt) : seq.prompt_length] for seq in finished)]
+    paths = [answer.generated, *(seq.tokens[len(prompt) : seq.request.prompt_length] for seq in finished)]
     tree = DraftTree.from_paths(prompt[-1], paths)
     nodes = []
     for path in paths[1:]:

@@ -72,7 +72,7 @@ class Found:
     value: float
 
 
-def backed_up(grown: Ordered[Grown], visits: Ordered[int], worth: Callable[[list[float]], float]) -> dict[int, Found]:
+def backed_up(grown: Ordered[Grown], hooks: Ordered[int], worth: Callable[[list[float]], float]) -> dict[int, Found]:
     """What a search found, by the number of each part that was scored.
 
     Args:
@@ -91,7 +91,7 @@ def backed_up(grown: Ordered[Grown], visits: Ordered[int], worth: Callable[[list
             own[number] = worth([grown[each].score or 0.0 for each in above[number]])
     parents = {grown[number].parent for number in own}
     walks, totals = Counter[int](), dict.fromkeys(own, 0.0)
-    for end in visits or [number for number in own if number not in parents]:
+    for end in hooks or [number for number in own if number not in parents]:
         for number in above.get(end, ()):
             walks[number] += 1
             totals[number] += own[end]
@@ -105,7 +105,7 @@ def pairs(
     prompt: Ordered[int],
     grown: Ordered[Grown],
     margin: float,
-    visits: Ordered[int] = (),
+    hooks: Ordered[int] = (),
     worth: Callable[[list[float]], float] = lambda scores: scores[-1],
 ) -> list[PreferencePair]:
     """The best and the worst way on from every text that a search went on from in several ways.
@@ -121,7 +121,7 @@ def pairs(
         Pairs by what the search found after the steps. The better step was walked where any step beside it was; of
         equal values the step with more walks is the better one.
     """
-    known = backed_up(grown, visits, worth)
+    known = backed_up(grown, hooks, worth)
     made, ways = [], dict[int, list[int]]()
     for number in known:
         ways.setdefault(grown[number].parent, []).append(number)

@@ -16,6 +16,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.core.threads import one_thread
 from decodery.engine.engine import Engine
+from decodery.engine.monitoring import monitor_states
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.models.batch import Batch, Segment
@@ -95,11 +96,11 @@ def write_programs(
 
 
 def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> WrittenProgram | None:
-    assert seq.text is not None and seq.watch is not None
+    assert seq.text is not None
     text = seq.text.text
     if seq.finish_reason != "stop" or not text or set(text) - set(ACTIONS):
         return None
-    _, seen = seq.watch.state(0)
+    _, seen = monitor_states(seq)[0]
     rows = {site: torch.stack([hidden[site] for _, hidden in seen]) for site in sites}
     doubt = -float(torch.stack([numbers[-5] for numbers, _ in seen]).mean())
     return WrittenProgram(prompt, text, robot.verify(prompt, text), doubt, rows)

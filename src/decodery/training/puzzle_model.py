@@ -183,13 +183,13 @@ def training_batch(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[to
     return torch.from_numpy(tokens), torch.from_numpy(taught)
 
 
-def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
+def predicted(model: Transformer, tokens: torch.Tensor, hooks: Hooks | None = None) -> torch.Tensor:
     """Logits [count, length, vocab] after every token of texts [count, length], with gradients.
 
     visits: what is done with rows on the way, those of all texts in one [count * length, width].
     """
-    run, visits = layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()) if visits is None else visits
-    hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
+    run, hooks = layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()) if hooks is None else hooks
+    hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, hooks)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from decodery.core.errors import CorruptFile
+from decodery.engine.monitoring import monitor_states
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.probe import Probe
 from decodery.monitors.recorder import Recorder
@@ -160,9 +161,8 @@ def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress 
         request = lm.request_for(talk.messages(), max_new_tokens=1, drafter=None, monitor=watching, ignore_eos=True)
         seq = engine.submit(request)
         engine.run([seq])
-        assert seq.watch is not None
-        turns: Turns = seq.watch.state(0)
-        _, ((numbers, _),) = seq.watch.state(1)
+        turns: Turns = monitor_states(seq)[0]
+        _, ((numbers, _),) = monitor_states(seq)[1]
         found.append(ReadConversation(talk, turns.found, -float(numbers[-5])))
         progress("reading conversations", number + 1, len(talks))
     return found

@@ -78,7 +78,7 @@ class TextWindow:
     def matchness(self, skip: frozenset[str]) -> float:
         """The share of all places at which the model without these sublayers finds the same token most likely."""
         segments = [Segment.chunk(tokens, cache.fork()) for cache, tokens, _ in self.cases]
-        said = self.model.forward(Batch(segments), route=LayerPlan(skip=skip)).logits.argmax(dim=-1).cpu().numpy()
+        said = self.model.forward(Batch(segments), layer_plan=LayerPlan(skip=skip)).logits.argmax(dim=-1).cpu().numpy()
         return float((said == np.concatenate([right for _, _, right in self.cases])).mean())
 
 
@@ -102,7 +102,7 @@ def find_skips(
     recipe = recipe or SkipRecipe()
     check_folder(out)
     model, layers = target.model, target.model.config.num_layers
-    if not model.capabilities.routes:
+    if not model.capabilities.layer_plans:
         raise SettingsError(f"{target.name} cannot skip sublayers: use a model that this package runs itself")
     if corpus.facts.get("vocab_size") != model.vocab_size:
         raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")

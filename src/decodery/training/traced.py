@@ -28,13 +28,15 @@ class TracedCache(KVCache):
         self.past = past
         self.rows: dict[int, torch.Tensor] = {}
         self.lengths += n
-        self.places.begin(np.arange(first, first + n, dtype=np.int32))
+        self.slot_positions.begin(np.arange(first, first + n, dtype=np.int32))
         self.next_position = first + n
         self.prefix = max(0, -first)
 
     def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
-        self.places.begin(np.concatenate((self.places.of(0)[: self.length], positions.astype(np.int32))))
-        self.scratch = len(positions)
+        self.slot_positions.begin(
+            np.concatenate((self.slot_positions.of(0)[: self.length], positions.astype(np.int32)))
+        )
+        self.tentative = len(positions)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.rows[layer] = torch.stack((keys, values)).transpose(1, 2)

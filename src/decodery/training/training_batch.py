@@ -116,9 +116,9 @@ def predictions(draft: Transformer, taught: TrainingBatch) -> list[torch.Tensor]
     All of them come from one pass; a draft that was cut for no exits has one, after its last layer.
     """
     exits = [HookPoint("residual", leave) for leave in draft.config.exits or (draft.config.num_layers,)]
-    visits = Hooks.reading(exits)
-    draft.layers(draft.embed(taught.batch), taught.batch, visits)
-    return [draft.outputs(visits.states[leave][taught.rows]).float().log_softmax(dim=-1) for leave in exits]
+    hooks = Hooks.reading(exits)
+    draft.layers(draft.embed(taught.batch), taught.batch, hooks)
+    return [draft.outputs(hooks.states[leave][taught.rows]).float().log_softmax(dim=-1) for leave in exits]
 
 
 def distance(said: Sequence[torch.Tensor], taught: TrainingBatch) -> torch.Tensor:

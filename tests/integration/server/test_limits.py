@@ -63,7 +63,7 @@ class Breaks(Drafter):
             if self.deep:
                 return self.propose(seq, budget)
             raise Broken("on purpose") if self.fatal else RuntimeError("on purpose")
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -211,7 +211,7 @@ def left_nothing(server: Server) -> None:
     service = server.front.service
     wait_until(lambda: service.idle and not service._busy and service.load.running == 0)
     service._prefixes.clear()
-    assert service._engine.held == 0
+    assert service._engine.held_bytes == 0
 
 
 @pytest.mark.parametrize("n", [1, 3])

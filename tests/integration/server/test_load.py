@@ -37,12 +37,12 @@ def audit(service: Service) -> None:
     caches = [each.cache for each in service._prefixes._entries] + [text.cache for text in texts.values()]
     counted: dict[int, Any] = {}
     for cache in caches:
-        for stretch in cache.blocks.runs:
-            slab = stretch.slab
-            held = counted.setdefault(id(slab), (slab, np.zeros(len(slab.holders), dtype=int)))[1]
+        for stretch in cache.pages.runs:
+            memory = stretch.memory
+            held = counted.setdefault(id(memory), (memory, np.zeros(len(memory.holders), dtype=int)))[1]
             held[stretch.first : stretch.last] += 1
-    for slab, held in counted.values():
-        assert held.tolist() == slab.holders.tolist()
+    for memory, held in counted.values():
+        assert held.tolist() == memory.holders.tolist()
 
 
 def audited(service: Service) -> None:
@@ -136,7 +136,7 @@ def test_every_text_of_a_random_trace_is_what_it_is_alone(lm: LLM, seed: int) ->
         if seed == 0:
             assert service.load.prefix_found > 0
         service._prefixes.clear()
-        assert service._engine.held == 0
+        assert service._engine.held_bytes == 0
 
 
 def test_texts_are_preempted_where_memory_is_short(lm: LLM) -> None:
@@ -190,7 +190,7 @@ def test_a_text_can_be_left_at_any_point(lm: LLM) -> None:
         wait_until(lambda: service.idle and not service._busy)
         assert service.failure is None
         service._prefixes.clear()
-        assert service._engine.held == 0
+        assert service._engine.held_bytes == 0
 
 
 def test_texts_of_the_embedded_model_are_its_own_beside_others() -> None:

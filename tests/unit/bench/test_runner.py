@@ -202,11 +202,11 @@ class Remembering(PromptLookup):
     """Prompt lookup that counts the texts it has lived through."""
 
     def start(self, seq: Sequence) -> Any:
-        self.lived(seq).append(seq.prompt_length)
+        self.lived(seq).append(seq.request.prompt_length)
         return super().start(seq)
 
     def lived(self, seq: Sequence) -> list[int]:
-        return seq.memory.recall("process", seq, "lived", list)
+        return seq.request.memory.recall("process", seq, "lived", list)
 
 
 def test_what_is_remembered_is_measured_hot_and_cold(lm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -173,11 +173,11 @@ def test_gradients_tell_what_matters() -> None:
     assert abs(float(columns[column] / columns[other]) - 1) > 1e-2
     # What matrices count for beside each other: the roots of the mean squares of all their gradients.
     for name in ("qkv", "down"):
-        twin = tiny_transformer(0)
-        weight = getattr(twin.weights.layers[1], name).weight.requires_grad_()
+        clone = tiny_transformer(0)
+        weight = getattr(clone.weights.layers[1], name).weight.requires_grad_()
         total = torch.zeros(())
         for text in TEXTS:
-            logits = twin.forward(Batch([Segment(np.arange(len(text)), tokens=text)])).logits
+            logits = clone.forward(Batch([Segment(np.arange(len(text)), tokens=text)])).logits
             loss = torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(text[1:]))
             total = total + torch.autograd.grad(loss, weight)[0].square().mean()
         found = means[f"layers.1.{name}"]

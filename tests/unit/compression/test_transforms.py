@@ -89,7 +89,10 @@ def test_a_copy_drafts_for_its_original_without_a_file() -> None:
     drafted = decode(MODEL, prompts, drafter="draft-model:transform=int8", max_new_tokens=12)
     assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
     assert sum(len(seq.trace.steps) for seq in drafted) < 0.6 * sum(len(seq.trace.steps) for seq in plain)
-    again = DraftModel(transform="int8").readers(MODEL), DraftModel(transform="int8", length=2).readers(MODEL)
+    again = (
+        DraftModel(transform="int8").auxiliary_models(MODEL),
+        DraftModel(transform="int8", length=2).auxiliary_models(MODEL),
+    )
     assert again[0][0] is again[1][0]
     with pytest.raises(SettingsError, match="must read a text"):
         decode(MODEL, prompts, drafter="draft-model:transform=slicegpt(share=0.5)")
@@ -106,9 +109,9 @@ def test_a_copy_goes_on_from_what_its_original_has_kept() -> None:
     for drafter in (DraftModel(copy, recycled=True), DraftModel(copy, recycled=True, tree_policy="eagle-2(nodes=6)")):
         for sampler in (Sampler.from_settings(), Sampler.from_settings(temperature=1.0)):
             check_identical(MODEL, prompts, drafter=drafter, sampler=sampler, max_new_tokens=12)
-    read, passes, twin = {}, {}, Transformer(MODEL.config, MODEL.weights)
+    read, passes, clone = {}, {}, Transformer(MODEL.config, MODEL.weights)
     for recycled in (False, True):
-        drafter = DraftModel(twin, length=3, recycled=recycled)
+        drafter = DraftModel(clone, length=3, recycled=recycled)
         (seq,) = decode(MODEL, prompts[1:], drafter=drafter, max_new_tokens=12)
         read[recycled], passes[recycled] = seq.trace.ledger.rows["draft"], len(seq.trace.steps)
     # A drafter that is the model is always right, whichever of both keeps the text, and need not read the prompt.

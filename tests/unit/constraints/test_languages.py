@@ -305,16 +305,16 @@ class _Recorder(PromptLookup):
         return [super().start(seq), None]
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        memory, _ = seq.draft_state
-        seq.draft_state = memory
+        memory, _ = seq.states[self]
+        seq.states[self] = memory
         tree = yield from as_coroutine(super().propose(seq, budget))
-        seq.draft_state = [memory, (list(seq.tokens), tree)]
+        seq.states[self] = [memory, (list(seq.tokens), tree)]
         return tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if seq.finished:
             return
-        tokens, tree = seq.draft_state[1]
+        tokens, tree = seq.states[self][1]
         assert seq.tokens == tokens + seen.emitted and len(seen.emitted) == len(seen.path) + 1
         assert seen.tree.tokens[0] == tokens[-1] and seen.start == len(tokens) - 1
         assert len(seen.logits) == len(seen.tree) <= len(tree)

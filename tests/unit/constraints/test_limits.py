@@ -90,8 +90,8 @@ class _Fork(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         if seq.position > 1 or budget.depth < 2:
-            return DraftTree.root(seq.pending)
-        return DraftTree(np.array([seq.pending, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
+            return DraftTree.root(seq.last_token)
+        return DraftTree(np.array([seq.last_token, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
 
 
 def test_a_limit_in_a_draft_changes_nothing() -> None:

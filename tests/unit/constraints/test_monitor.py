@@ -188,7 +188,7 @@ def test_no_attribute_is_written_that_was_not_named() -> None:
     seen = 0
     for seq in decode(TARGET, PROMPTS, sampler=sampler(constraint), seeds=range(2), max_new_tokens=30, eos_ids=(EOS,)):
         whole = VOCABULARY.bytes_of(seq.tokens)
-        first = len(VOCABULARY.bytes_of(seq.tokens[: seq.prompt_length]))
+        first = len(VOCABULARY.bytes_of(seq.tokens[: seq.request.prompt_length]))
         for end in range(first, len(whole)):
             place = CodePosition().after(whole[:end])
             if place.since is None or whole[end] not in BREAKING:

@@ -43,7 +43,7 @@ def test_a_text_spent_what_was_run(name: str) -> None:
     target, draft = Counted(MODEL), Counted(SMALL)
     (seq,) = decode(target, [[5, 6, 7, 5, 6, 7, 5, 6]], drafter=DRAFTERS[name](draft), max_new_tokens=24)
     ledger = seq.trace.ledger
-    if isinstance(seq.drafter, OWN_LAYERS):
+    if isinstance(seq.request.drafter, OWN_LAYERS):
         # Some of the target's layers draft, and count as what they do.
         assert sum(ledger.passes.values()) == len(target.rows) and not draft.rows
         assert sum(ledger.rows.values()) == sum(target.rows) and 0 < ledger.rows["draft"] < sum(target.rows)
@@ -143,7 +143,7 @@ def test_bytes_are_the_most_that_was_held() -> None:
     while not job.finished:
         engine.step()
         (run,) = engine._schedule.runs or [None]
-        most = max(most, 0 if run is None else resident(cache.blocks for cache in run.caches))
+        most = max(most, 0 if run is None else resident(cache.pages for cache in run.caches))
     assert job.result is not None
     ledger, one = job.result[0].trace.ledger, job.result[0].cache
     # Branches share their prompt: eight of them hold less than three texts would.
@@ -155,9 +155,9 @@ def test_a_fork_goes_on_with_an_account_of_its_own() -> None:
     seq = engine.submit(Request(PROMPTS[0], max_new_tokens=8))
     for _ in range(3):
         engine.step()
-    twin = engine.fork(seq)
-    engine.run([seq, twin])
-    ours, theirs = seq.trace.ledger, twin.trace.ledger
+    clone = engine.fork(seq)
+    engine.run([seq, clone])
+    ours, theirs = seq.trace.ledger, clone.trace.ledger
     assert ours is not theirs and ours.passes == theirs.passes == {"model": 8} and ours.tokens == theirs.tokens == 8
 
 

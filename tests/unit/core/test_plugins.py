@@ -30,7 +30,7 @@ class Silent(Drafter):
     length: int = 4
 
     def {method}(self, seq, budget):
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 """
 
 Write = Callable[[str, str], Path]

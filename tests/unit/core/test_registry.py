@@ -34,12 +34,14 @@ from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.suffix_tree import SuffixTree
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import DraftLengthPolicy
-from decodery.step.drafter import Composite, Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import Composed
 from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Scorer
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 
@@ -287,7 +289,7 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (Drafter, r'define propose\(seq, budget\), "A tree rooted at the pending token'),
+        (Drafter, r'define propose\(seq, budget\), "A tree rooted at the last token'),
         (TreeDrafter, r'define logits\(seq, tree, nodes\), "The drafter\'s own logits'),
         (Composite, r'define parts \(a property\), "The drafters it is made of."'),
         (TreePolicy, r"define grow\(expander, seq, budget\), "),

@@ -33,7 +33,7 @@ IN_BRANCHES = {"hidden-transfer", "lexical-unit", "ppd", "swift"}
 
 def assert_chains(batch: Batch) -> None:
     for segment in batch.segments:
-        n, stays = len(segment), segment.stays
+        n, stays = len(segment), segment.retained
         assert segment.mask is None or (segment.mask == np.tri(n, stays + n, stays, dtype=bool)).all()
 
 

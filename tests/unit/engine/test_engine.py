@@ -284,7 +284,7 @@ def test_only_equal_prompts_share_a_prefill() -> None:
 def test_a_draft_that_breaks_the_contract_is_an_error(root: int, length: int) -> None:
     class Unruly(Drafter):
         def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-            return DraftTree.chain((seq.pending + root) % 64, [3] * length)
+            return DraftTree.chain((seq.last_token + root) % 64, [3] * length)
 
     with pytest.raises(ValueError, match="Unruly drafted"):
         run(Unruly(), max_new_tokens=90)

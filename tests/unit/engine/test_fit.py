@@ -99,7 +99,7 @@ def request(row: Row, **settings: Any) -> Request:
 def refusal(row: Row) -> str | None:
     """What is said against a combination, None where nothing is; whoever says it is the one place."""
     try:
-        request(row).suited(TARGET)
+        request(row).bind(TARGET)
     except (SettingsError, UnsupportedModel) as error:
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
@@ -192,7 +192,7 @@ def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
         row = tuple((PLAIN | {"sampler": sampler, "logits_source": source}).values())
         asked = request(row, drafter=None)
         try:
-            replace(asked, search=search).suited(TARGET)
+            replace(asked, search=search).bind(TARGET)
         except SettingsError as error:
             assert " does not give: " in str(error)
             with pytest.raises(SettingsError, match=re.escape(str(error))):
@@ -231,10 +231,10 @@ class Reading(Drafter):
     requirements: Requirements = NOTHING
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        return DraftTree.root(seq.pending)
+        return DraftTree.root(seq.last_token)
 
 
-@pytest.mark.parametrize("name", ["states", "routes", "policies", "parts", "exact_rows", "gradients"])
+@pytest.mark.parametrize("name", ["states", "layer_plans", "policies", "parts", "exact_rows", "gradients"])
 def test_a_method_of_ones_own_is_refused_where_the_model_lacks_what_it_needs(name: str) -> None:
     class Bare(TableModel):
         """A model that can do nothing beyond scoring tokens."""

@@ -74,7 +74,7 @@ def test_memory_behind_a_source_counts() -> None:
     most = 0
     while not all(text.finished for text in texts):
         engine.step()
-        most = max(most, engine.held)
+        most = max(most, engine.held_bytes)
     assert 0 < most <= limits.cache_bytes  # type: ignore[operator]
     assert len({tuple(text.generated) for text in texts}) == 1
 
@@ -120,9 +120,9 @@ def test_a_text_that_cannot_be_read_again_is_not_preempted(change: Callable[[Seq
 
 
 def test_salts_are_text() -> None:
-    for salt in (None, "\ud800"):
+    for cache_namespace in (None, "\ud800"):
         with pytest.raises(SettingsError, match="salt must be text"):
-            Request(PROMPT, salt=salt)  # type: ignore[arg-type]
+            Request(PROMPT, cache_namespace=cache_namespace)  # type: ignore[arg-type]
 
 
 def test_rows_of_others_are_out_of_reach() -> None:
@@ -142,8 +142,8 @@ def test_an_intervention_where_a_pass_was_cut_acts_once() -> None:
 
     tokens = np.array(PROMPT[:5])
     whole = MODEL.forward(Batch([segment(tokens=tokens)])).logits
-    states = MODEL.forward(Batch([segment(tokens=tokens)]), taps=(1,), route=LayerPlan((0,))).hidden[1]
-    assert torch.equal(MODEL.forward(Batch([segment(states=states)]), route=LayerPlan((1,))).logits, whole)
+    states = MODEL.forward(Batch([segment(tokens=tokens)]), taps=(1,), layer_plan=LayerPlan((0,))).hidden[1]
+    assert torch.equal(MODEL.forward(Batch([segment(states=states)]), layer_plan=LayerPlan((1,))).logits, whole)
 
 
 def test_sources_of_several_contexts_refuse_interventions() -> None:

@@ -78,7 +78,7 @@ def assert_same(found: list[Any], expected: list[Any], model: Any) -> None:
 
 def held(run: Any) -> int:
     """Bytes that the branches of a search hold."""
-    return resident(cache.blocks for cache in preempt.caches(run))
+    return resident(cache.pages for cache in preempt.caches(run))
 
 
 TURNS = [
@@ -106,7 +106,7 @@ def test_a_search_preempted_at_any_step_finds_the_same(name: str, kind: str) -> 
         (run,) = engine._schedule.runs
         before, tried = held(run), tried + 1
         engine.preempt(job)
-        engine._schedule.turns()
+        engine._schedule.starting()
         dropped += before > 0 and held(run) == 0
         engine.run([job])
         assert_same(told(job), expected, model)
@@ -215,12 +215,12 @@ def test_a_search_waits_for_memory_and_gives_it_back() -> None:
     while any(not task.finished for task in (*texts, *jobs)):
         engine.step()
         # What a pass took beyond the bound is given back before the next one, but by the first in line.
-        engine._schedule.turns()
+        engine._schedule.starting()
         runs = engine._schedule.runs
         put_off += any(isinstance(run.task, CoroutineTask) and run.lost for run in engine._schedule._waiting)
         holding = [text.cache for text in texts if not text.finished]
         holding += [cache for run in runs if isinstance(run.task, CoroutineTask) for cache in preempt.caches(run)]
-        assert resident(cache.blocks for cache in holding) <= 4 * one or len(runs) == 1
+        assert resident(cache.pages for cache in holding) <= 4 * one or len(runs) == 1
     assert put_off > 0
     for job, prompt in zip(jobs, prompts[1:3], strict=True):
         assert_same(told(job), alone(MODEL, Beam(width=8), Request(prompt, max_new_tokens=24))[0], MODEL)
@@ -251,7 +251,7 @@ def test_a_search_without_memory_waits_for_others_before_it_fails(monkeypatch: p
     for _ in range(5):
         engine.step()
     run = engine._schedule.runs[1]
-    poor, calls = {id(run.asks[0].segment.cache)}, list[int]()
+    poor, calls = {id(run.requests[0].segment.cache)}, list[int]()
     broke(monkeypatch, poor, calls)
     while not text.finished:
         engine.step()
@@ -269,7 +269,7 @@ def test_a_search_without_memory_fails_where_nobody_can_give_any_back(monkeypatc
     for _ in range(3):
         engine.step()
     (run,) = engine._schedule.runs
-    broke(monkeypatch, {id(run.asks[0].segment.cache)}, [])
+    broke(monkeypatch, {id(run.requests[0].segment.cache)}, [])
     with pytest.raises(OutOfMemory, match="no memory for this one"):
         engine.run([job])
 

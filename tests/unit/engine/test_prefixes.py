@@ -43,10 +43,10 @@ def test_a_hit_is_as_long_as_what_texts_have_in_common_and_changes_no_bit() -> N
     again = run(engine, LONG, logprobs=3)
     branch = run(engine, [*LONG[:70], 3, 4, 5], logprobs=3)
     turn = run(engine, [*first.tokens, 9, 9], logprobs=3)
-    assert [seq.cached for seq in (first, again, branch, turn)] == [0, 99, 70, 119]
+    assert [seq.scheduling.cached for seq in (first, again, branch, turn)] == [0, 99, 70, 119]
     assert sum(step.rows for step in turn.trace.steps if step.prefill) == 3
     for seq in (again, branch, turn):
-        alone = run(Engine(EXACT, prefill_chunk=23), seq.tokens[: seq.prompt_length], logprobs=3)
+        alone = run(Engine(EXACT, prefill_chunk=23), seq.tokens[: seq.request.prompt_length], logprobs=3)
         assert seq.tokens == alone.tokens
         assert [(each.logprob, each.top) for each in seq.token_logprobs] == [
             (each.logprob, each.top) for each in alone.token_logprobs
@@ -66,26 +66,26 @@ def test_what_was_read_in_common_is_held_once() -> None:
 
 def test_other_salts_find_nothing() -> None:
     engine = Engine(MODEL, prefixes=PrefixCache(1 << 30))
-    run(engine, LONG, salt="a")
-    assert run(engine, LONG, salt="b").cached == 0
-    assert run(engine, LONG, salt="a").cached == 99
+    run(engine, LONG, cache_namespace="a")
+    assert run(engine, LONG, cache_namespace="b").scheduling.cached == 0
+    assert run(engine, LONG, cache_namespace="a").scheduling.cached == 99
 
 
 def test_what_one_model_has_read_is_no_other_models() -> None:
     prefixes, other = PrefixCache(1 << 30), tiny_transformer(1)
     run(Engine(MODEL, prefixes=prefixes), LONG)
-    assert run(Engine(MODEL, prefixes=prefixes), LONG).cached == 99
+    assert run(Engine(MODEL, prefixes=prefixes), LONG).scheduling.cached == 99
     with pytest.raises(SettingsError, match="another model has read: give each model a PrefixCache of its own"):
         Engine(other, prefixes=prefixes)
     prefixes.clear()
-    assert run(Engine(other, prefixes=prefixes), LONG).cached == 0
+    assert run(Engine(other, prefixes=prefixes), LONG).scheduling.cached == 0
 
 
 def test_texts_that_need_every_row_of_the_prompt_read_it() -> None:
     engine = Engine(MODEL, prefixes=PrefixCache(1 << 30))
     run(engine, LONG)
     seq = run(engine, LONG, prompt_logprobs=2)
-    assert seq.cached == 0 and len(seq.told) == len(LONG) - 1
+    assert seq.scheduling.cached == 0 and len(seq.prompt_token_logprobs) == len(LONG) - 1
 
 
 def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
@@ -95,15 +95,15 @@ def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
     prompts = [[number, *LONG[:79]] for number in range(1, 8)]
     for prompt in prompts[:2]:
         run(engine, prompt, max_new_tokens=4)
-    assert run(engine, prompts[0], max_new_tokens=4).cached == 79
+    assert run(engine, prompts[0], max_new_tokens=4).scheduling.cached == 79
     for prompt in prompts[2:4]:
         run(engine, prompt, max_new_tokens=4)
         assert prefixes.bytes <= prefixes.most
     # Six blocks each: three texts fit, and the second was not used again.
-    assert [run(engine, prompts[number], max_new_tokens=4).cached for number in (0, 1)] == [79, 0]
+    assert [run(engine, prompts[number], max_new_tokens=4).scheduling.cached for number in (0, 1)] == [79, 0]
     while prefixes.evict():
         pass
-    assert prefixes.bytes == 0 and not prefixes.slabs
+    assert prefixes.bytes == 0 and not prefixes.memories
 
 
 def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
@@ -112,7 +112,7 @@ def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
     engine = Engine(MODEL, prefixes=prefixes, limits=Limits(cache_bytes=2 * one))
     for number in range(1, 9):
         run(engine, [number, *LONG])
-        assert engine.held <= 2 * one
+        assert engine.held_bytes <= 2 * one
     texts = [engine.submit(Request([number, *LONG], max_new_tokens=20)) for number in (20, 21)]
     engine.step()
     assert engine.running == 2
@@ -124,11 +124,11 @@ def holders(prefixes: PrefixCache, texts: list[Sequence]) -> None:
     caches = [each.cache for each in prefixes._entries] + [text.cache for text in texts]
     counted: dict[int, Any] = {}
     for cache in caches:
-        for stretch in cache.blocks.runs:
-            held = counted.setdefault(id(stretch.slab), (stretch.slab, torch.zeros(len(stretch.slab.holders))))[1]
+        for stretch in cache.pages.runs:
+            held = counted.setdefault(id(stretch.memory), (stretch.memory, torch.zeros(len(stretch.memory.holders))))[1]
             held[stretch.first : stretch.last] += 1
-    for slab, held in counted.values():
-        assert held.tolist() == slab.holders.tolist()
+    for memory, held in counted.values():
+        assert held.tolist() == memory.holders.tolist()
 
 
 @pytest.mark.parametrize("seed", range(6 if FULL else 3))
@@ -157,14 +157,14 @@ def test_random_traffic_leaves_every_text_as_it_is_alone(seed: int) -> None:
         engine.step()
         holders(prefixes, texts)
     engine.run([text for text in texts if not text.finished])
-    assert sum(text.cached for text in texts) > 0 or prefixes.most == 0
+    assert sum(text.scheduling.cached for text in texts) > 0 or prefixes.most == 0
     for text in texts:
         (alone,) = decode(
             EXACT,
-            [text.tokens[: text.prompt_length]],
+            [text.tokens[: text.request.prompt_length]],
             sampler=SAMPLED,
-            seeds=(text.seed,),
-            max_new_tokens=text.max_new_tokens,
+            seeds=(text.request.seed,),
+            max_new_tokens=text.request.max_new_tokens,
         )
         assert text.generated == alone.generated[: len(text.generated)]
         assert text.finish_reason == "cancelled" or text.tokens == alone.tokens
@@ -181,12 +181,12 @@ def test_logprobs_of_the_prompt_are_those_of_reading_it_at_once_whatever_interru
         for _ in range(4):
             engine.step()
             engine.preempt(seq)
-        twin = engine.submit(Request(LONG, prompt_logprobs=2, max_new_tokens=5), like=seq)
-        engine.run([seq, twin])
-        for text in (seq, twin):
-            assert [each.token for each in text.told] == LONG[1:]
-            assert max(abs(a.logprob - b) for a, b in zip(text.told, expected, strict=True)) < 1e-5
-            assert all(each.top[0][1] >= each.logprob and len(each.top) == 2 for each in text.told)
+        clone = engine.submit(Request(LONG, prompt_logprobs=2, max_new_tokens=5), like=seq)
+        engine.run([seq, clone])
+        for text in (seq, clone):
+            assert [each.token for each in text.prompt_token_logprobs] == LONG[1:]
+            assert max(abs(a.logprob - b) for a, b in zip(text.prompt_token_logprobs, expected, strict=True)) < 1e-5
+            assert all(each.top[0][1] >= each.logprob and len(each.top) == 2 for each in text.prompt_token_logprobs)
 
 
 def test_the_trace_keeps_drafts_that_are_asked_for() -> None:

@@ -37,7 +37,7 @@ WIDE: dict[str, tuple[Search, Sampler]] = {
 
 
 def begin(engine: Engine, search: Search, sampler: Sampler, owner: str = "wide", **settings: object) -> object:
-    request = Request([1, 2, 3], sampler=sampler, max_new_tokens=24, salt=owner, **settings)  # type: ignore[arg-type]
+    request = Request([1, 2, 3], sampler=sampler, max_new_tokens=24, cache_namespace=owner, **settings)  # type: ignore[arg-type]
     return engine.enter(search.find(engine, request), owner=owner)
 
 
@@ -58,7 +58,7 @@ def test_a_wide_search_is_slow_for_itself_alone(name: str) -> None:
     for _ in range(12):
         engine.step()
     begun = len(model.rows)
-    text = engine.submit(Request(PROMPT, max_new_tokens=4, salt="other"))
+    text = engine.submit(Request(PROMPT, max_new_tokens=4, cache_namespace="other"))
     # Half of every pass is the other owner's: the prompt takes three passes, and each token one.
     assert steps_until(engine, lambda: bool(text.generated)) <= 4
     assert steps_until(engine, lambda: text.finished) <= 4
@@ -72,7 +72,7 @@ def test_owners_share_alike_however_many_searches_one_of_them_has() -> None:
     searches = [begin(engine, *WIDE["best-of-n"]) for _ in range(12)]
     for _ in range(20):
         engine.step()
-    text = engine.submit(Request(PROMPT, max_new_tokens=4, salt="other"))
+    text = engine.submit(Request(PROMPT, max_new_tokens=4, cache_namespace="other"))
     assert steps_until(engine, lambda: text.finished) <= 8
     assert not any(search.finished for search in searches)
 
@@ -84,7 +84,7 @@ def test_passes_of_draft_models_count_as_work() -> None:
     search = begin(engine, BestOfN("log-probability(of=sum)", n=4), sampler, drafter=DraftModel(draft))  # type: ignore[arg-type]
     for _ in range(4):
         engine.step()
-    text = engine.submit(Request(PROMPT, max_new_tokens=4, salt="other"))
+    text = engine.submit(Request(PROMPT, max_new_tokens=4, cache_namespace="other"))
     target, side = len(model.rows), len(draft.rows)
     steps = steps_until(engine, lambda: text.finished)
     assert steps <= 8 and max(*model.rows, *draft.rows) <= ROWS
@@ -101,7 +101,7 @@ def test_a_pass_is_shared_by_time_as_well() -> None:
         engine.step()
     assert max(model.rows) == 64
     begun = len(model.rows)
-    text = engine.submit(Request(PROMPT, max_new_tokens=6, salt="other"))
+    text = engine.submit(Request(PROMPT, max_new_tokens=6, cache_namespace="other"))
     steps_until(engine, lambda: text.finished)
     # What it had asked for before may fill the first one.
     assert not search.finished and max(model.rows[begun + 1 :]) <= 16 + 16

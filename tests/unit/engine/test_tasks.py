@@ -215,13 +215,13 @@ def test_forks_go_on_as_the_text_would(name: str, rule: AcceptanceRule) -> None:
     other = Request([5, 6, 7, 5, 6, 7, 5, 6], seed=2, **settings)
     parted = engine.submit(other)
     engine.step()
-    twin = engine.fork(parted)
-    twin.seed = 3
-    engine.run([parted, twin])
+    clone = engine.fork(parted)
+    clone.rebind(seed=3)
+    engine.run([parted, clone])
     assert (
         parted.generated
         == decode(EXACT, [other.prompt], seeds=(2,), prefill_chunk=3, **settings)[0].generated
-        != twin.generated
+        != clone.generated
     )
 
 
@@ -301,7 +301,7 @@ def test_texts_wait_for_memory_and_give_it_back() -> None:
     most = 0
     while any(not text.finished for text in texts):
         engine.step()
-        most = max(most, resident(text.cache.blocks for text in texts if not text.finished))
+        most = max(most, resident(text.cache.pages for text in texts if not text.finished))
     # A cache begins with room for 256 tokens.
     assert most <= bound
     assert_plain(texts, 30)
@@ -326,12 +326,12 @@ class Faulty(Drafter):
             if self.part == "propose":
                 raise self.error
             if self.part == "budget":
-                return DraftTree.chain(seq.pending, [1] * (budget.nodes + 1))
+                return DraftTree.chain(seq.last_token, [1] * (budget.nodes + 1))
             if self.part == "tokens":
-                return DraftTree.chain(seq.pending, [-1])
+                return DraftTree.chain(seq.last_token, [-1])
             if self.part == "cycle":
-                return DraftTree(np.array([seq.pending, 1, 2]), np.array([-1, 2, 1]))
-        return DraftTree.chain(seq.pending, [1])
+                return DraftTree(np.array([seq.last_token, 1, 2]), np.array([-1, 2, 1]))
+        return DraftTree.chain(seq.last_token, [1])
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if self.part == "observe" and seq.position > 3:
@@ -449,8 +449,8 @@ def test_a_text_holds_what_it_needs_and_no_more(drafter: Drafter | None) -> None
     places, held = set(), []
     while not text.finished:
         engine.step()
-        places.add(text.cache.blocks.runs[0].slab.data.data_ptr())
-        held.append(resident([text.cache.blocks]))
+        places.add(text.cache.pages.runs[0].memory.data.data_ptr())
+        held.append(resident([text.cache.pages]))
     # The prompt's memory comes at once; then a sixteenth is added, to the end of the text.
     assert held[0] == len(prompt) * slot and max(held) <= (600 + 150 + 5) * slot
     assert all(after <= before + 64 * slot for before, after in pairwise(held)) and len(places) <= 4
@@ -469,6 +469,6 @@ def test_several_texts_never_hold_more_than_is_allowed() -> None:
     most = 0
     while any(not text.finished for text in texts):
         engine.step()
-        most = max(most, resident(text.cache.blocks for text in texts if not text.finished))
+        most = max(most, resident(text.cache.pages for text in texts if not text.finished))
     assert 2 * 500 * model.new_cache().slot_bytes < most <= bound and engine.preemptions
     assert all(len(text.generated) == 90 for text in texts)

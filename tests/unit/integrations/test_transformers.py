@@ -188,7 +188,7 @@ def test_assistants_of_transformers_draft_and_change_no_token(model: Any) -> Non
         assert torch.equal(
             decodery.integrations.transformers.generate(model, BATCH[1:2], **asked, **settings), expected
         )
-        # The prompt, then steps of one pending token and five drafted ones.
+        # The prompt, then steps of one last token and five drafted ones.
         assert 6 in rows[1:] and max(rows[1:]) == 6
         if "prompt_lookup_num_tokens" not in settings:
             assert len(rows) == 5

@@ -45,7 +45,7 @@ def behind(kv: Coprocessor, model: Any, prompt: list[int], text: list[int]) -> t
     model.forward(Batch([Segment.chunk(prompt[:first], cache)]))
     cache.keep(range(first))
     own = model.forward(Batch([Segment.chunk(prompt[first:], cache)])).logits[-1:]
-    seq = SimpleNamespace(cache=cache, prompt_length=len(prompt), model=model)
+    seq = SimpleNamespace(cache=cache, request=SimpleNamespace(prompt_length=len(prompt), model=model))
     opened = run_sync(kv.open(seq, len(prompt) - first))  # type: ignore[arg-type]
     cache.keep(range(len(prompt) - first))
     assert cache.next_position == cache.length == len(prompt), "nothing of the double is in the cache"

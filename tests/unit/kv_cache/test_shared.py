@@ -37,12 +37,12 @@ def test_a_policy_that_reads_prompts_in_full_shares_them() -> None:
     for kv in (QUEST, None, QUEST):
         found = written(engine, kv)
         assert found.tokens == alone(kv)
-    assert found.cached > 40
+    assert found.scheduling.cached > 40
     # What was written under the policy is nobody's prefix: a text that goes on from it reads it anew.
     engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
     longer = [*written(engine, QUEST).tokens, 5]
     after = written(engine, None, longer, 8)
-    assert after.tokens == alone(None, longer, 8) and 0 < after.cached <= len(PROMPT)
+    assert after.tokens == alone(None, longer, 8) and 0 < after.scheduling.cached <= len(PROMPT)
 
 
 class Careless(Selecting):
@@ -86,10 +86,10 @@ def test_a_chat_goes_on_from_the_prompt_it_has_read() -> None:
 def test_copies_share_a_prompt_under_such_a_policy() -> None:
     engine = Engine(EXACT)
     first = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST))
-    twin = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST, seed=5), like=first)
-    engine.run([first, twin])
-    assert first.tokens == twin.tokens == alone(QUEST, new=12)
-    assert first.trace.rows + twin.trace.rows < 2 * len(PROMPT)
+    clone = engine.submit(Request(PROMPT, max_new_tokens=12, cache_policy=QUEST, seed=5), like=first)
+    engine.run([first, clone])
+    assert first.tokens == clone.tokens == alone(QUEST, new=12)
+    assert first.trace.rows + clone.trace.rows < 2 * len(PROMPT)
 
 
 @pytest.mark.parametrize("kv", [QUEST, "streaming-llm:budget=12,sinks=2", "h2o:budget=0.4"], ids=str)

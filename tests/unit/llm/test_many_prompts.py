@@ -25,7 +25,7 @@ def lm() -> LLM:
 
 
 @pytest.fixture
-def slabs(monkeypatch: pytest.MonkeyPatch) -> WeakSet[PageMemory]:
+def memories(monkeypatch: pytest.MonkeyPatch) -> WeakSet[PageMemory]:
     """The pieces of memory for keys and values that are there."""
     found, begin = WeakSet[PageMemory](), PageMemory.__init__
 
@@ -38,24 +38,24 @@ def slabs(monkeypatch: pytest.MonkeyPatch) -> WeakSet[PageMemory]:
 
 
 @pytest.fixture
-def held(lm: LLM, slabs: WeakSet[PageMemory], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def held(lm: LLM, memories: WeakSet[PageMemory], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many of them there were whenever a text became an output."""
     found, output = [0], lm.output
 
     def counted(*args: object, **settings: object) -> Output:
-        found.append(len(slabs))
+        found.append(len(memories))
         return output(*args, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lm, "output", counted)
     return found
 
 
-def test_a_list_takes_the_memory_of_a_few_texts(lm: LLM, slabs: WeakSet[PageMemory], held: list[int]) -> None:
+def test_a_list_takes_the_memory_of_a_few_texts(lm: LLM, memories: WeakSet[PageMemory], held: list[int]) -> None:
     outputs = lm.generate(PROMPTS, **SETTINGS)
     assert isinstance(outputs, list) and len(outputs) == len(PROMPTS)
     assert 1 < max(held) <= MOST_TEXTS
     gc.collect()
-    assert not slabs
+    assert not memories
     for number in (0, 31, 32, 99):
         alone = lm.generate(PROMPTS[number], **SETTINGS)
         assert isinstance(alone, Output) and outputs[number].tokens == alone.tokens
@@ -107,11 +107,11 @@ def test_what_cannot_be_read_is_refused_before_anything_is(lm: LLM) -> None:
     assert list(lm.generate(iter([]), **SETTINGS)) == [] == lm.generate([], **SETTINGS)
 
 
-def test_an_iterator_that_is_left_leaves_nothing(lm: LLM, slabs: WeakSet[PageMemory]) -> None:
+def test_an_iterator_that_is_left_leaves_nothing(lm: LLM, memories: WeakSet[PageMemory]) -> None:
     outputs = lm.generate(iter(PROMPTS), **SETTINGS)
     next(outputs)
-    assert slabs
+    assert memories
     outputs.close()
     del outputs
     gc.collect()
-    assert not slabs
+    assert not memories

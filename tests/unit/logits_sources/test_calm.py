@@ -112,7 +112,7 @@ def test_leaving_where_the_last_layer_agrees_changes_nothing_and_leaving_blindly
             for layers in range(1, 5):
                 segment = Segment.chunk(unread, cache, logit_rows=rows)
                 said.append(
-                    int(TARGET.forward(Batch([segment]), route=LayerPlan(tuple(range(layers)))).logits[0].argmax())
+                    int(TARGET.forward(Batch([segment]), layer_plan=LayerPlan(tuple(range(layers)))).logits[0].argmax())
                 )
             cache.keep(range(len(unread)))
             left.append(next(at for at, token in enumerate(said) if token == said[-1] or not oracle))

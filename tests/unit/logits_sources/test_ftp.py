@@ -79,10 +79,10 @@ def test_a_prompt_may_come_in_any_parts_and_again() -> None:
         cache.keep([])
         assert cache.next_position == n
     # What is not kept is not held, and a fork goes on by itself.
-    twin = cache.fork()
-    run_sync(score(reader, Segment.chunk(text[9:], twin, logit_rows=[])))
-    twin.keep(range(len(text) - 9))
-    assert twin.next_position == len(text) and cache.next_position == 9
+    clone = cache.fork()
+    run_sync(score(reader, Segment.chunk(text[9:], clone, logit_rows=[])))
+    clone.keep(range(len(text) - 9))
+    assert clone.next_position == len(text) and cache.next_position == 9
 
 
 def test_importance_is_what_later_tokens_paid_on_average() -> None:

@@ -116,13 +116,13 @@ def test_a_text_may_come_in_any_parts_and_again() -> None:
             assert (read(tokens[n:], held) - whole[n:]).abs().max() < 1e-9
             held.keep([])
             assert held.next_position == n
-    twin, mark = cache.fork(), cache.mark()
-    read(tokens[9:], twin)
-    twin.keep(range(len(tokens) - 9))
-    assert twin.next_position == len(tokens) and cache.next_position == 9
+    clone, mark = cache.fork(), cache.snapshot()
+    read(tokens[9:], clone)
+    clone.keep(range(len(tokens) - 9))
+    assert clone.next_position == len(tokens) and cache.next_position == 9
     read(tokens[9:], cache)
     cache.keep(range(12))
-    cache.rewind(mark)
+    cache.restore(mark)
     assert cache.next_position == 9 and not cache.behind
 
 
@@ -151,7 +151,7 @@ def test_rows_that_stay_are_gone_on_from() -> None:
     cache.keep(range(n))
     read([*tokens[n : n + 3], 1, 2], cache)
     late = tokens[n + 3 : n + 6]
-    segment = Segment(np.arange(n + 3, n + 6), np.array(late), cache=cache, stays=3)
+    segment = Segment(np.arange(n + 3, n + 6), np.array(late), cache=cache, retained=3)
     found = run_sync(score(reader, segment)).logits
     assert (found - whole[n + 3 : n + 6]).abs().max() < 1e-9
     cache.keep(range(6))

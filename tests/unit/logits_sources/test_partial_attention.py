@@ -101,7 +101,7 @@ def test_rows_of_the_prompt_may_stay_tentative_across_passes() -> None:
     expected = scorer.forward(Batch([Segment(np.arange(len(text)), np.array(text))])).logits
     cache = scorer.new_cache()
     scorer.forward(Batch([Segment(np.arange(4), np.array(text[:4]), cache=cache)]))
-    rest = Segment(np.arange(2, len(text)), np.array(text[2:]), cache=cache, stays=2)
+    rest = Segment(np.arange(2, len(text)), np.array(text[2:]), cache=cache, retained=2)
     assert (scorer.forward(Batch([rest])).logits - expected[2:]).abs().max() < 1e-10
     cache.keep(range(len(text)))
     assert isinstance(cache, PartialCache) and cache.source.length == len(PROMPT)

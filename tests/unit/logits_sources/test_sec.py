@@ -54,7 +54,7 @@ class Always(Gate):
 class Forced(LogitsSource):
     heads: ExitHeads
 
-    requirements, provides = Requirements(routes=True), Provides()
+    requirements, provides = Requirements(layer_plans=True), Provides()
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Leaving:
         return Leaving(model, Always(), self.heads.every, len(prompt), self.heads)
@@ -77,7 +77,7 @@ def test_leaving_at_the_last_check_is_the_model_without_the_layers_above() -> No
     assert tokens[-1] == written(None, 1)[0]
     for _ in range(11):
         segment = Segment.chunk(tokens, TARGET.new_cache(), logit_rows=[])
-        state = TARGET.forward(Batch([segment]), taps=(3,), route=LayerPlan((0, 1, 2))).hidden[3][-1:]
+        state = TARGET.forward(Batch([segment]), taps=(3,), layer_plan=LayerPlan((0, 1, 2))).hidden[3][-1:]
         normed = TARGET.final_norm(state)
         corrected = normed + normed @ heads.down[0].double().T @ heads.up[0].double().T
         tokens.append(int(TARGET.project(corrected).argmax()))

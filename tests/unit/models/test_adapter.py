@@ -99,9 +99,9 @@ def test_a_tree_that_grows_over_passes_is_the_tree_in_one(model: TransformersMod
     positions, cache, grown = 7 + mask.sum(axis=1) - 1, _prefilled(model, ids), _prefilled(model, ids)
     expected = model.forward(Batch([Segment(positions, nodes, mask=mask, cache=cache)])).logits
     rows = []
-    for stays, stop in ((0, 2), (2, 3), (3, len(nodes))):
-        new = slice(stays, stop)
-        step = Segment(positions[new], nodes[new], mask=mask[new, :stop], cache=grown, stays=stays)
+    for retained, stop in ((0, 2), (2, 3), (3, len(nodes))):
+        new = slice(retained, stop)
+        step = Segment(positions[new], nodes[new], mask=mask[new, :stop], cache=grown, retained=retained)
         rows.append(model.forward(Batch([step])).logits)
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
     grown.keep([0, 2, 5])
@@ -131,9 +131,9 @@ def test_taps_are_counted_from_either_end(kind: str, model: TransformersModel) -
 def test_a_layer_that_does_not_run_has_no_state() -> None:
     ours = tiny_transformer(num_layers=3)
     batch = Batch([Segment(np.arange(2), np.array([1, 2]))])
-    assert ours.forward(batch, taps=(0, 1), route=LayerPlan((0, 2))).hidden.keys() == {0, 1}
+    assert ours.forward(batch, taps=(0, 1), layer_plan=LayerPlan((0, 2))).hidden.keys() == {0, 1}
     with pytest.raises(SettingsError, match="leaves that layer out"):
-        ours.forward(batch, taps=(2,), route=LayerPlan((0, 2)))
+        ours.forward(batch, taps=(2,), layer_plan=LayerPlan((0, 2)))
 
 
 def test_truncated_caches_go_on_as_if_nothing_had_followed(model: TransformersModel) -> None:
@@ -149,11 +149,11 @@ def test_truncated_caches_go_on_as_if_nothing_had_followed(model: TransformersMo
 def test_forks_do_not_see_each_other(model: TransformersModel) -> None:
     ids = random_ids(6)
     cache = _prefilled(model, ids)
-    twin = cache.fork()
-    for branch, token in ((cache, 11), (twin, 12)):
+    clone = cache.fork()
+    for branch, token in ((cache, 11), (clone, 12)):
         model.forward(Batch([Segment.chunk([token], branch)]))
         branch.keep([0])
-    for branch, token in ((cache, 11), (twin, 12)):
+    for branch, token in ((cache, 11), (clone, 12)):
         _assert_same_state(branch, _prefilled(model, np.append(ids, token)))
 
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_decoded_step_by_step_is_refused() -> None:
         TransformersModel(bloom)
     with pytest.raises(UnsupportedModel, match="all of its layers"):
         ours = TransformersModel(make("gpt2"))
-        ours.forward(Batch([Segment.chunk([1], ours.new_cache())]), route=LayerPlan((0,)))
+        ours.forward(Batch([Segment.chunk([1], ours.new_cache())]), layer_plan=LayerPlan((0,)))
 
 
 @pytest.mark.parametrize("family", ["zamba2", "falcon_h1"])

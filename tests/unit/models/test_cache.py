@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from decodery.core.errors import OutOfMemory
 from decodery.models.batch import Batch, Segment
-from decodery.models.cache.cache import KVCache, Mark, resident
+from decodery.models.cache.cache import KVCache, Snapshot, resident
 from decodery.models.cache.page_memory import SLOTS
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
@@ -62,12 +62,12 @@ class CacheMachine(RuleBasedStateMachine):
                 depths[node] = depths[parent] + 1
         positions = cache.next_position + depths
         cuts = [0, *sorted(data.draw(st.sets(st.integers(1, n - 1)) if n > 1 else st.just(set()))), n]
-        for stays, stop in itertools.pairwise(cuts):
-            if stays and data.draw(st.booleans()):  # a pass whose rows do not stay leaves no trace
-                others = Segment(positions[:3], np.zeros(3, int)[:n], cache=cache, stays=stays)
+        for retained, stop in itertools.pairwise(cuts):
+            if retained and data.draw(st.booleans()):  # a pass whose rows do not stay leaves no trace
+                others = Segment(positions[:3], np.zeros(3, int)[:n], cache=cache, retained=retained)
                 MODEL.forward(Batch([others]))
-            rows = slice(stays, stop)
-            new = Segment(positions[rows], np.array(ids)[rows], mask=mask[rows, :stop], cache=cache, stays=stays)
+            rows = slice(retained, stop)
+            new = Segment(positions[rows], np.array(ids)[rows], mask=mask[rows, :stop], cache=cache, retained=retained)
             MODEL.forward(Batch([new]))
         leaf = data.draw(st.integers(-1, n - 1))
         path = [] if leaf < 0 else np.flatnonzero(mask[leaf]).tolist()
@@ -107,7 +107,7 @@ def test_a_layer_that_did_not_run_keeps_nothing() -> None:
     """Its slots hold whatever memory held before; whether that is a number or not, nobody may see it."""
     cache = filled([1, 2, 3])
     cache.data[:, :, :, 3:] = torch.nan
-    MODEL.forward(Batch([Segment.chunk([4, 5], cache)]), route=LayerPlan((0,)))
+    MODEL.forward(Batch([Segment.chunk([4, 5], cache)]), layer_plan=LayerPlan((0,)))
     cache.keep([0, 1])
     assert cache.lengths.tolist() == [5, 3] and cache.next_position == 5
     assert MODEL.forward(Batch([Segment.chunk([6], cache)])).logits.isfinite().all()
@@ -122,11 +122,11 @@ def test_layers_may_keep_rows_and_others_not() -> None:
     MODEL.forward(Batch([Segment.chunk([4, 5, 6], cache)]))
     cache.keep([0, 1], layers=[1])
     assert cache.lengths.tolist() == [3, 5] and cache.next_position == 5
-    MODEL.forward(Batch([Segment.chunk([7], cache)]), route=LayerPlan((0,)))
+    MODEL.forward(Batch([Segment.chunk([7], cache)]), layer_plan=LayerPlan((0,)))
     with pytest.raises(IndexError, match="not all among the 0 tentative rows"):
         cache.keep([0], layers=[0, 1])
     with pytest.raises(IndexError, match="1 rows cannot stay where there are 0"):
-        MODEL.forward(Batch([Segment(np.array([6]), np.array([8]), cache=cache, stays=1)]))
+        MODEL.forward(Batch([Segment(np.array([6]), np.array([8]), cache=cache, retained=1)]))
 
 
 def test_a_pass_that_failed_leaves_no_rows() -> None:
@@ -153,24 +153,24 @@ def test_what_is_kept_ascends() -> None:
 
 def test_a_mark_is_returned_to_as_long_as_what_it_marks_is_there() -> None:
     cache = filled([1, 2, 3])
-    mark = cache.mark()
-    twin = cache.fork()
-    for each in (cache, twin):
+    snapshot = cache.snapshot()
+    clone = cache.fork()
+    for each in (cache, clone):
         MODEL.forward(Batch([Segment.chunk([4, 5], each)]))
         each.keep([0, 1])
-        later = each.mark()
+        later = each.snapshot()
         MODEL.forward(Batch([Segment.chunk([6], each)]))
-        each.rewind(mark)
+        each.restore(snapshot)
         assert difference(each, filled([1, 2, 3])) < 1e-12
         with pytest.raises(ValueError, match="cut or evicted"):
-            each.rewind(later)
+            each.restore(later)
         with pytest.raises(IndexError):
             each.keep([0])
     cache.evict(0, [1])
-    twin.truncate(2)
-    for each in (cache, twin):
+    clone.truncate(2)
+    for each in (cache, clone):
         with pytest.raises(ValueError, match="cut or evicted"):
-            each.rewind(mark)
+            each.restore(snapshot)
 
 
 @given(st.lists(st.integers(0, 9), unique=True, max_size=9), st.lists(st.integers(0, 9), unique=True, max_size=9))
@@ -213,11 +213,11 @@ def test_rows_that_stay_are_seen_as_if_fed_again(make: Callable[[], LanguageMode
     # Room for one row more than there is at first, so that rows which stay are moved.
     grown.provide(4)
     rows = []
-    for stays, stop in ((0, 1), (1, 4), (4, 6)):
-        new = slice(stays, stop)
+    for retained, stop in ((0, 1), (1, 4), (4, 6)):
+        new = slice(retained, stop)
         seen = None if stop == 6 else mask[new, :stop]
         rows.append(
-            model.forward(Batch([Segment(positions[new], ids[new], mask=seen, cache=grown, stays=stays)])).logits
+            model.forward(Batch([Segment(positions[new], ids[new], mask=seen, cache=grown, retained=retained)])).logits
         )
     assert (torch.cat(rows) - expected).abs().max() < 1e-12
     for cache in (whole, grown):
@@ -229,11 +229,13 @@ def test_no_more_rows_can_stay_than_there_are() -> None:
     cache = filled([1, 2])
     MODEL.forward(Batch([Segment.chunk([3, 4], cache)]))
     with pytest.raises(IndexError, match="3 rows cannot stay where there are 2"):
-        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), cache=cache, stays=3)]))
+        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), cache=cache, retained=3)]))
     with pytest.raises(ValueError, match="only in a cache"):
-        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), stays=1)]))
+        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), retained=1)]))
     with pytest.raises(ValueError, match=r"is \(1, 3\), not \(1, 1\)"):
-        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), mask=np.ones((1, 1), bool), cache=cache, stays=2)]))
+        MODEL.forward(
+            Batch([Segment(np.array([4]), np.array([1]), mask=np.ones((1, 1), bool), cache=cache, retained=2)])
+        )
 
 
 def test_growing_copies_rarely() -> None:
@@ -254,16 +256,16 @@ def append(cache: KVCache, tokens: list[int]) -> None:
 def test_forks_share_all_blocks_but_those_they_write() -> None:
     text = [token % 64 for token in range(100)]
     cache = filled(text)
-    twin = cache.fork()
-    assert twin.data.data_ptr() == cache.data.data_ptr()
-    assert resident([cache, twin]) == cache.bytes
+    clone = cache.fork()
+    assert clone.data.data_ptr() == cache.data.data_ptr()
+    assert resident([cache, clone]) == cache.bytes
     # The one that was there first goes on in its place, the fork copies its last block, and no other.
     place = cache.data.data_ptr()
     append(cache, [1, 2])
-    append(twin, [3])
+    append(clone, [3])
     assert cache.data.data_ptr() == place
-    assert resident([cache, twin]) == cache.bytes + SLOTS * cache.slot_bytes
-    assert difference(cache, filled([*text, 1, 2])) < 1e-12 and difference(twin, filled([*text, 3])) < 1e-12
+    assert resident([cache, clone]) == cache.bytes + SLOTS * cache.slot_bytes
+    assert difference(cache, filled([*text, 1, 2])) < 1e-12 and difference(clone, filled([*text, 3])) < 1e-12
     # What a fork may see, the first one must not write over either.
     third = cache.fork()
     cache.truncate(70)
@@ -274,15 +276,15 @@ def test_forks_share_all_blocks_but_those_they_write() -> None:
 
 def test_blocks_nobody_else_holds_are_written_in_place() -> None:
     cache = filled([1, 2, 3], capacity=64)
-    twin, place = cache.fork(), cache.data.data_ptr()
+    clone, place = cache.fork(), cache.data.data_ptr()
     del cache
-    append(twin, list(range(60)))
-    assert twin.data.data_ptr() == place and twin.bytes == 64 * twin.slot_bytes
-    other = twin.fork()
+    append(clone, list(range(60)))
+    assert clone.data.data_ptr() == place and clone.bytes == 64 * clone.slot_bytes
+    other = clone.fork()
     del other
-    twin.truncate(0)
-    append(twin, [5])
-    assert twin.data.data_ptr() == place
+    clone.truncate(0)
+    append(clone, [5])
+    assert clone.data.data_ptr() == place
 
 
 def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
@@ -307,7 +309,7 @@ def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
         long.wrote([1])
         long.keep([0])
         grown.add(resident([cache, *forks]))
-        assert len(list(long.blocks.pieces(0, long.length))) == 2
+        assert len(list(long.pages.pieces(0, long.length))) == 2
     assert max(grown) <= one + 64 * 16 * cache.slot_bytes + (384 + 400 // 16 + SLOTS) * cache.slot_bytes
     assert len(grown) <= 384 // SLOTS + 1
     assert long.data[0, 0, 0, 3990:4400, 0].tolist()[10:] == list(range(4000, 4400))
@@ -316,22 +318,22 @@ def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
 def test_an_evicted_fork_leaves_the_others_alone() -> None:
     text = [token % 64 for token in range(40)]
     cache = filled(text)
-    twin = cache.fork()
-    twin.evict(1, range(3, 30))
-    assert twin.lengths.tolist() == [40, 13]
-    assert torch.equal(twin.data[1, :, :, 3:13], cache.data[1, :, :, 30:40])
-    assert torch.equal(twin.data[0, :, :, :40], cache.data[0, :, :, :40])
+    clone = cache.fork()
+    clone.evict(1, range(3, 30))
+    assert clone.lengths.tolist() == [40, 13]
+    assert torch.equal(clone.data[1, :, :, 3:13], cache.data[1, :, :, 30:40])
+    assert torch.equal(clone.data[0, :, :, :40], cache.data[0, :, :, :40])
     assert difference(cache, filled(text)) < 1e-12
 
 
 def test_no_memory_for_one_cache_leaves_it_and_its_forks_as_they_were() -> None:
     cache = filled([1, 2, 3])
-    twin = cache.fork()
+    clone = cache.fork()
     with pytest.raises(OutOfMemory):
-        twin.provide(2**45)
-    assert resident([cache, twin]) == cache.bytes
-    append(twin, [4])
-    assert difference(twin, filled([1, 2, 3, 4])) < 1e-12 and difference(cache, filled([1, 2, 3])) < 1e-12
+        clone.provide(2**45)
+    assert resident([cache, clone]) == cache.bytes
+    append(clone, [4])
+    assert difference(clone, filled([1, 2, 3, 4])) < 1e-12 and difference(cache, filled([1, 2, 3])) < 1e-12
 
 
 def test_rows_outside_the_last_pass_cannot_be_kept() -> None:
@@ -354,19 +356,19 @@ def test_room_is_provided_to_the_slot() -> None:
     cache.keep(range(3))
     assert (cache.capacity, cache.data.nbytes) == (40, 40 * cache.slot_bytes)
     cache.data[..., :3, :] = 7.0
-    twin = cache.fork()
-    twin.provide(5)
-    assert (twin.capacity, cache.capacity) == (5, 40) and bool((twin.data[..., :3, :] == 7.0).all())
-    twin.provide(2)
-    assert twin.capacity == 3
+    clone = cache.fork()
+    clone.provide(5)
+    assert (clone.capacity, cache.capacity) == (5, 40) and bool((clone.data[..., :3, :] == 7.0).all())
+    clone.provide(2)
+    assert clone.capacity == 3
 
 
 class Forgetful(KVCache):
     """Rewinding cuts the first layer alone."""
 
-    def rewind(self, mark: Mark) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         lengths = self.lengths.copy()
-        super().rewind(mark)
+        super().restore(snapshot)
         self.lengths[1:] = lengths[1:]
 
 
@@ -374,16 +376,16 @@ class Careless(KVCache):
     """Forks write to what they share."""
 
     def fork(self) -> Self:
-        twin = super().fork()
-        twin.blocks = self.blocks
-        return twin
+        clone = super().fork()
+        clone.pages = self.pages
+        return clone
 
 
 class Shallow(KVCache):
     """Rows that enter an upper layer take what the lower ones were given with them."""
 
-    def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
-        super().reserve(positions, stays)
+    def reserve(self, positions: np.ndarray, retained: int = 0, layers: Sequence[int] | None = None) -> None:
+        super().reserve(positions, retained)
 
 
 def with_caches(kind: type[KVCache]) -> Transformer:

@@ -127,8 +127,8 @@ def test_a_datastore_whose_tokens_alone_were_replaced_is_opened_again(tmp_path: 
         folder = datastore(tmp_path / "store", document)
         assert Datastore.open(folder).count(document[:3]) == 1
         seq = engine.submit(Request([60, 61], drafter=resolve("drafter", f"aded:datastore={folder}"), max_new_tokens=1))
-        assert isinstance(seq.draft_state, Trigrams)
-        found.append([token for token, _ in seq.draft_state.successors(60, 61)])
+        assert isinstance(seq.states[seq.request.drafter], Trigrams)
+        found.append([token for token, _ in seq.states[seq.request.drafter].successors(60, 61)])
     assert found == [[62], [59]]
 
 

@@ -102,10 +102,10 @@ def test_logits_are_those_of_transformers(case: str, folders: dict[str, tuple[Pa
         assert (logits - expected(theirs, np.concatenate([ids, nodes[mask[node]]]))[-1]).abs().max() < 2e-4
     # A fork goes on from the same memory, and cutting the text leaves it in place.
     cache.keep([])
-    twin = cache.fork()
-    twin.truncate(5)
-    assert twin.memory is cache.memory is not None and twin.bytes > cache.memory.bytes > cache.memory.data.nbytes
-    again = run_sync(score(reading, Segment.chunk(ids[5:9], twin))).logits
+    clone = cache.fork()
+    clone.truncate(5)
+    assert clone.memory is cache.memory is not None and clone.bytes > cache.memory.bytes > cache.memory.data.nbytes
+    again = run_sync(score(reading, Segment.chunk(ids[5:9], clone))).logits
     assert (again - wanted[5:9]).abs().max() < 2e-4
 
 
@@ -116,7 +116,10 @@ def test_decoding_with_a_source_keeps_the_laws(tiny: EncoderDecoder) -> None:
             tiny, [[256], [256, 3]], drafter="token-recycling", sampler=drawn, logits_source=source, max_new_tokens=20
         )
     copied = Engine(tiny).submit(Request([256], logits_source=source, drafter="aggressive", max_new_tokens=3))
-    assert copied.draft_state.source == list(SOURCE) and copied.draft_state.pointer == 0
+    assert (
+        copied.states[copied.request.drafter].source == list(SOURCE)
+        and copied.states[copied.request.drafter].pointer == 0
+    )
     check_state(tiny, [[256]], drafter="token-recycling", logits_source=source, max_new_tokens=12)
 
 

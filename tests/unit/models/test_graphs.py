@@ -265,7 +265,7 @@ def test_rows_stay_in_a_cache_that_the_arena_holds() -> None:
     logits = []
     for each, cache in zip((model, other), caches, strict=True):
         forward(each, Batch([_segment(cache, tree, None)]))
-        grown = Segment(np.array([3]), np.array([7]), mask=np.ones((1, 6), dtype=bool), cache=cache, stays=5)
+        grown = Segment(np.array([3]), np.array([7]), mask=np.ones((1, 6), dtype=bool), cache=cache, retained=5)
         logits.append(forward(each, Batch([grown])).logits)
         cache.keep([0, *tree.path(4), 5])
     assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model)
@@ -363,7 +363,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_pass() -> None:
         for reason, segments in left.items():
             assert model.static.forward(model, Batch(segments), Hooks.reading(())) is None, reason
             assert model.forward(Batch(segments)).logits.isfinite().all(), reason
-        model.forward(Batch([Segment.chunk([1], model.new_cache())]), route=LayerPlan((0,)))
+        model.forward(Batch([Segment.chunk([1], model.new_cache())]), layer_plan=LayerPlan((0,)))
     model.forward(Batch([Segment.chunk([1], model.new_cache())]))
     with torch.no_grad():
         looking_around = tiny()

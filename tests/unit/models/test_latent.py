@@ -48,7 +48,7 @@ def test_it_keeps_latents_forks_and_counts_the_experts_it_reads(
     cache = model.new_cache()
     scores = model.forward(Batch([Segment.chunk(ids, cache)]))
     # One head of latents a layer, whatever the number of heads, and the rows that many heads share.
-    assert cache.blocks.slot_bytes == 2 * layers * (latent.rank + latent.turned) * 4
+    assert cache.pages.slot_bytes == 2 * layers * (latent.rank + latent.turned) * 4
     mixed, each = layers - model.config.dense_layers, model.config.experts_per_token
     assert mixed * each < scores.costs[0].experts <= mixed * model.config.experts
     cache.keep(range(12))

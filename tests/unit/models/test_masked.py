@@ -162,10 +162,10 @@ def test_slots_of_a_cache_can_be_selected_in_any_order_and_stand_for_what_they_h
     cache.select(np.array([6, 0, 2, 3]))
     assert cache.positions[0, :4].tolist() == [0, 2, 3, 6] and cache.next_position == 7
     model.forward(Batch([Segment(np.array([1, 5]), ids[[1, 5]], mask=np.ones((2, 2), dtype=bool), cache=cache)]))
-    twin = cache.fork()
+    clone = cache.fork()
     cache.select(np.array([5, 0, 4, 3]))
     assert cache.positions[0, :4].tolist() == [0, 1, 5, 6]
     assert torch.equal(cache.view(1)[0][:, [0, 3]], held[:, [0, 6]]), "the fork's slots or these were written over"
-    assert torch.equal(twin.view(1)[0], held[:, [0, 2, 3, 6]])
+    assert torch.equal(clone.view(1)[0], held[:, [0, 2, 3, 6]])
     with pytest.raises(ValueError, match="same position"):
         cache.select(np.array([0, 1, 1]))

@@ -84,11 +84,11 @@ def run(model: Transformer, stack, segments: list[Segment], taps=()):
     batch = Batch(segments)
     for segment in segments:
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions, segment.stays)
+            segment.cache.reserve(segment.positions, segment.retained)
     layers = model.config.num_layers
-    visits = Hooks.of(batch, taps, WHOLE, layers)
-    hidden = visits.visit(HookPoint("residual", 0), model.embed(batch).float())
-    return stack.head(stack.layers(hidden, batch, layer_steps(WHOLE, layers), visits)), visits.tapped()
+    hooks = Hooks.of(batch, taps, WHOLE, layers)
+    hidden = hooks.visit(HookPoint("residual", 0), model.embed(batch).float())
+    return stack.head(stack.layers(hidden, batch, layer_steps(WHOLE, layers), hooks)), hooks.tapped()
 
 
 def through(stack, hidden: torch.Tensor, batch: Batch, *layers: int) -> torch.Tensor:
@@ -185,16 +185,16 @@ def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels
     whole, grown = cache.fork(), cache.fork()
     expected, _ = run(model, stack, [Segment(positions, ids, mask=mask, cache=whole)])
     rows, other = [], Segment.chunk(TOKENS[:5], model.new_cache())
-    for stays, stop in ((0, 1), (1, 3), (3, 7)):
-        new = slice(stays, stop)
-        step = Segment(positions[new], ids[new], mask=mask[new, :stop], cache=grown, stays=stays)
+    for retained, stop in ((0, 1), (1, 3), (3, 7)):
+        new = slice(retained, stop)
+        step = Segment(positions[new], ids[new], mask=mask[new, :stop], cache=grown, retained=retained)
         rows.append(run(model, stack, [other, step])[0][5:])
     assert torch.equal(torch.cat(rows), expected)
     # Without a mask the rows go on causally, after all that stay.
     chain = np.arange(12, 40)
     whole, _ = run(model, stack, [Segment(chain, TOKENS[chain], cache=cache)])
     run(model, stack, [Segment(chain[:20], TOKENS[chain[:20]], cache=cache)])
-    rest, _ = run(model, stack, [Segment(chain[15:], TOKENS[chain[15:]], cache=cache, stays=15)])
+    rest, _ = run(model, stack, [Segment(chain[15:], TOKENS[chain[15:]], cache=cache, retained=15)])
     assert torch.equal(rest, whole[15:])
 
 
@@ -210,7 +210,7 @@ def test_row_does_not_depend_on_where_blocks_lie(name, dtype, kernels):
         for cache in (whole, forks[-1]):
             run(model, stack, [Segment.chunk(part, cache)])
             cache.keep(range(len(part)))
-    assert len(whole.blocks.runs) == 1 and len(forks[-1].blocks.runs) > 4
+    assert len(whole.pages.runs) == 1 and len(forks[-1].pages.runs) > 4
     tree = [
         Segment(80 + np.asarray(DEPTHS), np.arange(7), mask=tree_mask(PARENTS), cache=cache)
         for cache in (whole, forks[-1])

@@ -63,7 +63,7 @@ class Drafts(Drafter):
     provides = Provides(drafts=("deterministic",))
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        tree = DraftTree.chain(seq.pending, [61, 17][: min(budget.nodes, budget.depth)])
+        tree = DraftTree.chain(seq.last_token, [61, 17][: min(budget.nodes, budget.depth)])
         return replace(tree, logq=np.zeros(len(tree)))
 
 
@@ -147,8 +147,8 @@ def test_suggestions_and_prompts_hold_none() -> None:
     for draft in run_sync(superpose(MODEL, PROMPT, 3, length=6, settings=Superposition.published(3), ngrams=NGrams())):
         assert draft.tokens and PADDED.isdisjoint(draft.tokens)
     seq = written(prompt_logprobs=2)
-    assert len(seq.told) == len(PROMPT) - 1
-    assert all(PADDED.isdisjoint(id for id, _ in each.top) for each in seq.told)
+    assert len(seq.prompt_token_logprobs) == len(PROMPT) - 1
+    assert all(PADDED.isdisjoint(id for id, _ in each.top) for each in seq.prompt_token_logprobs)
 
 
 def test_a_models_own_tokenizer_counts_before_that_of_another_with_the_same_vocabulary() -> None:

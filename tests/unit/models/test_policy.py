@@ -194,14 +194,14 @@ def test_what_lies_elsewhere_can_be_merged(model: Transformer) -> None:
 def test_a_policy_hears_of_all_that_happens_to_a_cache() -> None:
     model, policy = make("float64"), Watching()
     cache = prefilled(model, 12, policy)
-    mark = cache.mark()
+    mark = cache.snapshot()
     model.forward(Batch([tree(cache)]))
     cache.keep([0, 2])
-    twin = cache.fork()
-    cache.rewind(mark)
+    clone = cache.fork()
+    cache.restore(mark)
     cache.truncate(5)
     assert policy.told == [list(range(12)), [0, 2], [12] * LAYERS, [5] * LAYERS]
-    assert isinstance(twin.policy, Watching) and twin.policy.told == [list(range(12)), [0, 2], "fork"]
+    assert isinstance(clone.policy, Watching) and clone.policy.told == [list(range(12)), [0, 2], "fork"]
 
 
 def test_a_head_that_lost_slots_reads_the_others(model: Transformer) -> None:
@@ -261,10 +261,10 @@ def test_slots_may_go_that_came_after_a_head_lost_others(model: Transformer) -> 
 
 def test_new_content_is_held_by_every_head(model: Transformer) -> None:
     cache = prefilled(model, 20)
-    mark = cache.mark()
+    mark = cache.snapshot()
     cache.evict(0, [15, 16], heads=[0])
     with pytest.raises(ValueError, match="has been cut or evicted since"):
-        cache.rewind(mark)
+        cache.restore(mark)
     cache.truncate(12)
     model.forward(Batch([Segment.chunk(TOKENS[12:20], cache)]))
     cache.keep(range(8))

@@ -93,12 +93,12 @@ def test_it_stays_whatever_becomes_of_the_text() -> None:
     whole = logits(prefixed, [11], cache)
     assert (cache.length, cache.next_position, cache.evicted) == (14, 11, False)
     assert cache.positions[0, :14].tolist() == list(range(-3, 11))
-    twin = cache.fork()
-    twin.truncate(0)
-    assert (twin.length, twin.next_position, twin.prefix, twin.evicted) == (3, 0, 3, False)
-    assert (logits(prefixed, [11], twin) - whole).abs().max() < 1e-12
-    twin.evict(0, [5])
-    assert twin.evicted
+    clone = cache.fork()
+    clone.truncate(0)
+    assert (clone.length, clone.next_position, clone.prefix, clone.evicted) == (3, 0, 3, False)
+    assert (logits(prefixed, [11], clone) - whole).abs().max() < 1e-12
+    clone.evict(0, [5])
+    assert clone.evicted
     exact = prefixed.new_cache()
     exact.provide(11)
     logits(prefixed, [11], exact)
@@ -152,8 +152,8 @@ def test_requests_without_a_source_are_scored_beside_prefixed_ones() -> None:
     alone = engine.submit(Request(TOKENS, max_new_tokens=12))
     engine.run([alone])
     steered = engine.submit(Request(TOKENS, max_new_tokens=12))
-    steered.model = Prefixed(model, random_prefix(model))
-    steered.cache = steered.model.new_cache()
+    steered.rebind(model=Prefixed(model, random_prefix(model)))
+    steered.cache = steered.request.model.new_cache()
     plain = engine.submit(Request(TOKENS, max_new_tokens=12))
     calls = []
     original, model.forward = (

@@ -251,7 +251,7 @@ def test_shared_blocks_are_kept_once_and_every_use_of_one_is_its_own(tmp_path: P
     assert weight_bytes(model) == head + first + sum(value.nbytes for value in learned.values())
     inside = Batch([Segment(np.arange(2), states=torch.zeros(2, model.config.hidden_size))])
     with pytest.raises(UnsupportedModel, match="enters the first layer"):
-        model.forward(inside, route=LayerPlan((1, 2)))
+        model.forward(inside, layer_plan=LayerPlan((1, 2)))
 
 
 @pytest.mark.parametrize("case", BOTH)

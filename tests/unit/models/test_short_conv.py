@@ -93,7 +93,7 @@ def test_a_pass_is_the_formula_in_pieces_and_along_every_path_of_a_tree(model: T
     first, later = 5, len(nodes) - 5
     cache.keep([])
     model.forward(Batch([Segment(places[:first], nodes[:first], mask=mask[:first, :first], cache=cache)]))
-    grown = Segment(places[first:], nodes[first:], mask=mask[first:], cache=cache, stays=first)
+    grown = Segment(places[first:], nodes[first:], mask=mask[first:], cache=cache, retained=first)
     assert (model.forward(Batch([grown])).logits - logits[-later:]).abs().max() < 1e-10
 
 

@@ -104,7 +104,7 @@ def test_kernels_change_what_torch_changes(place: str, gemma: bool) -> None:
 def test_a_sublayer_that_adds_nothing_is_one_that_is_skipped(model: Transformer) -> None:
     nothing = Intervention("mlp_out.1", lambda rows, _: torch.zeros_like(rows))
     (_, own), skipping = segments(model, nothing), LayerPlan(skip=frozenset({"mlp.1"}))
-    expected = model.forward(Batch([segments(model)[1]]), route=skipping).logits
+    expected = model.forward(Batch([segments(model)[1]]), layer_plan=skipping).logits
     assert same(model.forward(Batch([own])).logits, expected)
 
 
@@ -171,7 +171,7 @@ def test_sites_have_names() -> None:
     batch = Batch([Segment(np.arange(2), TOKENS[:2])])
     for place in ("attn_out.1", "resid_pre.0", "head_out.1"):
         with pytest.raises(SettingsError, match="in a pass that leaves that"):
-            model.forward(batch, taps=[place], route=LayerPlan((1, 2), frozenset({"attention.1"})))
+            model.forward(batch, taps=[place], layer_plan=LayerPlan((1, 2), frozenset({"attention.1"})))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])

@@ -77,9 +77,9 @@ def read(cache: KVCache, tokens: list[int]) -> torch.Tensor:
 
 def apart(cache: KVCache, tokens: list[int]) -> float:
     """How far what it says of one more token is from what a cache does that has read all at once."""
-    twin, fresh = cache.fork(), MODEL.new_cache()
+    clone, fresh = cache.fork(), MODEL.new_cache()
     assert cache.next_position == len(tokens)
-    return float((read(twin, [7]) - read(fresh, [*tokens, 7])).abs().max())
+    return float((read(clone, [7]) - read(fresh, [*tokens, 7])).abs().max())
 
 
 def wander(seed: int, *, too_far: int = 0) -> float:
@@ -100,10 +100,10 @@ def wander(seed: int, *, too_far: int = 0) -> float:
                 del tokens[cache.next_position :]
                 marks = [each for each in marks if each[0] is not cache]
             case 2:
-                marks.append((cache, cache.mark(), len(tokens)))
+                marks.append((cache, cache.snapshot(), len(tokens)))
             case 3 if marks:
-                owner, mark, length = marks.pop()
-                owner.rewind(mark)
+                owner, snapshot, length = marks.pop()
+                owner.restore(snapshot)
                 for each, held in family:
                     if each is owner:
                         del held[length:]
@@ -112,7 +112,7 @@ def wander(seed: int, *, too_far: int = 0) -> float:
                 more = random.integers(1, 60, int(random.integers(1, 80))).tolist()
                 read(cache, more)
                 tokens += more
-        cache.pass_by()
+        cache.release_passed()
         worst = max([worst, *(apart(each, held) for each, held in family)])
     return worst
 
@@ -131,9 +131,9 @@ def test_memory_of_a_long_text_goes_back() -> None:
     cache.provide(1024)
     for _ in range(10):
         read(cache, random.integers(1, 60, 100).tolist())
-        cache.pass_by()
+        cache.release_passed()
     held = cache.slot_bytes * 1024
-    passed = cache.blocks.passed * SLOTS
+    passed = cache.pages.passed * SLOTS
     assert 1000 - WINDOW - 3 * BEHIND <= passed <= 1000 - WINDOW
     assert cache.bytes == held - held * 2 // 3 * passed // 1024
     # Pages that hold nothing else are new ones; the layer that sees everything has its own.
@@ -145,9 +145,9 @@ def test_a_shared_block_goes_with_the_last_that_reads_it() -> None:
     first = MODEL.new_cache()
     read(first, list(range(1, 60)) * 5)
     second, whole = first.fork(), first.bytes
-    first.pass_by()
-    assert first.blocks.passed and first.bytes == whole and apart(second, list(range(1, 60)) * 5) < 1e-9
-    second.pass_by()
+    first.release_passed()
+    assert first.pages.passed and first.bytes == whole and apart(second, list(range(1, 60)) * 5) < 1e-9
+    second.release_passed()
     assert first.bytes < whole
     third = second.fork()
     del first, second
@@ -157,12 +157,12 @@ def test_a_shared_block_goes_with_the_last_that_reads_it() -> None:
 def test_a_cut_too_far_back_reads_again() -> None:
     cache, tokens = MODEL.new_cache(), list(range(1, 60)) * 5
     read(cache, tokens)
-    cache.pass_by()
+    cache.release_passed()
     assert cache.begins(260) and not cache.begins(100)
     cache.truncate(260)
     assert cache.next_position == 260 and apart(cache, tokens[:260]) < 1e-9
     cache.truncate(100)
-    assert cache.next_position == 0 and cache.blocks.passed == 0
+    assert cache.next_position == 0 and cache.pages.passed == 0
     read(cache, tokens)
     assert apart(cache, tokens) < 1e-9
 
@@ -170,11 +170,11 @@ def test_a_cut_too_far_back_reads_again() -> None:
 def test_marks_keep_what_they_may_return_to() -> None:
     cache, tokens = MODEL.new_cache(), list(range(1, 60)) * 5
     read(cache, tokens[:50])
-    mark = cache.mark()
+    snapshot = cache.snapshot()
     read(cache, tokens[50:])
-    cache.pass_by()
-    assert cache.blocks.passed == 0
-    cache.rewind(mark)
+    cache.release_passed()
+    assert cache.pages.passed == 0
+    cache.restore(snapshot)
     assert apart(cache, tokens[:50]) < 1e-9
 
 
@@ -189,7 +189,7 @@ def test_texts_are_the_same_and_take_less(make: Callable[[], Transformer], monke
         return seq.tokens, seq.cache.bytes
 
     tokens, less = written()
-    monkeypatch.setattr(KVCache, "pass_by", lambda self: None)
+    monkeypatch.setattr(KVCache, "release_passed", lambda self: None)
     every, more = written()
     assert tokens == every and less <= more * 3 // 4
 
@@ -203,8 +203,8 @@ def test_new_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, tokens = MODEL.new_cache(), list(range(1, 60)) * 8
     for first in range(0, len(tokens), 59):
         read(cache, tokens[first : first + 59])
-        cache.pass_by()
-    assert cache.blocks.passed > 0 and apart(cache, tokens) < 1e-9
+        cache.release_passed()
+    assert cache.pages.passed > 0 and apart(cache, tokens) < 1e-9
 
 
 def test_what_begins_alike_is_found_where_enough_is_left() -> None:
@@ -213,7 +213,7 @@ def test_what_begins_alike_is_found_where_enough_is_left() -> None:
     read(cache, tokens[:100])
     kept.add(tokens[:100], cache)
     read(cache, tokens[100:])
-    cache.pass_by()
+    cache.release_passed()
     kept.add(tokens, cache)
     assert len(kept) == 2
     for alike in (260, 90):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.engine.monitoring import monitor_reports
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.hooks import Intervention
@@ -44,7 +45,7 @@ SAMPLED = Sampler.from_settings(temperature=1.0)
 
 
 def told(text: Any, number: int = 0) -> list[float | None]:
-    return list(text.watch.told[number].scores)
+    return list(monitor_reports(text)[number].scores)
 
 
 def states(tokens: list[int], *taps: str) -> dict[Any, torch.Tensor]:
@@ -57,11 +58,11 @@ def test_what_is_regenerated_is_the_text_of_the_seed_that_is_told() -> None:
     for limit in (5.0, 0.0, 1e9):
         monitor = Confidence("worst", threshold=limit, action="regenerate")
         (text,) = decode(EXACT, [PROMPT], monitors=[monitor], seeds=(3,), **settings)
-        (plain,) = decode(EXACT, [PROMPT], seeds=(text.seed,), **settings)
+        (plain,) = decode(EXACT, [PROMPT], seeds=(text.request.seed,), **settings)
         assert text.tokens == plain.tokens and text.finish_reason == "length"
         again = text.trace.ledger.counts.get("regenerations", 0)
         assert again == {0.0: 3, 1e9: 0}.get(limit, again) and bool(again) == (limit < 1e9)
-        seeds.add(text.seed)
+        seeds.add(text.request.seed)
     assert len(seeds) > 1, "a text that is written anew has another seed"
     with pytest.raises(SettingsError, match="give a temperature"):
         decode(EXACT, [PROMPT], monitors=[monitor])
@@ -244,7 +245,7 @@ def test_conversations_are_judged_turn_by_turn_and_by_nothing_else() -> None:
     texts = [engine.submit(lm.request_for(each, monitor=monitors, max_new_tokens=2, ignore_eos=True)) for each in asked]
     engine.run(texts)
     for text, each in zip(texts, asked, strict=True):
-        prompt = text.tokens[: text.prompt_length]
+        prompt = text.tokens[: text.request.prompt_length]
         rows = lm.model.forward(Batch([Segment.chunk(prompt, lm.model.new_cache())]), taps=["resid_post.1"])
         expected = []
         for turn in (message["content"] for message in each if message["role"] == "user"):

@@ -13,6 +13,7 @@ import torch
 from decodery.bench.watching.settings import WatchSettings
 from decodery.bench.watching.specificity import specificity
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.engine.monitoring import monitor_reports, monitor_states
 from decodery.models.batch import Batch, Segment
 from decodery.monitors.factcheckmate import FactCheckmate, Shift
 from decodery.monitors.los import LOS, LOSHead
@@ -105,9 +106,8 @@ def test_a_score_in_the_stream_is_that_of_the_whole_answer(tmp_path: Path) -> No
     monitors = [LOS(str(tmp_path), every=4), LOS(head, every=1), Recorder(k=20)]
     texts = decode(EXACT, PROMPTS, monitors=monitors, max_new_tokens=10)
     for text in texts:
-        assert text.watch is not None
-        answer = replace(planted(1)[0], signatures=torch.stack([numbers for numbers, _ in text.watch.state(2)[1]]))
-        fourth, each, _ = text.watch.told
+        answer = replace(planted(1)[0], signatures=torch.stack([numbers for numbers, _ in monitor_states(text)[2][1]]))
+        fourth, each, _ = monitor_reports(text)
         assert fourth.scores[-1] == each.scores[-1] == scores(head, [answer])[0]
         assert fourth.scores[:3] == [None] * 3 and fourth.scores[3:8:4] == each.scores[3:8:4]
         # The law can fail: a prefix is another answer.
@@ -141,7 +141,7 @@ def test_factcheckmate_reads_the_prompt_alone_and_shifts_no_key_or_value() -> No
     ):
         rows = EXACT.forward(Batch([Segment.chunk(prompt, EXACT.new_cache())]), taps=["resid_post.1"]).hidden
         expected = float(read.score(Pool().with_rows(rows["resid_post.1"]).numbers()[None]))
-        assert text.watch is not None and set(text.watch.told[0].scores) == {expected}
+        assert set(monitor_reports(text)[0].scores) == {expected}
     for threshold, size, same in ((1.0, 1.0, True), (0.0, 0.0, True), (0.0, 1.0, False)):
         for scope in ("all", "first"):
             monitor = FactCheckmate(read, shift(size), scope, action="switch", threshold=threshold)  # type: ignore[arg-type]

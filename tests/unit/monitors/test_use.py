@@ -12,6 +12,7 @@ from decodery.core.errors import MonitorFailed, SettingsError, UnknownMethod
 from decodery.core.registry import methods
 from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
+from decodery.engine.monitoring import monitor_reports
 from decodery.engine.request import Request
 from decodery.monitors.confidence import Confidence
 from decodery.monitors.signature import Signature
@@ -60,9 +61,9 @@ def test_a_monitor_that_raises_ends_its_own_text_or_is_turned_off() -> None:
     assert free.finish_reason == alone.finish_reason == "length" and free.tokens == alone.tokens
     assert isinstance(broken.error, MonitorFailed) and broken.finish_reason == "error"
     assert "the monitor Raising raised ZeroDivisionError: " in str(broken.error) and "errors=off" in str(broken.error)
-    off, on = (alone.watch.told if alone.watch is not None else ())[:2]
+    off, on = monitor_reports(alone)[:2]
     assert off.error is not None and off.error.startswith("ZeroDivisionError") and len(off.scores) == 3
-    assert len(on.scores) == 8 and free.watch is None
+    assert len(on.scores) == 8 and not monitor_reports(free)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Endless(Monitor):
         return Requirements(keys=True)
 
     @property
-    def rolls(self) -> int:
+    def rollback_tokens(self) -> int:
         return 2
 
     def start(self, seq: Sequence) -> Any:
@@ -162,6 +163,5 @@ def test_a_signature_does_not_depend_on_names_and_holds_what_confidence_needs() 
     assert one.logprob == float(row[order[5]]) and one.rank == float((row > row[order[5]]).sum()) / 64
     assert abs(one.entropy + float((row.exp() * row).sum())) < 1e-9 and len(Signature.of(logits, 1, 99).top) == 99
     (text,) = decode(MODEL, [PROMPT], monitors=[Confidence("mean"), Confidence("worst"), Confidence("first")])
-    assert text.watch is not None
-    mean, worst, first = (told.scores for told in text.watch.told)
+    mean, worst, first = (told.scores for told in monitor_reports(text))
     assert worst[-1] == max(worst) >= mean[-1] and first[0] == first[-1] == mean[0] == worst[0]  # type: ignore[type-var]

@@ -209,8 +209,8 @@ class _Oblivious(AcceptanceRule):
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq) -> Accepted:  # type: ignore[no-untyped-def]
         path, node = [], 0
         while True:
-            law = seq.sampler.law(laws.logits[node : node + 1], [seq.context()])
-            token = int(seq.sampler.pick(law, seq.seed, [laws.position(node)])[0])
+            law = seq.request.sampler.law(laws.logits[node : node + 1], [seq.context()])
+            token = int(seq.request.sampler.pick(law, seq.request.seed, [laws.position(node)])[0])
             child = tree.child(node, token)
             if child is None:
                 return Accepted(path, token)

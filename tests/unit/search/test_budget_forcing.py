@@ -74,7 +74,7 @@ def test_drafts_change_nothing_and_the_cache_holds_what_is_seen(drafter: str, na
         (seq,) = run(search, seed=seed, drafter=drawn, **settings)
         assert seq.generated == plain.generated and distance_to_fresh(MODEL, seq) < 1e-9
         # Penalties know the text as it is, and nothing of what was taken back.
-        assert str(seq.sampler_state) == str(plain.sampler_state)
+        assert str(seq.processor_states) == str(plain.processor_states)
 
 
 def test_without_a_budget_it_is_plain_decoding() -> None:

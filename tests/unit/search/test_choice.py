@@ -59,7 +59,7 @@ def test_every_kind_of_scorer_judges(scorer: Scorer) -> None:
     assert sorted(scores, reverse=True) == scores and len(set(scores)) == 4
     # Alone each text is worth the same.
     for seq in found:
-        (alone,) = run(BestOfN(scorer, n=1), seed=seq.seed, eos_ids=())
+        (alone,) = run(BestOfN(scorer, n=1), seed=seq.request.seed, eos_ids=())
         assert alone.generated == seq.generated and alone.score == pytest.approx(seq.score, abs=1e-9)
 
 

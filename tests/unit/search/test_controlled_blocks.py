@@ -28,7 +28,7 @@ class Low(Scorer):
 def run(search: ControlledBlocks, **settings: object) -> list[int]:
     request = Request(PROMPT, **{"max_new_tokens": 12, "sampler": SAMPLER, "seed": 5, **settings})
     (found,) = search.run(Engine(MODEL), request)
-    assert found.seed == 5
+    assert found.request.seed == 5
     return found.generated
 
 
@@ -49,7 +49,7 @@ def test_every_block_is_the_best_of_those_drawn_after_the_one_before() -> None:
                 context = SAMPLER.context(segment_end, 3, SAMPLER.init(PROMPT), seed)
                 (seq,) = decode(MODEL, [segment_end], sampler=SAMPLER, max_new_tokens=1)
                 logits = _logits(segment_end)
-                assert seq.prompt_length == len(segment_end)
+                assert seq.request.prompt_length == len(segment_end)
                 tokens.append(int(SAMPLER.pick(SAMPLER.law(logits, [context]), seed, [len(tokens)])[0]))
             drawn.append(tokens)
         written = min(drawn, key=sum)

@@ -149,7 +149,7 @@ def test_the_mean_of_the_normaliser_is_another_with_moves_and_with_wrong_weights
 
 def test_neighbouring_seeds_have_nothing_in_common() -> None:
     found = [search(SMC(8, potential=Psi(), moves=0, threshold=0.0), seed=seed) for seed in range(60)]
-    seeds = [{seq.seed for seq in each.sequences} for each in found]
+    seeds = [{seq.request.seed for seq in each.sequences} for each in found]
     assert len(set().union(*seeds)) == sum(map(len, seeds)) == 480
     masses = np.exp([each.log_normaliser for each in found])
     assert abs(np.corrcoef(masses[:-1], masses[1:])[0, 1]) < 0.45

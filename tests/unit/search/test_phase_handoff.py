@@ -70,7 +70,7 @@ def test_phases_end_where_a_model_has_become_sure_or_is_not_any_more() -> None:
     parts = [(part.author, len(part.tokens)) for part in seq.trace.grown]
     first = next(place for place, each in enumerate(surprises, start=1) if each < limit)
     assert parts[0] == ("", first) and parts[1][0] == "draft" and len(parts) > 2
-    assert seq.logprobs is None and all(not each.top for each in seq.token_logprobs)
+    assert seq.request.logprobs is None and all(not each.top for each in seq.token_logprobs)
     # Without limits, or with such as are never met, the phases are as long as they are told to be.
     never = replace(search, below=0.0, above=99.0, step_tokens=6, rounds=2)
     assert run(never, **many)[0].generated == run(replace(never, below=None, above=None), **many)[0].generated

@@ -54,7 +54,7 @@ def test_pipelines_are_repeatable_whoever_shares_their_passes(lm: Any, name: str
     engine.run(jobs)
     assert [seq.generated for seq in jobs[0].result] == [out.tokens for out in alone]
     # Passes of the two were shared.
-    assert engine._passes < 1.5 * ledger.passes["model"] + 10
+    assert engine.passes < 1.5 * ledger.passes["model"] + 10
 
 
 def test_a_prompt_of_token_ids_alone_is_refused() -> None:
@@ -434,10 +434,10 @@ def test_calls_of_one_layer_share_passes(lm: Any) -> None:
 
     alone = []
     for prompt in ("one", "two", "three", "four"):
-        before = engine._passes
+        before = engine.passes
         alone += engine.finish(asking([prompt], False))
-        passes = engine._passes - before
+        passes = engine.passes - before
     for apart in (False, True):
-        before = engine._passes
+        before = engine.passes
         assert engine.finish(asking(["one", "two", "three", "four"], apart)) == alone
-        assert engine._passes - before <= passes + 1
+        assert engine.passes - before <= passes + 1

@@ -30,7 +30,7 @@ def test_width_one_is_plain_decoding(name: str, temperature: float) -> None:
     for seed in range(2 if temperature else 1):
         model = Counted(MODEL)
         (seq,) = run(replace(SEARCHES[name], **narrow), model, seed, sampler=sampler)
-        assert seq.generated == plain(1, seed=seed, sampler=sampler)[0] and seq.seed == seed
+        assert seq.generated == plain(1, seed=seed, sampler=sampler)[0] and seq.request.seed == seed
         assert name == "best-of-n" or len(model.rows) == len(seq.generated) == seq.trace.passes + 1
 
 

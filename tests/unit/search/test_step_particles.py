@@ -321,14 +321,14 @@ class Written(Toy):
 
     def __init__(self, seed: int, length: int) -> None:
         super().__init__(lambda chances: 0, (4,) * length, True)
-        self.root.seq.seed = seed
+        self.root.seq.rebind(seed=seed)
 
     def extend(self, parents: Sequence[Node]) -> Iterator[Any]:
         return [self.drawn(parent) for parent in parents]
         yield
 
     def drawn(self, parent: Node) -> Node:
-        text, seed, number = parent.seq.tokens, parent.seq.seed, parent.children
+        text, seed, number = parent.seq.tokens, parent.seq.request.seed, parent.children
         parent.children += 1
         if parent is self.root:
             seed = nth_seed(seed, number)
@@ -336,7 +336,7 @@ class Written(Toy):
             seed = mix(seed, PARTICLE, len(text), number)
         scores = MODEL.logits([*PROMPT, *text]).log_softmax(-1) + gumbel(seed, len(text), torch.arange(4))
         child = self.child(parent, int(scores.argmax()))
-        child.seq.seed = seed
+        child.seq.rebind(seed=seed)
         return child
 
     def child(self, parent: Node, token: int) -> Node:

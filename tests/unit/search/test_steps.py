@@ -49,7 +49,7 @@ def narrow(name: str, **settings: Any) -> StepSearch:
 def test_width_one_is_plain_decoding_and_temperature_zero_judges_each_text_once(name: str) -> None:
     for seed in range(2):
         (seq,) = run(narrow(name), seed=seed, **LONG)
-        assert seq.generated == plain(1, seed=seed, **LONG)[0] and seq.seed == seed
+        assert seq.generated == plain(1, seed=seed, **LONG)[0] and seq.request.seed == seed
         assert len(seq.trace.grown) > 1 and seq.trace.ledger.tokens == len(seq.generated)
     greedy: dict[str, Any] = LONG | {"sampler": Sampler.from_settings()}
     found = run(SEARCHES[name], **greedy)

@@ -50,7 +50,7 @@ def conserved(trace: Trace) -> bool:
 def test_a_tree_keeps_the_laws_of_searches_over_steps(name: str) -> None:
     """Width one is plain decoding, temperature 0 greedy and judged once; drafts change no text, nothing gets lost."""
     (seq,) = run(NARROW[name], seed=5, **LONG)
-    assert seq.generated == plain(1, seed=5, **LONG)[0] and seq.seed == 5
+    assert seq.generated == plain(1, seed=5, **LONG)[0] and seq.request.seed == 5
     assert len(seq.trace.grown) > 1 and conserved(seq.trace)
     found = run(SEARCHES[name], **GREEDY)
     assert [seq.generated for seq in found] == plain(1, **GREEDY)

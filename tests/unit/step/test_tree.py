@@ -81,7 +81,7 @@ def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int]) -> No
 
 
 def test_trees_of_different_tokens_do_not_merge() -> None:
-    with pytest.raises(ValueError, match="different pending tokens 1 and 2"):
+    with pytest.raises(ValueError, match="different last tokens 1 and 2"):
         DraftTree.root(1).merge(DraftTree.root(2))
 
 
@@ -100,7 +100,7 @@ def test_a_tree_made_of_another_has_been_through_no_layer() -> None:
         tree.extended([[2, 3, 4]]),
         tree.prune(np.array([True, True, False])),
         tree.merge(DraftTree.chain(1, [5])),
-        tree.asking(np.array([0, 0, 1]), torch.zeros(1, 4)),
+        tree.with_mask_nodes(np.array([0, 0, 1]), torch.zeros(1, 4)),
     )
     assert [each.entered for each in made] == [None] * 4 and tree.entered is not None
 
@@ -126,5 +126,5 @@ def test_a_trunk_keeps_what_its_nodes_were_drawn_with() -> None:
     assert trunk.tokens.tolist() == [9, 2, 3] and trunk.origin == "sampled"
     assert trunk.logq is not None and trunk.logq.tolist() == [0.0, -2, -3]
     assert trunk.drawn(0) == [1] and trunk.distributions[0] is laws[0] and trunk.distributions[1] is laws[2]
-    asking = DraftTree.chain(1, [2]).asking(np.array([1, 1]), torch.zeros(1, 4))
-    assert asking.trunk().tokens.tolist() == [1, 2] and asking.trunk().inputs is None
+    with_mask_nodes = DraftTree.chain(1, [2]).with_mask_nodes(np.array([1, 1]), torch.zeros(1, 4))
+    assert with_mask_nodes.trunk().tokens.tolist() == [1, 2] and with_mask_nodes.trunk().inputs is None

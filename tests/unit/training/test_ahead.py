@@ -82,8 +82,8 @@ def test_rows_are_scored_as_the_drafter_will_see_them(make, target: LoadedModel,
         engine.step()
         # The text as it was written, whatever this one would go on with.
         seq.tokens = known
-        asked = seq.draft_state.asked
-        tree = DraftTree.root(known[-1]).asking(np.array([3]), asked.inputs, asked.changes)
+        asked = seq.states[seq.request.drafter].asked
+        tree = DraftTree.root(known[-1]).with_mask_nodes(np.array([3]), asked.inputs, asked.changes)
         expected = target.model.forward(Batch([_segment(tree, seq, WHOLE)])).logits[1:].log_softmax(dim=-1)
         assert (logq[number] - expected).abs().max() < 1e-4
 

@@ -33,7 +33,7 @@ def test_a_layer_is_right_where_its_head_says_what_the_model_says() -> None:
     said = []
     for layers in range(1, 5):
         segment = Segment.chunk(TEXT.tokens.astype(np.int64), MODEL.new_cache(), logit_rows=range(6, 40))
-        said.append(MODEL.forward(Batch([segment]), route=LayerPlan(tuple(range(layers)))).logits.argmax(dim=-1))
+        said.append(MODEL.forward(Batch([segment]), layer_plan=LayerPlan(tuple(range(layers)))).logits.argmax(dim=-1))
     assert right.tolist() == [int((each == said[-1]).sum()) for each in said]
     assert 0 < right[2] < asked
 

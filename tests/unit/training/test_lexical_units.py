@@ -75,7 +75,7 @@ class Misled(Scripted):
 
 
 def test_every_pass_finds_a_unit_whatever_becomes_of_the_last_one() -> None:
-    # Placeholders stand after the pending token and after each drafted one, as chains of their own.
+    # Placeholders stand after the last token and after each drafted one, as chains of their own.
     text = list(range(1, 16))
     drafter = LexicalUnit(beta=0.0, units=ANY)
     engine = Engine(Misled([1, *text]))
@@ -83,7 +83,7 @@ def test_every_pass_finds_a_unit_whatever_becomes_of_the_last_one() -> None:
     for _ in range(3):
         engine.step()
     tree = drafter.propose(seq, Budget(64, 12))
-    assert tree.tokens.tolist() == [seq.pending, *seq.draft_state.unit, *[MASK_TOKEN] * 12]
+    assert tree.tokens.tolist() == [seq.last_token, *seq.states[seq.request.drafter].unit, *[MASK_TOKEN] * 12]
     assert tree.depths[4:].tolist() == [*(1, 2, 3), *(2, 3, 4), *(3, 4, 5), *(4, 5, 6)]
     assert tree.inputs is not None and len(tree.inputs) == 12 and not len(tree.children(3))
     # Every unit was wrong, and the next one was there all the same.

@@ -60,14 +60,14 @@ def test_pairs_go_by_what_was_found_behind_a_step_and_not_by_its_own_score() -> 
     assert [(found[at].walks, round(found[at].value, 6)) for at in range(6)] == [
         (2, 0.35), (3, 0.7), (0, 0.55), (1, 0.1), (2, 0.8), (1, 0.7)
     ]  # fmt: skip
-    (pair,) = pairs([0], grown, margin=0.1, visits=(0, 1, 3, 4, 5))
+    (pair,) = pairs([0], grown, margin=0.1, hooks=(0, 1, 3, 4, 5))
     assert (pair.begin, pair.better, pair.worse) == ([0], [2], [1])
     # A search without walks says by the ends of its texts what a step was worth.
     (pair,) = pairs([0], grown, margin=0.1)
     assert (pair.better, pair.worse) == ([2], [1])
     # A step that no walk came to is not preferred, and may be the worse one.
     lone = [Grown(-1, [1], 0.4), Grown(-1, [2], 0.9), Grown(-1, [3], 0.1)]
-    (pair,) = pairs([], lone, margin=0.1, visits=(0,))
+    (pair,) = pairs([], lone, margin=0.1, hooks=(0,))
     assert (pair.better, pair.worse) == ([1], [3])
     # What a text is worth is as the search has it.
     deep = [Grown(-1, [1], 0.2), Grown(0, [2], 1.0), Grown(-1, [3], 0.5)]

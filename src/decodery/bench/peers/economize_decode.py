@@ -30,7 +30,7 @@ class Economize(Peer):
         end = perf_counter()
         tokens = result.tokens.tolist()
         passes = [(event.position, event.tokens) for event in result.cost.events if event.kind == "exact"][1:]
-        # A pass begins with the pending token, so the next one begins as much later as it emitted.
+        # A pass begins with the last token, so the next one begins as much later as it emitted.
         begins = [*(position for position, _ in passes), len(prompt) + len(tokens) - 1]
         emitted = [after - before for before, after in pairwise(begins)]
         return Told(tokens, emitted, end - times[0], times[0] - begin, rows=sum(count for _, count in passes))

@@ -47,7 +47,7 @@ class Sampling(Search):
         pool = TextPool(engine, request, self, self.n)
         yield from pool.write(progress)
         for name, scorer in self.scorers.items():
-            scorer.fits(pool.texts[0].model)
+            scorer.fits(pool.texts[0].request.model)
             said = yield from scored(scorer, pool.texts)
             weights = log_scores(
                 scorer,

@@ -220,6 +220,6 @@ def _at_the_end(books: Codebooks, codes: Mapping[_Place, int], position: int) ->
             wanted = torch.from_numpy(np.asarray(segment.positions) == position)[:, None]
             return torch.where(wanted, forced[at].change(rows, segment), plain[at].change(rows, segment))
 
-        return Intervention(plain[at].site, last)
+        return Intervention(plain[at].hook_point, last)
 
     return tuple(change(at) for at in range(len(plain)))

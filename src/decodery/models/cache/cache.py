@@ -19,7 +19,7 @@ from .cross_memory import CrossMemory
 from .evicted_slots import Losses
 from .known_states import States
 from .page_memory import SLOTS
-from .pages import Blocks
+from .pages import PageTable
 from .slot_positions import SlotPositions
 
 _MOST = torch.finfo(torch.float16).max
@@ -29,7 +29,7 @@ _BEHIND = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Mark:
+class Snapshot:
     """What was content of a cache at some moment. lengths: [layers]."""
 
     lengths: np.ndarray
@@ -46,7 +46,7 @@ class KVCache:
     dtype: what keys and values are held in; torch.int8 is integers with a scale for each row (`models.cache.coded`).
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
     window: how many positions back the rows of layers `windowed` see; None where every row may see all of them.
-    scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
+    tentative: how many tentative rows there are. retained: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
     policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
     still hold. memory: what is remembered of a source that the text is written with in view, where there is one;
@@ -67,40 +67,40 @@ class KVCache:
     ) -> None:
         self.window = window if discards() and torch.device(device).type == "cpu" else None
         width = coded.row_bytes(head_dim, dtype) // dtype.itemsize
-        self.blocks = Blocks((layers, kv_heads, width), dtype, device, () if self.window is None else windowed)
+        self.pages = PageTable((layers, kv_heads, width), dtype, device, () if self.window is None else windowed)
         self.lengths = np.zeros(layers, dtype=np.int64)
-        self.places = SlotPositions(layers)
+        self.slot_positions = SlotPositions(layers)
         self.next_position = 0
         self.prefix = 0
-        self.scratch = 0
-        self.stays = 0
+        self.tentative = 0
+        self.retained = 0
         self.written = np.zeros(layers, dtype=np.int64)
         self.policy: AttentionPolicy | None = None
         self.losses = Losses(layers, kv_heads)
         self.memory: CrossMemory | None = None
         self.states = States()
-        self._marks: WeakSet[Mark] = WeakSet()
+        self._snapshots: WeakSet[Snapshot] = WeakSet()
         self._first = capacity
         self._expected: tuple[int, int | None] = 0, None
 
     @property
     def data(self) -> torch.Tensor:
         """[layers, 2 (keys, values), kv_heads, capacity, head_dim]; a copy where slots lie in pieces or are coded."""
-        return self._numbers(self.blocks.read(0, self.capacity))
+        return self._numbers(self.pages.read(0, self.capacity))
 
     @property
     def coded(self) -> bool:
         """Whether it holds bytes, a row's scale after its numbers."""
-        return self.blocks.nothing.dtype == coded.DTYPE
+        return self.pages.nothing.dtype == coded.DTYPE
 
     @property
     def positions(self) -> np.ndarray:
         """[layers, slots] positions of all slots, to be read only."""
-        return self.places.every
+        return self.slot_positions.every
 
     @property
     def capacity(self) -> int:
-        return self.blocks.capacity
+        return self.pages.capacity
 
     @property
     def bytes(self) -> int:
@@ -144,15 +144,15 @@ class KVCache:
 
     def beginning(self, n: int) -> Self:
         """A fork without a policy, of the first n tokens; of none where it does not `begins(n)` for its windows."""
-        twin = self.fork()
-        twin.policy = None
-        twin.truncate(n)
-        return twin
+        clone = self.fork()
+        clone.policy = None
+        clone.truncate(n)
+        return clone
 
     @property
     def head_lengths(self) -> np.ndarray:
         """[layers, kv_heads] slots that each head still holds."""
-        found = np.repeat(self.lengths[:, None], self.blocks.nothing.shape[2], axis=1)
+        found = np.repeat(self.lengths[:, None], self.pages.nothing.shape[2], axis=1)
         for layer in range(len(found)):
             if (lost := self.losses.of(layer, int(self.lengths[layer]))) is not None:
                 found[layer] -= lost.sum(axis=1)
@@ -161,12 +161,12 @@ class KVCache:
     @property
     def slot_bytes(self) -> int:
         """Bytes of keys and values that one slot takes in all layers."""
-        return self.blocks.slot_bytes
+        return self.pages.slot_bytes
 
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
         slots = self._slots_of(tokens)
-        return max(self.blocks.room(self.length, slots, self._first, self._expected[1]), self._first)
+        return max(self.pages.room(self.length, slots, self._first, self._expected[1]), self._first)
 
     def expect(self, tokens: int, most: int) -> None:
         """Take memory at once for all that is to be read, and never for more than the text will need.
@@ -184,9 +184,9 @@ class KVCache:
 
     def provide(self, slots: int) -> None:
         """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
-        first, held = slots + self.prefix, self.length + self.scratch
+        first, held = slots + self.prefix, self.length + self.tentative
         if self.capacity not in (0, first):
-            self.blocks.replace(max(first, held), held)
+            self.pages.replace(max(first, held), held)
         self._first = first
 
     def prepend(self, data: torch.Tensor) -> None:
@@ -197,50 +197,50 @@ class KVCache:
         if self.length or self.prefix:
             raise ValueError("only a cache that holds nothing can be given a prefix")
         n = data.shape[3]
-        self.blocks.replace(n, 0)
-        self.blocks.read(0, n).copy_(self._elements(data))
-        self.places.begin(np.arange(-n, 0, dtype=np.int32))
+        self.pages.replace(n, 0)
+        self.pages.read(0, n).copy_(self._elements(data))
+        self.slot_positions.begin(np.arange(-n, 0, dtype=np.int32))
         self.lengths += n
         self.prefix = n
         self._first += n
 
-    def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
+    def reserve(self, positions: np.ndarray, retained: int = 0, layers: Sequence[int] | None = None) -> None:
         """Make room, owned by this cache alone, for tentative rows at `positions` [n]. Called once by each pass.
 
-        stays: how many tentative rows remain before them. layers: those that the pass gives keys and values, None for
-        all; the others keep theirs as far as the new rows stand at the same positions, so that a pass can begin with
-        the hidden states that an earlier one left these rows with.
+        retained: how many tentative rows remain before them. layers: those that the pass gives keys and values, None
+        for all; the others keep theirs as far as the new rows stand at the same positions, so that a pass can begin
+        with the hidden states that an earlier one left these rows with.
         """
-        if stays and not 0 <= stays <= (known := int(self._known(layers).min(initial=self.scratch))):
-            raise IndexError(f"{stays} rows cannot stay where there are {known} tentative ones")
-        n, starts = stays + len(positions), set(self.lengths.tolist())
-        needed, held = max(starts) + n, max(starts) + self.scratch
+        if retained and not 0 <= retained <= (known := int(self._known(layers).min(initial=self.tentative))):
+            raise IndexError(f"{retained} rows cannot stay where there are {known} tentative ones")
+        n, starts = retained + len(positions), set(self.lengths.tolist())
+        needed, held = max(starts) + n, max(starts) + self.tentative
         expected, most = self._expected
-        self.blocks.own(min(starts) + stays, max(needed, expected), held, self._first, most)
-        same = stays if layers is None else self._same(positions, stays)
-        self.places.put(self.lengths, stays, positions, self.capacity)
-        self.scratch, self.stays = n, stays
+        self.pages.own(min(starts) + retained, max(needed, expected), held, self._first, most)
+        same = retained if layers is None else self._same(positions, retained)
+        self.slot_positions.put(self.lengths, retained, positions, self.capacity)
+        self.tentative, self.retained = n, retained
         np.minimum(self.written, same, out=self.written)
         if layers is not None:
             these = np.asarray(layers, dtype=np.int64)
-            self.written[these] = np.minimum(self.written[these], stays)
+            self.written[these] = np.minimum(self.written[these], retained)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
         start, done = int(self.lengths[layer]), 0
-        for slots in self.blocks.pieces(start + self.stays, start + self.scratch, layer):
+        for slots in self.pages.pieces(start + self.retained, start + self.tentative, layer):
             rows = slice(done, done + slots.shape[2])
             for kind, given in enumerate((keys[rows], values[rows])):
                 slots[kind].copy_(self._elements(given).transpose(0, 1))
             done = rows.stop
-        self.written[layer] = self.scratch
+        self.written[layer] = self.tentative
 
     def wrote(self, layers: Sequence[int]) -> None:
         """A pass has put the keys and values of its rows into these layers by itself, not by `write`."""
-        self.written[np.asarray(layers, dtype=np.int64)] = self.scratch
+        self.written[np.asarray(layers, dtype=np.int64)] = self.tentative
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of content and tentative rows, [kv_heads, length + scratch, head_dim] each.
+        """Keys and values of content and tentative rows, [kv_heads, length + tentative, head_dim] each.
 
         They are copied only where they lie in several pieces, as in forks, or are coded.
         """
@@ -248,8 +248,8 @@ class KVCache:
         return both[0], both[1]
 
     def stored(self, layer: int) -> torch.Tensor:
-        """The same as it lies in memory, both in one [2, kv_heads, length + scratch, elements of a row]."""
-        return self.blocks.read(0, int(self.lengths[layer]) + self.scratch, layer)
+        """The same as it lies in memory, both in one [2, kv_heads, length + tentative, elements of a row]."""
+        return self.pages.read(0, int(self.lengths[layer]) + self.tentative, layer)
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Turn these tentative rows into content, in this order, and forget the others.
@@ -276,10 +276,10 @@ class KVCache:
         For models whose rows are computed out of order, such as masked diffusion models: what is not selected is
         forgotten. Raises ValueError where layers differ, or where two slots hold the same position.
         """
-        start, held = int(self.lengths[0]), self.scratch
+        start, held = int(self.lengths[0]), self.tentative
         if self.evicted_apart or (held and int(self.written.min()) < held):
             raise ValueError("slots can be selected only where all layers hold the same ones")
-        places = self.places.of(0)[: start + held]
+        places = self.slot_positions.of(0)[: start + held]
         slots = slots[np.argsort(places[slots], kind="stable")]
         chosen = places[slots]
         if (chosen[1:] <= chosen[:-1]).any():
@@ -287,42 +287,42 @@ class KVCache:
         first = int((slots[: start + held] == np.arange(len(slots))).cumprod().sum())
         if first < len(slots):
             moved = slots[first:]
-            data = self.blocks.take(0, start + held, moved)
-            self.blocks.own(first, len(slots), start + held, self._first)
-            self.blocks.put(list(range(len(self.lengths))), first, data)
-            self.places.gather(list(range(len(self.lengths))), first, moved - first)
+            data = self.pages.take(0, start + held, moved)
+            self.pages.own(first, len(slots), start + held, self._first)
+            self.pages.put(list(range(len(self.lengths))), first, data)
+            self.slot_positions.gather(list(range(len(self.lengths))), first, moved - first)
         for layer in range(len(self.lengths)):
             self._doubt(layer, min(first, start))
         self.lengths[:] = len(slots)
         self.next_position = int(chosen[-1]) + 1 if len(chosen) else 0
         self._forget()
 
-    def mark(self) -> Mark:
+    def snapshot(self) -> Snapshot:
         """What is content now, for `rewind` to return to, in this cache or a fork of it."""
-        mark = Mark(self.lengths.copy(), self.next_position)
-        self._marks.add(mark)
-        return mark
+        snapshot = Snapshot(self.lengths.copy(), self.next_position)
+        self._snapshots.add(snapshot)
+        return snapshot
 
-    def rewind(self, mark: Mark) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Forget all that came after `mark`. Raises ValueError where some of what it marks is no longer there."""
-        if mark not in self._marks:
+        if snapshot not in self._snapshots:
             raise ValueError("what was marked has been cut or evicted since, or is another cache's: rewind before that")
-        for layer, length in enumerate(mark.lengths):
+        for layer, length in enumerate(snapshot.lengths):
             self._cut(layer, int(length))
-        self.next_position = mark.next_position
+        self.next_position = snapshot.next_position
         self._shorten()
 
-    def pass_by(self) -> None:
+    def release_passed(self) -> None:
         """Let layers with a window give back what no later row sees, some hundreds of positions at a time.
 
         What marks may come back to stays, and some positions more, for what is cut shortly after.
         """
         if self.window is None or self.policy is not None or self.prefix:
             return
-        begins = min((self.next_position, *(mark.next_position for mark in self._marks))) - self.window + 1
-        if begins < self.blocks.passed * SLOTS + 2 * _BEHIND or self.evicted:
+        begins = min((self.next_position, *(snapshot.next_position for snapshot in self._snapshots))) - self.window + 1
+        if begins < self.pages.passed * SLOTS + 2 * _BEHIND or self.evicted:
             return
-        self.blocks.pass_by(begins - _BEHIND)
+        self.pages.release_passed(begins - _BEHIND)
 
     def truncate(self, n: int) -> None:
         """Forget every slot whose position is n or later.
@@ -332,30 +332,30 @@ class KVCache:
         """
         if n < self._reach:
             n = 0
-            self.blocks.begin_anew()
+            self.pages.begin_anew()
         for layer, length in enumerate(self.lengths):
-            self._cut(layer, int(np.searchsorted(self.places.of(layer)[:length], n)))
+            self._cut(layer, int(np.searchsorted(self.slot_positions.of(layer)[:length], n)))
         self.next_position = min(self.next_position, n)
         self._shorten()
 
     def fork(self) -> Self:
         """A cache with the same content; the two share blocks, and each copies those it comes to write to."""
-        twin = object.__new__(type(self))
-        twin.window = self.window
-        twin.blocks = self.blocks.fork(self.length)
-        twin.lengths = self.lengths.copy()
-        twin.places = self.places.fork(self.length)
-        twin.next_position = self.next_position
-        twin.prefix = self.prefix
-        twin.scratch = twin.stays = 0
-        twin.written = np.zeros_like(self.written)
-        twin.policy = None if self.policy is None else self.policy.fork()
-        twin.losses = self.losses.fork()
-        twin.memory = self.memory
-        twin.states = self.states.fork()
-        twin._marks = WeakSet(self._marks)
-        twin._first, twin._expected = self._first, (0, None)
-        return twin
+        clone = object.__new__(type(self))
+        clone.window = self.window
+        clone.pages = self.pages.fork(self.length)
+        clone.lengths = self.lengths.copy()
+        clone.slot_positions = self.slot_positions.fork(self.length)
+        clone.next_position = self.next_position
+        clone.prefix = self.prefix
+        clone.tentative = clone.retained = 0
+        clone.written = np.zeros_like(self.written)
+        clone.policy = None if self.policy is None else self.policy.fork()
+        clone.losses = self.losses.fork()
+        clone.memory = self.memory
+        clone.states = self.states.fork()
+        clone._snapshots = WeakSet(self._snapshots)
+        clone._first, clone._expected = self._first, (0, None)
+        return clone
 
     def become(self, other: Self) -> None:
         """Hold what `other`, of the same kind, holds, and forget all else, marks included; `other` is used up."""
@@ -373,12 +373,12 @@ class KVCache:
             dropped = self.losses.lose(layer, length, dropped, heads)
         remaining = np.setdiff1d(np.arange(length), dropped)
         if len(remaining) < length:
-            self.blocks.begin_anew()
+            self.pages.begin_anew()
             first = int((remaining == np.arange(len(remaining))).sum())
-            self.blocks.own(first, length, self.length, self._first)
-            self.blocks.put([layer], first, self.blocks.take(first, length, remaining[first:] - first))
-            self.places.part()
-            self.places.gather([layer], 0, remaining)
+            self.pages.own(first, length, self.length, self._first)
+            self.pages.put([layer], first, self.pages.take(first, length, remaining[first:] - first))
+            self.slot_positions.part()
+            self.slot_positions.gather([layer], 0, remaining)
             self.losses.gather(layer, remaining)
             self._doubt(layer, first)
             self.lengths[layer] = len(remaining)
@@ -393,15 +393,15 @@ class KVCache:
         m = len(positions)
         if m > int(self.lengths[layer]):
             raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
-        self.blocks.begin_anew()
-        self.blocks.own(0, m, self.length, self._first)
+        self.pages.begin_anew()
+        self.pages.own(0, m, self.length, self._first)
         done = 0
-        for slots in self.blocks.pieces(0, m, layer):
+        for slots in self.pages.pieces(0, m, layer):
             rows = slice(done, done + slots.shape[2])
             for kind, given in enumerate((keys[:, rows], values[:, rows])):
                 slots[kind].copy_(self._elements(given))
             done = rows.stop
-        self.places.set(layer, positions)
+        self.slot_positions.set(layer, positions)
         self.losses.cut(layer, 0)
         self._doubt(layer, 0)
         self.lengths[layer] = m
@@ -412,22 +412,22 @@ class KVCache:
         self._forget()
         if self.capacity > self.length + spare:
             self._first = self.length + spare
-            self.blocks.replace(self._first, self.length)
+            self.pages.replace(self._first, self.length)
 
     def move(self, data: torch.Tensor) -> None:
         """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
-        self.blocks.move(data, self.length + self.scratch)
+        self.pages.move(data, self.length + self.tentative)
 
     def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
         """What is read of these [..., head_dim] once the cache holds them, in their own precision."""
-        return self._numbers(self._elements(numbers).to(self.blocks.nothing.dtype)).to(numbers.dtype)
+        return self._numbers(self._elements(numbers).to(self.pages.nothing.dtype)).to(numbers.dtype)
 
     def _elements(self, numbers: torch.Tensor) -> torch.Tensor:
         """Keys or values [..., head_dim] as they are to be stored."""
         if self.coded:
             return coded.encode(numbers)
         # What float16 has no number for becomes the largest that it has.
-        return numbers.clamp(-_MOST, _MOST) if self.blocks.nothing.dtype == torch.float16 else numbers
+        return numbers.clamp(-_MOST, _MOST) if self.pages.nothing.dtype == torch.float16 else numbers
 
     def _numbers(self, elements: torch.Tensor) -> torch.Tensor:
         """What is stored as keys or values [..., head_dim]."""
@@ -436,7 +436,7 @@ class KVCache:
     @property
     def _reach(self) -> int:
         """The first position at which a row sees all that it should, if it was the next one."""
-        passed = self.blocks.passed * SLOTS
+        passed = self.pages.passed * SLOTS
         return passed + self.window - 1 if passed and self.window is not None else 0
 
     def _known(self, layers: Sequence[int] | None) -> np.ndarray:
@@ -451,7 +451,7 @@ class KVCache:
         # Layers that are told apart may lag after others, and ascend on their own.
         layer, first = (0, self.next_position) if layers is None else (layers[0], self._end(layers[0]))
         start = int(self.lengths[layer])
-        held = self.places.of(layer)[start : start + max(rows) + 1].tolist()
+        held = self.slot_positions.of(layer)[start : start + max(rows) + 1].tolist()
         places = [held[row] for row in rows]
         if places[0] < first or any(after <= before for before, after in pairwise(places)):
             raise IndexError(f"rows at positions {places} do not ascend from {first} on")
@@ -461,7 +461,7 @@ class KVCache:
     def _end(self, layer: int) -> int:
         """The position after the content of one layer."""
         length = int(self.lengths[layer])
-        return int(self.places.of(layer)[length - 1]) + 1 if length else 0
+        return int(self.slot_positions.of(layer)[length - 1]) + 1 if length else 0
 
     def _sort_out(self, rows: np.ndarray, lengths: list[int], written: list[int], layers: Sequence[int] | None) -> None:
         """Make content of these rows in layers that differ, or not in the order in which they lie."""
@@ -469,7 +469,7 @@ class KVCache:
         for layer in range(len(lengths)) if layers is None else layers:
             alike.setdefault((lengths[layer], written[layer]), []).append(layer)
         if len(alike) > 1:
-            self.places.part()
+            self.slot_positions.part()
         for (start, given), those in alike.items():
             self._gather(those, start, rows[rows < given])
 
@@ -479,17 +479,17 @@ class KVCache:
         moved = np.flatnonzero(rows != np.arange(m))
         if len(moved):
             first = int(moved[0])
-            self.blocks.put(layers, start + first, self.blocks.take(start, start + self.scratch, rows[first:]))
-            self.places.gather(layers, start, rows)
+            self.pages.put(layers, start + first, self.pages.take(start, start + self.tentative, rows[first:]))
+            self.slot_positions.gather(layers, start, rows)
         self.lengths[layers] += m
 
-    def _same(self, positions: np.ndarray, stays: int) -> int:
+    def _same(self, positions: np.ndarray, retained: int) -> int:
         """How many tentative rows stand where they stood before a pass over rows at `positions`."""
         start = int(self.lengths[0])
-        before = self.places.of(0)[start + stays : start + self.scratch]
+        before = self.slot_positions.of(0)[start + retained : start + self.tentative]
         n = min(len(before), len(positions))
         other = np.flatnonzero(before[:n] != positions[:n])
-        return stays + (int(other[0]) if len(other) else n)
+        return retained + (int(other[0]) if len(other) else n)
 
     def _cut(self, layer: int, length: int) -> None:
         """Forget the slots of one layer from `length` on, and the marks that counted on them."""
@@ -500,8 +500,8 @@ class KVCache:
     def _doubt(self, layer: int, length: int) -> None:
         """Forget the marks and states that counted on more than the first slots of a layer."""
         self.states.doubt(layer, length)
-        for mark in [mark for mark in self._marks if mark.lengths[layer] > length]:
-            self._marks.discard(mark)
+        for snapshot in [snapshot for snapshot in self._snapshots if snapshot.lengths[layer] > length]:
+            self._snapshots.discard(snapshot)
 
     def _shorten(self) -> None:
         """Some content was forgotten, and all that was tentative."""
@@ -511,7 +511,7 @@ class KVCache:
 
     def _forget(self) -> None:
         """No row is tentative any more."""
-        self.scratch = self.stays = 0
+        self.tentative = self.retained = 0
         self.written[:] = 0
 
 
@@ -520,4 +520,4 @@ def resident(caches: Iterable[KVCache]) -> int:
     every = list(caches)
     sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
     states = sum(cache.states.bytes for cache in every)
-    return blocks.resident(cache.blocks for cache in every) + sum(sources.values()) + states
+    return blocks.resident(cache.pages for cache in every) + sum(sources.values()) + states

@@ -46,6 +46,6 @@ class Losses:
             self._lost[layer, :, length:] = False
 
     def fork(self) -> Losses:
-        twin = Losses(*self._shape)
-        twin._lost = None if self._lost is None else self._lost.copy()
-        return twin
+        clone = Losses(*self._shape)
+        clone._lost = None if self._lost is None else self._lost.copy()
+        return clone

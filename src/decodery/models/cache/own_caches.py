@@ -77,8 +77,8 @@ class OwnCaches(Contract):
         """See `OpenModel.projection`."""
         return self._opened.projection(tokens)
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
-        return self.model.forward(batch, taps=taps, route=route)
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
+        return self.model.forward(batch, taps=taps, layer_plan=layer_plan)
 
     @property
     def _opened(self) -> OpenModel:

@@ -43,7 +43,7 @@ class PageMemory:
             self.bytes += int(self.gone[first:last].sum()) * self._windowed_bytes
             self.gone[first:last] = False
 
-    def pass_by(self, first: int, last: int) -> None:
+    def release_passed(self, first: int, last: int) -> None:
         """One text less may read these; what nobody may, and somebody holds, is given back."""
         if not self.windowed or first >= last:
             return

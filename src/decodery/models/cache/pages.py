@@ -27,23 +27,23 @@ _names = itertools.count(1)
 
 
 @dataclass(slots=True)
-class Stretch:
+class PageRun:
     """Neighbouring blocks [first, last) of a slab, in the order of the text that holds them."""
 
-    slab: PageMemory
+    memory: PageMemory
     first: int
     last: int
 
     @property
     def slots(self) -> int:
-        return min(self.last * SLOTS, self.slab.data.shape[3]) - self.first * SLOTS
+        return min(self.last * SLOTS, self.memory.data.shape[3]) - self.first * SLOTS
 
     @property
     def holders(self) -> np.ndarray:
-        return self.slab.holders[self.first : self.last]
+        return self.memory.holders[self.first : self.last]
 
 
-class Blocks:
+class PageTable:
     """The slots of one text, logically one after another.
 
     Memory comes when slots are to be written for the first time. A text whose blocks nobody shares stays in one piece,
@@ -62,7 +62,7 @@ class Blocks:
         layers, kv_heads, head_dim = shape
         self.windowed, self.passed = tuple(windowed), 0
         self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)
-        self.runs: list[Stretch] = []
+        self.runs: list[PageRun] = []
         self._name = next(_names)
         self._mine = 0, 0  # slots known to be this text's to write
 
@@ -79,9 +79,9 @@ class Blocks:
     @property
     def home(self) -> PageMemory | None:
         """The slab that is all this text's, and all of it, where there is one."""
-        if len(self.runs) != 1 or len(self.runs[0].holders) != len(self.runs[0].slab.holders):
+        if len(self.runs) != 1 or len(self.runs[0].holders) != len(self.runs[0].memory.holders):
             return None
-        return self.runs[0].slab if (self.runs[0].holders == 1).all() else None
+        return self.runs[0].memory if (self.runs[0].holders == 1).all() else None
 
     def pieces(self, start: int, stop: int, layers: int | slice = slice(None)) -> Iterator[torch.Tensor]:
         """Slots [start, stop) of some layers in order, as views [layers, 2, kv_heads, n, head_dim]."""
@@ -90,7 +90,7 @@ class Blocks:
                 return
             slots, at = run.slots, run.first * SLOTS
             if start < slots:
-                yield run.slab.data[layers, :, :, at + max(start, 0) : at + min(stop, slots)]
+                yield run.memory.data[layers, :, :, at + max(start, 0) : at + min(stop, slots)]
             start, stop = start - slots, stop - slots
 
     def read(self, start: int, stop: int, layers: int | slice = slice(None)) -> torch.Tensor:
@@ -158,47 +158,47 @@ class Blocks:
         self.release()
         self.runs, self._mine = [self._hold(data, 0)], (0, data.shape[3])
 
-    def fork(self, length: int) -> Blocks:
+    def fork(self, length: int) -> PageTable:
         """A text that shares the first `length` slots."""
-        twin = object.__new__(Blocks)
-        twin.nothing, twin.runs, twin._name = self.nothing, [], next(_names)
-        twin.windowed, twin.passed = self.windowed, min(self.passed, -(-length // SLOTS))
-        twin._mine = self._mine = 0, 0
+        clone = object.__new__(PageTable)
+        clone.nothing, clone.runs, clone._name = self.nothing, [], next(_names)
+        clone.windowed, clone.passed = self.windowed, min(self.passed, -(-length // SLOTS))
+        clone._mine = self._mine = 0, 0
         for run in self.runs:
             if length <= 0:
                 break
-            slab, last = run.slab, min(run.last, run.first - (-length // SLOTS))
+            memory, last = run.memory, min(run.last, run.first - (-length // SLOTS))
             blocks = slice(run.first, last)
             given = np.minimum(length - SLOTS * np.arange(last - run.first), SLOTS)
-            shared = slab.holders[blocks] > 1
-            slab.writer[blocks] = np.where(shared, slab.writer[blocks], self._name)
-            slab.frozen[blocks] = np.maximum(np.where(shared, slab.frozen[blocks], 0), given)
-            slab.holders[blocks] += 1
-            twin.runs.append(Stretch(slab, run.first, last))
+            shared = memory.holders[blocks] > 1
+            memory.writer[blocks] = np.where(shared, memory.writer[blocks], self._name)
+            memory.frozen[blocks] = np.maximum(np.where(shared, memory.frozen[blocks], 0), given)
+            memory.holders[blocks] += 1
+            clone.runs.append(PageRun(memory, run.first, last))
             length -= run.slots
-        for slab, first, last in twin._numbered(twin.passed):
-            slab.need(first, last)
-        return twin
+        for memory, first, last in clone._numbered(clone.passed):
+            memory.need(first, last)
+        return clone
 
     def release(self) -> None:
         """Hold nothing any more."""
         for run in self.runs:
             run.holders[:] -= 1
-        for slab, first, last in self._numbered(self.passed):
-            slab.pass_by(first, last)
+        for memory, first, last in self._numbered(self.passed):
+            memory.release_passed(first, last)
         self.runs = []
 
-    def pass_by(self, slot: int) -> None:
+    def release_passed(self, slot: int) -> None:
         """Windowed layers read nothing before `slot` any more, to within a block: let go of what nobody else reads."""
         last = max(slot // SLOTS, self.passed)
-        for slab, begin, end in self._numbered(self.passed, last):
-            slab.pass_by(begin, end)
+        for memory, begin, end in self._numbered(self.passed, last):
+            memory.release_passed(begin, end)
         self.passed = last
 
     def begin_anew(self) -> None:
         """All slots will be written again, so that windowed layers need all of them."""
-        for slab, begin, end in self._numbered(0, self.passed):
-            slab.need(begin, end)
+        for memory, begin, end in self._numbered(0, self.passed):
+            memory.need(begin, end)
         self.passed = 0
 
     def _extend(self, stop: int) -> None:
@@ -207,11 +207,11 @@ class Blocks:
         if wanted <= 0 or not self.runs or self.runs[-1].slots % SLOTS:
             return
         run = self.runs[-1]
-        behind = run.slab.holders[run.last : run.last + wanted]
+        behind = run.memory.holders[run.last : run.last + wanted]
         taken = np.flatnonzero(behind)
         behind = behind[: taken[0]] if len(taken) else behind
         behind[:] = 1
-        run.slab.need(run.last, run.last + len(behind))
+        run.memory.need(run.last, run.last + len(behind))
         run.last += len(behind)
 
     def _planned(self, stop: int, least: int, most: int | None, blocks: int, shared: int) -> tuple[int | None, int]:
@@ -234,9 +234,9 @@ class Blocks:
         """
         blocks = shared = 0
         for run in self.runs:
-            slab, these = run.slab, slice(run.first, run.last)
+            memory, these = run.memory, slice(run.first, run.last)
             begins = np.maximum(start - (blocks + np.arange(run.last - run.first)) * SLOTS, 0)
-            filling = (slab.writer[these] == self._name) & (begins >= slab.frozen[these])
+            filling = (memory.writer[these] == self._name) & (begins >= memory.frozen[these])
             others = run.holders > 1
             not_mine = np.flatnonzero(others & ~filling & (begins < SLOTS))
             count = int(not_mine[0]) if len(not_mine) else len(begins)
@@ -256,11 +256,11 @@ class Blocks:
         for run in self.runs:
             last = min(run.last, run.first + max(first - behind, 0) // SLOTS)
             behind += run.slots
-            run.slab.holders[last : run.last] -= 1
+            run.memory.holders[last : run.last] -= 1
             if last > run.first:
-                before.append(Stretch(run.slab, run.first, last))
-        for slab, begin, end in dropped:
-            slab.pass_by(begin, end)
+                before.append(PageRun(run.memory, run.first, last))
+        for memory, begin, end in dropped:
+            memory.release_passed(begin, end)
         self.runs = [*before, self._hold(data, first // SLOTS)]
 
     def _copy(self, start: int, stop: int, data: torch.Tensor) -> None:
@@ -271,13 +271,13 @@ class Blocks:
             # Hidden slots weigh nothing, but new memory may hold NaN, which nothing times does not take away.
             data[layer, :, :, :gone] = 0 if layer in self.windowed else self.read(start, start + gone, layer)
 
-    def _hold(self, data: torch.Tensor, block: int) -> Stretch:
+    def _hold(self, data: torch.Tensor, block: int) -> PageRun:
         """A stretch of its own, whose first block is this one of the text."""
-        slab = PageMemory(data, self.windowed)
-        slab.holders[:], slab.writer[:] = 1, self._name
-        slab.need(0, len(slab.holders))
-        slab.pass_by(0, max(self.passed - block, 0))
-        return Stretch(slab, 0, len(slab.holders))
+        memory = PageMemory(data, self.windowed)
+        memory.holders[:], memory.writer[:] = 1, self._name
+        memory.need(0, len(memory.holders))
+        memory.release_passed(0, max(self.passed - block, 0))
+        return PageRun(memory, 0, len(memory.holders))
 
     def _numbered(self, first: int, last: int | None = None) -> Iterator[tuple[PageMemory, int, int]]:
         """Where blocks [first, last) of a text that has layers with a window lie: in a slab, from one to another."""
@@ -287,7 +287,7 @@ class Blocks:
             start = max(first - begin, 0)
             stop = count if last is None else min(last - begin, count)
             if start < stop:
-                yield run.slab, run.first + start, run.first + stop
+                yield run.memory, run.first + start, run.first + stop
             begin += count
 
     def __del__(self) -> None:
@@ -296,13 +296,13 @@ class Blocks:
             self.release()
 
 
-def resident(texts: Iterable[Blocks], slabs: Mapping[int, PageMemory] = MappingProxyType({})) -> int:
+def resident(texts: Iterable[PageTable], memories: Mapping[int, PageMemory] = MappingProxyType({})) -> int:
     """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold.
 
     slabs: others that count as well, by identity.
     """
-    held = {id(run.slab): run.slab.bytes for text in texts for run in text.runs}
-    return sum(held.values()) + sum(slab.bytes for key, slab in slabs.items() if key not in held)
+    held = {id(run.memory): run.memory.bytes for text in texts for run in text.runs}
+    return sum(held.values()) + sum(memory.bytes for key, memory in memories.items() if key not in held)
 
 
 def _within(slots: int, wished: int, most: int | None) -> int:

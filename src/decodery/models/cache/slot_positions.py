@@ -31,13 +31,13 @@ class SlotPositions:
         """Hold these [n] int32 in all layers, and nothing else."""
         self._rows = positions[None]
 
-    def put(self, lengths: np.ndarray, stays: int, positions: np.ndarray, room: int) -> None:
+    def put(self, lengths: np.ndarray, retained: int, positions: np.ndarray, room: int) -> None:
         """Hold `positions` [n] after the content of layers of these lengths [layers], and what stays there.
 
         room: slots that may be written to before memory grows again.
         """
         starts, n = set(lengths.tolist()), len(positions)
-        stop, held = max(starts) + stays + n, self._rows.shape[1]
+        stop, held = max(starts) + retained + n, self._rows.shape[1]
         if stop > held:
             wider = np.zeros((len(self._rows), max(stop, 2 * held, room)), dtype=np.int32)
             wider[:, :held] = self._rows
@@ -46,7 +46,7 @@ class SlotPositions:
             self.part()
         for start in starts:
             alike = slice(None) if len(starts) == 1 else lengths == start
-            self._rows[alike, start + stays : start + stays + n] = positions
+            self._rows[alike, start + retained : start + retained + n] = positions
 
     def gather(self, layers: list[int], start: int, rows: np.ndarray) -> None:
         """Let slots from `start` on hold what those of `rows`, counted from there, hold, in layers that are alike."""
@@ -65,6 +65,6 @@ class SlotPositions:
 
     def fork(self, length: int) -> SlotPositions:
         """A copy of the first `length` slots."""
-        twin = SlotPositions(self._layers)
-        twin._rows = self._rows[:, :length].copy()
-        return twin
+        clone = SlotPositions(self._layers)
+        clone._rows = self._rows[:, :length].copy()
+        return clone

@@ -58,7 +58,7 @@ class StaticPasses:
         arenas: OrderedDict[tuple[int, int], _Arena] = self._of_thread.arenas
         return arenas
 
-    def forward(self, model: Transformer, batch: Batch, visits: Hooks) -> Scores | None:
+    def forward(self, model: Transformer, batch: Batch, hooks: Hooks) -> Scores | None:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
 
         It fits if it has at most `MOST_ROWS` padded rows, all tokens with complete caches, in a causal model and
@@ -66,7 +66,7 @@ class StaticPasses:
         the budget.
         """
         caches = _caches(model, batch)
-        if not caches or visits.changes() or any(place.name != "residual" for place in visits.where.values()):
+        if not caches or hooks.changes() or any(place.name != "residual" for place in hooks.where.values()):
             return None
         places, rows = _power(len(caches)), _power(max(map(len, batch.segments)))
         if places * rows > MOST_ROWS:
@@ -76,7 +76,7 @@ class StaticPasses:
         capacity = max(_LEAST_CAPACITY, _power(max(needed, int(batch.positions.max()) + 1)))
         with self._lock, torch.inference_mode(False), torch.no_grad():
             arena = self._arena(model, places, capacity)
-            return None if arena is None else arena.forward(model, batch, caches, rows, visits.where)
+            return None if arena is None else arena.forward(model, batch, caches, rows, hooks.where)
 
     def _arena(self, model: Transformer, places: int, capacity: int) -> _Arena | None:
         key, config = (places, capacity), model.config
@@ -147,18 +147,18 @@ class _Arena:
         return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets, costs)
 
     def clear(self, keep: Sequence[int | None] = ()) -> None:
-        """Give every cache but those at the places `keep` memory of its own, scratch rows included."""
+        """Give every cache but those at the places `keep` memory of its own, tentative rows included."""
         for place, guest in enumerate(self._guests):
             if place not in keep:
-                slab = None if guest is None else guest()
-                if slab is not None:
-                    slab.data = slab.data.clone()
+                memory = None if guest is None else guest()
+                if memory is not None:
+                    memory.data = memory.data.clone()
                 self._guests[place] = None
 
     def _admit(self, caches: list[KVCache]) -> list[int]:
         """Where each cache stands once all of them, and no others, are here in memory they share with nobody."""
         here = [None if guest is None else guest() for guest in self._guests]
-        homes = [cache.blocks.home for cache in caches]
+        homes = [cache.pages.home for cache in caches]
         found = [here.index(home) if home is not None and home in here else None for home in homes]
         self.clear(keep=found)
         free = (place for place in range(len(self._guests)) if place not in found)
@@ -167,7 +167,7 @@ class _Arena:
             place = next(free) if known is None else known
             if known is None:
                 cache.move(self.memory[place].zero_())
-                home = cache.blocks.home
+                home = cache.pages.home
                 assert home is not None
                 self._guests[place] = weakref.ref(home)
             places.append(place)
@@ -192,7 +192,7 @@ class _StaticPass:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def fill(self, batch: Batch, places: list[int]) -> None:
-        """Write the inputs of `batch`, whose segments have these places and have reserved their scratch."""
+        """Write the inputs of `batch`, whose segments have these places and have reserved their tentative rows."""
         # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
         host = torch.zeros(len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.pool is not None, device="cpu")
         tokens, positions, own, wanted, lengths, masks = (field.numpy() for field in self._fields(host))
@@ -220,10 +220,10 @@ class _StaticPass:
         """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
         tokens, positions, own, wanted, lengths, masks = self._fields(self._inputs)
         step = StaticStep(self._arena, positions, lengths, masks)
-        visits = Hooks.reading(self._taps)
-        hidden = visits.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
-        hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), visits)
-        return model.head(hidden[wanted]), {place: state[own] for place, state in visits.states.items()}
+        hooks = Hooks.reading(self._taps)
+        hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
+        hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), hooks)
+        return model.head(hidden[wanted]), {place: state[own] for place, state in hooks.states.items()}
 
     def replay(self, model: Transformer) -> Result:
         """The same by one launch; the first call captures it."""
@@ -297,8 +297,8 @@ def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
             segment.states is not None
             or segment.cache is None
             or segment.cache.evicted
-            or segment.stays
-            or segment.picks
+            or segment.retained
+            or segment.sparse
         ):
             return []
         caches.append(segment.cache)

@@ -94,14 +94,14 @@ class NativeStack:
         """Where the kernels find the model."""
         return ctypes.addressof(self._model)
 
-    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], visits: Hooks) -> torch.Tensor:
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
         """[N, hidden] -> the residual stream after the layers `run` [N, hidden] float32.
 
         Every segment's cache must have been reserved for this pass; the rows' keys and values are written to it.
         """
         result = hidden.to(torch.float32, copy=True).contiguous()
         if len(result) and len(run):
-            _Walk(self, result, batch, run, visits).finish()
+            _Walk(self, result, batch, run, hooks).finish()
             for segment in batch.segments:
                 if segment.cache is not None:
                     segment.cache.wrote([stop.layer for stop in run if stop.attention])
@@ -152,25 +152,25 @@ class _Walk:
     """One pass: a native call as far as the next site where Python has something to do, and so on to the end."""
 
     def __init__(
-        self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], visits: Hooks
+        self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks
     ) -> None:
         config = self.config = stack.config
         self._model = stack.address
-        self._hidden, self._batch, self._run, self._visits = hidden, batch, run, visits
-        self._picking = [number for number, segment in enumerate(batch.segments) if segment.picks]
+        self._hidden, self._batch, self._run, self._visits = hidden, batch, run, hooks
+        self._picking = [number for number, segment in enumerate(batch.segments) if segment.sparse]
         self._alive: list[object] = []
         self._segments = (SegmentStruct * len(batch.segments))(*(self._segment(segment) for segment in batch.segments))
         order, marks, states = stack.plan(run)
-        streams = visits.streams() and not self._picking
+        streams = hooks.streams() and not self._picking
         if not streams:
             marks = (c_int32 * len(run))(*(self._marks(stop) for stop in run))
-        if visits or self._picking:
+        if hooks or self._picking:
             states = (c_void_p * len(run))()
             for i, stop in enumerate(run):
                 # Most passes are read at a few places, and every one of them comes by here.
-                if (after := _after(stop.layer)) in visits and not marks[i] & _AT_RESIDUAL:
-                    visits.states[after] = torch.empty_like(hidden)
-                    states[i] = address(visits.states[after], torch.float32, *hidden.shape)
+                if (after := _after(stop.layer)) in hooks and not marks[i] & _AT_RESIDUAL:
+                    hooks.states[after] = torch.empty_like(hidden)
+                    states[i] = address(hooks.states[after], torch.float32, *hidden.shape)
         rows, half = len(hidden), config.head_dim // 2
         step = self._step = PassStruct(address(hidden, torch.float32, rows, config.hidden_size), self._segments)
         step.run, step.marks, step.taps = (ctypes.addressof(each) for each in (order, marks, states))
@@ -190,16 +190,16 @@ class _Walk:
             room = np.empty(lib.decodery_room(self._model, ctypes.addressof(step)) + 64, dtype=np.uint8)
             step.memory = -(-room.ctypes.data // 64) * 64
             self._alive.append(room)
-        picks: dict[int, SparseIndices] = {}
+        indices: dict[int, SparseIndices] = {}
         while True:
             check(lib.decodery_layers(self._model, ctypes.addressof(step), None))
             if step.next == len(run):
                 return
             layer = run[step.next].layer
             if step.stopped == _AT_SELECT:
-                picks = {number: self._pick(number, layer) for number in self._picking}
+                indices = {number: self._pick(number, layer) for number in self._picking}
             elif step.stopped == _AT_HEADS:
-                self._read(picks)
+                self._read(indices)
                 self._visit(HookPoint("head_out", layer), step.context, self.config.num_heads * self.config.head_dim)
             elif step.stopped == _AT_RESIDUAL:
                 self._visit(
@@ -213,14 +213,14 @@ class _Walk:
 
     def _marks(self, stop: LayerStep) -> int:
         """What is left out of one layer, and where the pass stops in it."""
-        layer, visits = stop.layer, self._visits
+        layer, hooks = stop.layer, self._visits
         picking = stop.attention and bool(self._picking)
         found = _skipped(stop) | _AT_SELECT * picking
-        found |= _AT_HEADS * (picking or HookPoint("head_out", layer) in visits)
-        found |= _AT_ATTENTION * (HookPoint("attn_out", layer) in visits) | _AT_MLP * (
-            HookPoint("mlp_out", layer) in visits
+        found |= _AT_HEADS * (picking or HookPoint("head_out", layer) in hooks)
+        found |= _AT_ATTENTION * (HookPoint("attn_out", layer) in hooks) | _AT_MLP * (
+            HookPoint("mlp_out", layer) in hooks
         )
-        return found | _AT_RESIDUAL * visits.changed(HookPoint("residual", layer + 1))
+        return found | _AT_RESIDUAL * hooks.changed(HookPoint("residual", layer + 1))
 
     def _visit(self, place: HookPoint, address: int, width: int) -> None:
         if place not in self._visits:
@@ -236,24 +236,24 @@ class _Walk:
         heads, dim = self.config.num_heads, self.config.head_dim
         wide = -(-dim // 16) * 16
         queries = _floats(self._step.queries, len(self._hidden), heads * wide)[offset : offset + len(segment)]
-        picks = SparseIndices.of(
+        indices = SparseIndices.of(
             segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer)
         )
         struct = self._segments[number]
-        struct.starts = address(picks.starts, np.int32, self.config.num_kv_heads * picks.rows + 1)
-        struct.picked = address(picks.slots, np.int32, None)
+        struct.starts = address(indices.starts, np.int32, self.config.num_kv_heads * indices.rows + 1)
+        struct.picked = address(indices.slots, np.int32, None)
         # Not every layer's weights are wanted: those of an earlier one may be gone.
         struct.weights = struct.mass = None
-        if picks.weights is not None:
+        if indices.weights is not None:
             group = heads // self.config.num_kv_heads
-            struct.weights = address(picks.weights, torch.float32, group, len(picks.slots))
-            struct.mass = address(picks.mass, torch.float32, picks.rows, heads)
-        return picks
+            struct.weights = address(indices.weights, torch.float32, group, len(indices.slots))
+            struct.mass = address(indices.mass, torch.float32, indices.rows, heads)
+        return indices
 
-    def _read(self, picks: dict[int, SparseIndices]) -> None:
+    def _read(self, indices: dict[int, SparseIndices]) -> None:
         """Show policies what was read in this layer."""
         width = self.config.num_heads * self.config.head_dim
-        for number, picked in picks.items():
+        for number, picked in indices.items():
             offset = self._batch.offsets[number]
             context = _floats(self._step.context, len(self._hidden), width)[offset : offset + picked.rows]
             picked.settle(context)
@@ -261,7 +261,7 @@ class _Walk:
     def _segment(self, segment: Segment) -> SegmentStruct:
         n, kv_heads = len(segment), self.config.num_kv_heads
         positions = np.ascontiguousarray(segment.positions, dtype=np.int64)
-        causal = segment.mask is None and not segment.stays
+        causal = segment.mask is None and not segment.retained
         mask = None if causal else np.ascontiguousarray(segment.seen())
         cache = segment.cache
         if cache is None:
@@ -275,11 +275,11 @@ class _Walk:
                 )
             )
         else:
-            lengths, data = cache.lengths, cache.blocks.nothing
-            slots, apart = cache.places.table
-            runs, first = (RunStruct * len(cache.blocks.runs))(), 0
-            for run, held in zip(runs, cache.blocks.runs, strict=True):
-                memory = held.slab.data
+            lengths, data = cache.lengths, cache.pages.nothing
+            slots, apart = cache.slot_positions.table
+            runs, first = (RunStruct * len(cache.pages.runs))(), 0
+            for run, held in zip(runs, cache.pages.runs, strict=True):
+                memory = held.memory.data
                 begin = address(memory, data.dtype, len(lengths), 2, kv_heads, None, data.shape[-1], apart=True)
                 run.layer_stride, run.kind_stride, run.head_stride, slot, _ = memory.stride()
                 run.data = begin + held.first * SLOTS * slot * memory.itemsize
@@ -288,8 +288,8 @@ class _Walk:
         self._alive += [positions, mask, data, runs, lengths, slots]
         return SegmentStruct(
             runs, address(lengths, np.int64, None), address(slots, np.int32, *slots.shape, apart=True),
-            address(positions, np.int64, n), None if mask is None else address(mask, np.bool_, n, segment.stays + n),
-            apart, len(runs), n, segment.stays, _ELEMENTS[data.dtype],
+            address(positions, np.int64, n), None if mask is None else address(mask, np.bool_, n, segment.retained + n),
+            apart, len(runs), n, segment.retained, _ELEMENTS[data.dtype],
         )  # fmt: skip
 
 

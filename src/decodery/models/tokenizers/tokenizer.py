@@ -262,11 +262,11 @@ class TokenStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __copy__(self) -> TokenStream:
-        twin = object.__new__(TokenStream)
-        twin.__dict__.update(self.__dict__)
+        clone = object.__new__(TokenStream)
+        clone.__dict__.update(self.__dict__)
         # The only part that is changed in place.
-        twin._decoder = copy.copy(self._decoder)
-        return twin
+        clone._decoder = copy.copy(self._decoder)
+        return clone
 
     def push(self, ids: Iterable[int]) -> str:
         """Take further ids; returns the text that is complete."""

@@ -146,7 +146,7 @@ class Fitted:
     @property
     def capabilities(self) -> Capabilities:
         own = self.model.capabilities
-        return Capabilities(exact_rows=own.exact_rows, trees=own.trees, routes=own.routes)
+        return Capabilities(exact_rows=own.exact_rows, trees=own.trees, layer_plans=own.layer_plans)
 
     @property
     def fingerprint(self) -> str:
@@ -155,9 +155,11 @@ class Fitted:
     def new_cache(self) -> KVCache:
         return self.model.new_cache()
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel`."""
-        scores = self.model.forward(Batch([self._readable(each) for each in batch.segments]), taps=taps, route=route)
+        scores = self.model.forward(
+            Batch([self._readable(each) for each in batch.segments]), taps=taps, layer_plan=layer_plan
+        )
         missing = self.vocab_size - self.model.vocab_size
         logits = scores.logits[:, : self.vocab_size].contiguous()
         return replace(scores, logits=pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits)

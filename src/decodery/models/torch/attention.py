@@ -31,9 +31,9 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def visibility(segment: Segment, layer: int, window: int | None) -> np.ndarray | None:
-    """Which slots each row sees, [n, cached + stays + n] bool; None where every row sees all of them.
+    """Which slots each row sees, [n, cached + retained + n] bool; None where every row sees all of them.
 
-    [kv_heads, n, cached + stays + n] where some heads have lost some of the cached ones.
+    [kv_heads, n, cached + retained + n] where some heads have lost some of the cached ones.
     """
     n, cache = len(segment), segment.cache
     cached = 0 if cache is None else int(cache.lengths[layer])
@@ -44,7 +44,7 @@ def visibility(segment: Segment, layer: int, window: int | None) -> np.ndarray |
             return None
         seen = np.concatenate((np.ones((n, cached), dtype=bool), own), axis=1)
     else:
-        slots = segment.positions if cache is None else cache.positions[layer, : cached + segment.stays + n]
+        slots = segment.positions if cache is None else cache.positions[layer, : cached + segment.retained + n]
         seen = np.abs(slots[None, :] - segment.positions[:, None]) < window
         seen[:, cached:] &= own
     if lost is not None:
@@ -57,7 +57,7 @@ def visible(segment: Segment, layer: int, window: int | None) -> np.ndarray:
     """`visibility`, written out where every row sees all slots."""
     seen = visibility(segment, layer, window)
     cached = 0 if segment.cache is None else int(segment.cache.lengths[layer])
-    return np.ones((len(segment), cached + segment.stays + len(segment)), dtype=bool) if seen is None else seen
+    return np.ones((len(segment), cached + segment.retained + len(segment)), dtype=bool) if seen is None else seen
 
 
 def attend(

@@ -114,10 +114,10 @@ class Rows(Protocol):
         ...
 
 
-def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: Rows, visits: Hooks) -> torch.Tensor:
+def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: Rows, hooks: Hooks) -> torch.Tensor:
     """All layers of a stack over [N, hidden], and the norm after them."""
     heads, dim = config.num_heads, config.head_dim
-    hidden = visits.enter(0, hidden)
+    hidden = hooks.enter(0, hidden)
     for index, block in enumerate(stack.blocks):
         normed = _norm(hidden, block.attention_norm, config)
         queries, keys, values = block.qkv(normed).view(-1, 3, heads, dim).unbind(1)
@@ -132,7 +132,7 @@ def run(stack: Stack, config: EncoderDecoderConfig, hidden: torch.Tensor, rows: 
             inner = activation(gate) * inner
         else:
             inner = activation(inner)
-        hidden = visits.visit(HookPoint("residual", index + 1), hidden + block.down(inner))
+        hidden = hooks.visit(HookPoint("residual", index + 1), hidden + block.down(inner))
     return _norm(hidden, stack.norm, config)
 
 
@@ -161,7 +161,7 @@ class SegmentRows:
         self._seen: dict[tuple[int, int], torch.Tensor] = {}
         for segment in batch.segments:
             if segment.cache is not None:
-                segment.cache.reserve(segment.positions, segment.stays)
+                segment.cache.reserve(segment.positions, segment.retained)
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         parts = []
@@ -189,14 +189,14 @@ class SegmentRows:
         return torch.cat(parts)
 
     def _added(self, number: int, layer: int) -> torch.Tensor:
-        """What is added to scores: [heads, n, cached + stays + n]."""
+        """What is added to scores: [heads, n, cached + retained + n]."""
         segment = self.batch.segments[number]
         cache = segment.cache
         key = number, layer if cache is not None and cache.evicted else -1
         if key not in self._seen:
             slots = segment.positions
             if cache is not None:
-                slots = cache.positions[layer, : int(cache.lengths[layer]) + cache.scratch]
+                slots = cache.positions[layer, : int(cache.lengths[layer]) + cache.tentative]
             added = distances(self.stack, self.config, segment.positions, slots)
             seen = visibility(segment, layer, None)
             if seen is not None:
@@ -237,9 +237,9 @@ class Encoder:
             mask = positions[:, None] // block >= positions[None, :] // block
         return Segment(positions, ids, mask=mask, cache=cache, logit_rows=[])
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. The one tap is -1: the states that decoders see."""
-        if route != WHOLE or any(tap != -1 for tap in taps) or len(batch.logit_rows[0]):
+        if layer_plan != WHOLE or any(tap != -1 for tap in taps) or len(batch.logit_rows[0]):
             raise UnsupportedModel("an encoder gives the states behind its last layer, and no logits")
         ids = np.concatenate([np.asarray(segment.tokens, dtype=np.int64) for segment in batch.segments])
         hidden = self.weights.embedding[torch.from_numpy(ids).to(self.device)]
@@ -286,23 +286,23 @@ class EncoderDecoder:
         ]
         return CrossMemory(torch.stack(parts), states)
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Raises SettingsError for a text without a source."""
-        if route != WHOLE:
+        if layer_plan != WHOLE:
             raise UnsupportedModel("a model of an encoder and a decoder always runs all of its layers")
         if any(segment.tokens is None for segment in batch.segments):
             raise UnsupportedModel("a model of an encoder and a decoder reads tokens, not embeddings")
-        visits = Hooks.of(batch, taps, route, self.config.num_layers)
+        hooks = Hooks.of(batch, taps, layer_plan, self.config.num_layers)
         ids = np.concatenate([np.asarray(segment.tokens, dtype=np.int64) for segment in batch.segments])
         stack = self.weights.decoder
         hidden = self.weights.embedding[torch.from_numpy(ids).to(self.device)]
-        hidden = run(stack, self.config, hidden, SegmentRows(stack, self.config, batch), visits)
+        hidden = run(stack, self.config, hidden, SegmentRows(stack, self.config, batch), hooks)
         rows, bounds = batch.logit_rows
         if len(rows) < batch.rows:
             hidden = hidden[torch.from_numpy(rows).to(self.device)]
-        logits = visits.visit(HookPoint("logits"), self.head(visits.visit(HookPoint("final_norm"), hidden)))
+        logits = hooks.visit(HookPoint("logits"), self.head(hooks.visit(HookPoint("final_norm"), hidden)))
         costs = [_cost(segment, self.config, self.dtype) for segment in batch.segments]
-        return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
+        return Scores(logits, bounds, hooks.tapped(), batch.offsets, costs)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
         """[M, hidden] states after the last norm -> [M, vocab] logits, at least float32."""

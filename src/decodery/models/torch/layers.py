@@ -50,17 +50,17 @@ class TorchLayers:
             for turn, (layer, use) in enumerate(zip(config.sharing, weights.uses, strict=True))
         }
 
-    def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[LayerStep], visits: Hooks) -> torch.Tensor:
+    def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
         """Run some layers over [N, hidden], with positions, caches and masks taken from `step`."""
         if self._sharing and run and run[0].layer:
             raise UnsupportedModel("blocks that layers share read what enters the first layer: begin this model there")
         entered = hidden
         for stop in run:
-            hidden = self._block(stop, hidden, step, visits, entered)
+            hidden = self._block(stop, hidden, step, hooks, entered)
         return hidden
 
     def _block(
-        self, stop: LayerStep, hidden: torch.Tensor, step: Rows, visits: Hooks, entered: torch.Tensor
+        self, stop: LayerStep, hidden: torch.Tensor, step: Rows, hooks: Hooks, entered: torch.Tensor
     ) -> torch.Tensor:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
@@ -69,29 +69,29 @@ class TorchLayers:
             read = hidden + self._shared(index, hidden, entered, step) if index in self._sharing else hidden
             normed = self._reads(read, layer.attention_norm)
             context = self._attention(index, layer, normed, step)
-            branch = layer.output(visits.visit(HookPoint("head_out", index), context))
+            branch = layer.output(hooks.visit(HookPoint("head_out", index), context))
             if layer.mix_in is not None and layer.mix_out is not None:
                 assert isinstance(step, Pass)
                 branch = branch + layer.mix_out(step.mix(self._mixers[index], layer.mix_in(normed)))
             if (more := self._beside(index, normed, step)) is not None:
                 branch = branch + more
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
-            turned = self._joined(turned + visits.visit(HookPoint("attn_out", index), branch), layer.attention_norm)
+            turned = self._joined(turned + hooks.visit(HookPoint("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.intermediate_size:
             normed = self._reads(read, layer.mlp_norm)
             if index in self._mixtures:
-                branch, chosen = self._mixtures[index](normed, visits.shared)
-                visits.chosen.append(chosen)
+                branch, chosen = self._mixtures[index](normed, hooks.shared)
+                hooks.chosen.append(chosen)
             elif config.gated:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)
                 branch = layer.down(self._activation(gate) * up)
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
-            turned = self._joined(turned + visits.visit(HookPoint("mlp_out", index), branch), layer.mlp_norm)
-        return visits.visit(HookPoint("residual", index + 1), turned)
+            turned = self._joined(turned + hooks.visit(HookPoint("mlp_out", index), branch), layer.mlp_norm)
+        return hooks.visit(HookPoint("residual", index + 1), turned)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
         kind = self.config.activation

@@ -72,7 +72,7 @@ class Pass:
         """The tentative row right before each of a segment, None where they follow each other."""
         if number not in self._lines:
             segment = self.spans[number][0]
-            follow = segment.mask is None and not segment.stays
+            follow = segment.mask is None and not segment.retained
             self._lines[number] = None if follow else parents(to_device(segment.seen(), self.model.device))
         return self._lines[number]
 
@@ -99,19 +99,19 @@ def open_caches(batch: Batch, config: ModelConfig, layers: Sequence[int] | None)
         if not config.causal and segment.mask is None:
             batch.segments[number] = segment = dataclasses.replace(segment, mask=_sight(segment, config.block_length))
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions, segment.stays, layers)
-        elif segment.stays:
+            segment.cache.reserve(segment.positions, segment.retained, layers)
+        elif segment.retained:
             raise ValueError("rows can stay only in a cache, and this segment has none")
 
 
 def _sight(segment: Segment, block_length: int | None) -> np.ndarray:
     """Which tentative rows each row sees in a model that is not causal: all, or those of no later block."""
     if block_length is None:
-        return np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
+        return np.ones((len(segment), segment.retained + len(segment)), dtype=bool)
     places = segment.positions
-    if segment.cache is not None and segment.stays:
+    if segment.cache is not None and segment.retained:
         start = int(segment.cache.lengths[0])
-        places = np.concatenate((segment.cache.positions[0, start : start + segment.stays], places))
+        places = np.concatenate((segment.cache.positions[0, start : start + segment.retained], places))
     seen: np.ndarray = places[None, :] // block_length <= segment.positions[:, None] // block_length
     return seen
 

@@ -43,7 +43,7 @@ class PortableStack:
             if config.experts
         ]
 
-    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], visits: Hooks) -> torch.Tensor:
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
         """See `native.NativeStack.layers`."""
         config = self.config
         hidden = hidden.float()
@@ -54,22 +54,22 @@ class PortableStack:
             if attention:
                 rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
                 context = self._attention(layer, index, hidden, batch, *tables[rope])
-                context = visits.visit(HookPoint("head_out", index), context)
+                context = hooks.visit(HookPoint("head_out", index), context)
                 branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
-                hidden = hidden + visits.visit(HookPoint("attn_out", index), branch)
+                hidden = hidden + hooks.visit(HookPoint("attn_out", index), branch)
             if mlp:
                 normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
                 if self._mixtures:
-                    found, chosen = self._mixtures[index](normed, visits.shared)
-                    visits.chosen.append(chosen)
+                    found, chosen = self._mixtures[index](normed, hooks.shared)
+                    hooks.chosen.append(chosen)
                 elif config.gated:
                     gate, up = layer.gate_up(normed).chunk(2, dim=-1)
                     found = layer.down(self._activation(gate) * up)
                 else:
                     found = layer.down(self._activation(layer.gate_up(normed)))
                 branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
-                hidden = hidden + visits.visit(HookPoint("mlp_out", index), branch)
-            hidden = visits.visit(HookPoint("residual", index + 1), hidden)
+                hidden = hidden + hooks.visit(HookPoint("mlp_out", index), branch)
+            hidden = hooks.visit(HookPoint("residual", index + 1), hidden)
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ class PortableStack:
                 seen_keys, seen_values = segment.cache.stored(index)
             if seen_keys.dtype != coded.DTYPE:
                 seen_keys, seen_values = seen_keys.float(), seen_values.float()
-            if segment.picks:
+            if segment.sparse:
                 parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config.window(index)))
                 continue
             slots = [np.flatnonzero(row) for row in visible(segment, index, config.window(index))]
@@ -134,20 +134,20 @@ def attend_picked(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
 ) -> torch.Tensor:
     """`attend` of what each key-value head of a segment's cache still has and its policy selects."""
-    picks = SparseIndices.of(segment, layer, queries, window)
+    indices = SparseIndices.of(segment, layer, queries, window)
     n, heads, dim = queries.shape
     group = heads // len(keys)
     context = torch.empty(n, heads, dim, dtype=torch.float32, device="cpu")
     for head in range(len(keys)):
         own = slice(head * group, (head + 1) * group)
-        found, weights, picks.mass[:, own] = attend(
-            queries[:, own], keys[head : head + 1], values[head : head + 1], picks.lists(head)
+        found, weights, indices.mass[:, own] = attend(
+            queries[:, own], keys[head : head + 1], values[head : head + 1], indices.lists(head)
         )
         context[:, own] = found.view(n, group, dim)
-        if picks.weights is not None:
-            picks.weights[:, picks.starts[head * n] : picks.starts[(head + 1) * n]] = weights
+        if indices.weights is not None:
+            indices.weights[:, indices.starts[head * n] : indices.starts[(head + 1) * n]] = weights
     flat = context.view(n, heads * dim)
-    picks.settle(flat)
+    indices.settle(flat)
     return flat
 
 

@@ -112,7 +112,7 @@ class Recurrence:
             self._rows.write(cache, held)
             state, content = self._state(cache), int(cache.lengths[self._index])
             reach = min(content, shape.kernel - 1)
-            held = self._read(cache, content - reach, content + cache.scratch)
+            held = self._read(cache, content - reach, content + cache.tentative)
         if native is not None:
             return native.said(held, reach, line, state, gate).to(projected.dtype)
         gated = self._said(held, reach, segment, line, state).flatten(1) * silu(gate)
@@ -140,7 +140,7 @@ class Recurrence:
             seen = torch.from_numpy(segment.seen()).to(held.device)
             steps, x, b, c = self._inputs(held, behind(line, reach), reach)
             for first in range(0, n, CHUNK):
-                rows = slice(segment.stays + first, segment.stays + first + CHUNK)
+                rows = slice(segment.retained + first, segment.retained + first + CHUNK)
                 found.append(tree_scan(steps, self._decay, x, b, c[rows], seen[first : first + CHUNK], state))
         return torch.cat(found) + x[-n:] * self._skip[:, None]
 

@@ -45,7 +45,7 @@ class ShortConvolution:
             self._rows.write(cache, projected)
             content = int(cache.lengths[self._index])
             reach = min(content, self._shape.kernel - 1)
-            held = self._rows.read(cache, content - reach, content + cache.scratch).to(projected.dtype)
+            held = self._rows.read(cache, content - reach, content + cache.tentative).to(projected.dtype)
         if segment.mask is None:
             parent = torch.arange(-1, len(held) - 1, device=held.device)
         else:

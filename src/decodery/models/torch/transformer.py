@@ -67,7 +67,7 @@ class Transformer(TorchLayers):
         return Capabilities(
             exact_rows=exact,
             states=True,
-            routes=not self.config.shortcuts and not self.config.keeps_order,
+            layer_plans=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
             policies=not self.config.keeps_order,
             parts=True,
@@ -105,34 +105,34 @@ class Transformer(TorchLayers):
             raise SettingsError(f"keys of more than {coded.WIDEST} numbers are not kept in {name}: choose float16")
         self.cache_dtype = dtype
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        visits = Hooks.of(batch, taps, route, self.config.num_layers, steers=not self.config.keeps_order)
-        if self.static is not None and route == WHOLE:
-            scores = self.static.forward(self, batch, visits)
+        hooks = Hooks.of(batch, taps, layer_plan, self.config.num_layers, steers=not self.config.keeps_order)
+        if self.static is not None and layer_plan == WHOLE:
+            scores = self.static.forward(self, batch, hooks)
             if scores is not None:
                 return scores
         if self._stack is not None:
             with one_thread():
-                return self._pass(batch, visits, route)
-        return self._pass(batch, visits, route)
+                return self._pass(batch, hooks, layer_plan)
+        return self._pass(batch, hooks, layer_plan)
 
-    def _pass(self, batch: Batch, visits: Hooks, route: LayerPlan) -> Scores:
-        hidden = self.layers(self.embed(batch), batch, visits, route)
+    def _pass(self, batch: Batch, hooks: Hooks, layer_plan: LayerPlan) -> Scores:
+        hidden = self.layers(self.embed(batch), batch, hooks, layer_plan)
         rows, bounds = batch.logit_rows
         if not np.array_equal(rows, np.arange(batch.rows)):
             hidden = hidden[to_device(rows, self.device)]
-        logits = self.head(hidden, visits)
+        logits = self.head(hidden, hooks)
         row_bytes = 2 * self.config.num_kv_heads * coded.row_bytes(self.config.head_dim, self.cache_dtype)
-        costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
-        if visits.chosen:
+        costs = [Cost.of(segment, layer_plan, self.config.num_layers, row_bytes) for segment in batch.segments]
+        if hooks.chosen:
             costs = [
                 dataclasses.replace(
-                    cost, experts=sum(len(each[first : first + cost.rows].unique()) for each in visits.chosen)
+                    cost, experts=sum(len(each[first : first + cost.rows].unique()) for each in hooks.chosen)
                 )
                 for cost, first in zip(costs, batch.offsets, strict=False)
             ]
-        return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
+        return Scores(logits, bounds, hooks.tapped(), batch.offsets, costs)
 
     def embed(self, batch: Batch) -> torch.Tensor:
         """[N, hidden] what enters the first layer: the tokens' embeddings, or a segment's own states as they are."""
@@ -157,40 +157,40 @@ class Transformer(TorchLayers):
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
     def layers(
-        self, hidden: torch.Tensor, batch: Batch, visits: Hooks | None = None, route: LayerPlan = WHOLE
+        self, hidden: torch.Tensor, batch: Batch, hooks: Hooks | None = None, layer_plan: LayerPlan = WHOLE
     ) -> torch.Tensor:
         """Run the layers of a route over [N, hidden]; returns the residual stream after them."""
         config, layers = self.config, self.config.num_layers
-        visits = Hooks.reading(()) if visits is None else visits
-        open_caches(batch, config, None if route == WHOLE else attending(route, layers))
-        run = layer_steps(route, layers)
+        hooks = Hooks.reading(()) if hooks is None else hooks
+        open_caches(batch, config, None if layer_plan == WHOLE else attending(layer_plan, layers))
+        run = layer_steps(layer_plan, layers)
         first = run[0].layer if run else 0
         if self.weights.positions is not None and first == 0:
             hidden = hidden + self.weights.positions[to_device(batch.positions, self.device)].to(self.dtype)
         if config.joined_norms and first == 0:
             hidden = self._norm(hidden, self.weights.norm)
-        hidden = visits.enter(first, hidden)
+        hidden = hooks.enter(first, hidden)
         stack, step = self._stack, Pass(self, batch)
 
         def through(rows: torch.Tensor, some: Sequence[LayerStep]) -> torch.Tensor:
-            return self.blocks(rows, step, some, visits) if stack is None else stack.layers(rows, batch, some, visits)
+            return self.blocks(rows, step, some, hooks) if stack is None else stack.layers(rows, batch, some, hooks)
 
-        if route.abreast == 1:
+        if layer_plan.abreast == 1:
             return through(hidden, run)
-        if visits:
+        if hooks:
             raise UnsupportedModel("rows that pass several layers at a time cannot be read or changed on their way")
-        return abreast(hidden, groups(route, layers), through)
+        return abreast(hidden, groups(layer_plan, layers), through)
 
-    def head(self, hidden: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor, hooks: Hooks | None = None) -> torch.Tensor:
         """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32.
 
         Tokens that the model has no output for get -inf.
         """
-        if visits is not None and HookPoint("final_norm") in visits:
-            logits = self.project(visits.visit(HookPoint("final_norm"), self.final_norm(hidden)))
+        if hooks is not None and HookPoint("final_norm") in hooks:
+            logits = self.project(hooks.visit(HookPoint("final_norm"), self.final_norm(hidden)))
         else:
             logits = self._spread(self.outputs(hidden))
-        return logits if visits is None else visits.visit(HookPoint("logits"), logits)
+        return logits if hooks is None else hooks.visit(HookPoint("logits"), logits)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """`head`, of the tokens alone that have an output."""

@@ -102,9 +102,9 @@ class MicroSteps:
 
         taps: [n, k, hidden], what the model's row before each group left. Before the model's final norm.
         """
-        whole, visits = torch.cat([taps, rows], dim=1), Hooks.reading(())
+        whole, hooks = torch.cat([taps, rows], dim=1), Hooks.reading(())
         step = SideBySide(self.decoder, *whole.shape[:2])
-        found = self.decoder.blocks(whole.flatten(0, 1), step, layer_steps(WHOLE, self.layers), visits)
+        found = self.decoder.blocks(whole.flatten(0, 1), step, layer_steps(WHOLE, self.layers), hooks)
         return found.unflatten(0, whole.shape[:2])[:, taps.shape[1] :]
 
     def ends(self, said: torch.Tensor) -> torch.Tensor:

@@ -92,9 +92,9 @@ class TransformersModel:
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: LayerPlan = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`."""
-        if route != WHOLE:
+        if layer_plan != WHOLE:
             raise UnsupportedModel("a model run through transformers always runs all of its layers")
         with self._lock:  # hooks sit on modules that all threads share
             return self._forward(batch, taps)
@@ -107,10 +107,10 @@ class TransformersModel:
         parts = []
         for segment in batch.segments:
             alone = Batch([segment])
-            visits = Hooks.of(alone, taps, WHOLE, self.config.num_layers)
-            with self._visiting(visits):
-                logits = visits.visit(HookPoint("logits"), self.run(segment))
-            parts.append((logits, visits.tapped()))
+            hooks = Hooks.of(alone, taps, WHOLE, self.config.num_layers)
+            with self._visiting(hooks):
+                logits = hooks.visit(HookPoint("logits"), self.run(segment))
+            parts.append((logits, hooks.tapped()))
         hidden = {tap: torch.cat([states[tap] for _, states in parts]) for tap in taps}
         row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
         costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
@@ -120,7 +120,7 @@ class TransformersModel:
     def run(self, segment: Segment) -> torch.Tensor:
         """Logits [m, vocab] float32 of the requested rows of one segment."""
         cache = self.new_cache() if segment.cache is None else segment.cache
-        cache.reserve(segment.positions, segment.stays)
+        cache.reserve(segment.positions, segment.retained)
         slots = Cache(layers=[_Slots(cache, layer) for layer in range(self.config.num_layers)])
         return self.call(segment, cache, slots, segment.states)
 
@@ -168,7 +168,7 @@ class TransformersModel:
         if cache.policy is not None:
             raise UnsupportedModel("attention inside of a model of transformers cannot ask a policy what to read")
         seen = dataclasses.replace(segment, cache=cache)
-        shape = len(segment), cache.length + segment.stays + len(segment)
+        shape = len(segment), cache.length + segment.retained + len(segment)
 
         def mask(window: int | None) -> torch.Tensor:
             visible = visibility(seen, 0, window)
@@ -184,23 +184,23 @@ class TransformersModel:
         return mask(self.config.sliding_window)
 
     @contextmanager
-    def _visiting(self, visits: Hooks) -> Iterator[None]:
+    def _visiting(self, hooks: Hooks) -> Iterator[None]:
         """Hooks on the blocks that are visited; they see the residual stream before any final norm."""
         layers = range(self.config.num_layers + 1)
-        places = [place for after in layers if (place := HookPoint("residual", after)) in visits]
+        places = [place for after in layers if (place := HookPoint("residual", after)) in hooks]
         known = {*places, HookPoint("logits")}
-        if any(place not in known for place in visits) or (places and self._blocks is None):
+        if any(place not in known for place in hooks) or (places and self._blocks is None):
             name, sites = type(self.hf_model).__name__, " and ".join(sorted(self.capabilities.sites))
             raise UnsupportedModel(f"{name}, run through transformers, has no sites but {sites}")
 
         def enter(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            rows = visits.visit(HookPoint("residual"), (args[0] if args else kwargs["hidden_states"])[0])[None]
+            rows = hooks.visit(HookPoint("residual"), (args[0] if args else kwargs["hidden_states"])[0])[None]
             return ((rows, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows})
 
         def leave(place: HookPoint) -> Any:
             def hook(module: Any, args: Any, output: Any) -> Any:
                 plain = isinstance(output, torch.Tensor)
-                rows = visits.visit(place, (output if plain else output[0])[0])[None]
+                rows = hooks.visit(place, (output if plain else output[0])[0])[None]
                 return rows if plain else (rows, *output[1:])
 
             return hook
@@ -237,7 +237,7 @@ class _Slots(DynamicLayer):
         return keys[None], values[None]
 
     def get_seq_length(self) -> int:
-        return int(self.cache.lengths[self.layer]) + self.cache.stays
+        return int(self.cache.lengths[self.layer]) + self.cache.retained
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -256,8 +256,8 @@ def _refusing(name: str) -> Iterator[None]:
 
 
 def _branches(segment: Segment) -> bool:
-    n, stays = len(segment), segment.stays
-    return segment.mask is not None and not np.array_equal(segment.mask, np.tri(n, stays + n, stays, dtype=bool))
+    n, retained = len(segment), segment.retained
+    return segment.mask is not None and not np.array_equal(segment.mask, np.tri(n, retained + n, retained, dtype=bool))
 
 
 def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:

@@ -58,10 +58,10 @@ class AdaDec(LookaheadRule):
     def _read_on(self, view: View, node: int, token: int, logprob: float) -> tuple[Run, float | None]:
         """A candidate with its greedy continuation, and their mean log-probability once that is read to its end."""
         run: Run = (token,)
-        ends = view.seq.eos_ids.union(self.stops)
+        ends = view.seq.request.eos_ids.union(self.stops)
         most = min(self.length + 1, view.room - len(view.tree.path(node)))
         while len(run) < most and run[-1] not in ends:
-            found = view.next(node, run, view.seq.seed)
+            found = view.next(node, run, view.seq.request.seed)
             if found is None:
                 return run, None
             run, logprob = (*run, found[0]), logprob + found[1]

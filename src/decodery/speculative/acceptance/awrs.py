@@ -34,7 +34,7 @@ class AWRS(AcceptanceRule):
     provides = Provides(checked=True)
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
-        checks = CheckedSampler(seq.sampler)
+        checks = CheckedSampler(seq.request.sampler)
         path: list[int] = []
         node = 0
         while True:
@@ -50,7 +50,7 @@ def _draw(checks: CheckedSampler, laws: NodeDistributions, node: int, seq: Seque
     laws.require_answers([node])
     context = laws.context(node)
     law = checks.law(laws.row(node)[None], [context])[0]
-    seed = None if seq.sampler.greedy else seq.seed
+    seed = None if seq.request.sampler.greedy else seq.request.seed
     trial: TokenTrial = first_accepted(in_order(law, seed, context.position), checks.accept(context))
     checked, rejected = trial.checks, trial.rejections
     if trial.token is None:

@@ -66,7 +66,7 @@ class CNTP(LookaheadRule):
         if number == 1:
             return (laws.picks([node])[0],)
         # Noise of their own, so that what was discarded tells nothing of what is drawn later.
-        seeds = [mix(seq.seed, laws.position(node), trial) for trial in range(number)]
+        seeds = [mix(seq.request.seed, laws.position(node), trial) for trial in range(number)]
         drawn = [self._trial(view, node, seed) for seed in seeds]
         if any(score is None for _, score in drawn):
             # The trial that stays is text, so all of it has to be in the pass that decides.
@@ -87,9 +87,9 @@ class CNTP(LookaheadRule):
         return run, total / len(run)
 
     def _ends(self, view: View, token: int) -> bool:
-        if token in view.seq.eos_ids or token in self.stops:
+        if token in view.seq.request.eos_ids or token in self.stops:
             return True
-        if view.seq.detokenizer is None:
+        if view.seq.request.detokenizer is None:
             return False
-        stream = view.seq.detokenizer()
+        stream = view.seq.request.detokenizer()
         return (stream.push([token]) + stream.finish()).endswith(tuple(self.punctuation))

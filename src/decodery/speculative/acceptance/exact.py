@@ -104,10 +104,10 @@ def walk(
         chance = tokens and tree.origin != "deterministic"
         each = tests(p, tokens, tree.distributions[node]) if chance else recursive_law(p, ((t, None) for t in tokens))
         for number, (child, (accept, _)) in enumerate(zip(children, each, strict=False)):
-            if noise.draw(seq.seed, position, number, stream=noise.ACCEPT) < accept:
+            if noise.draw(seq.request.seed, position, number, stream=noise.ACCEPT) < accept:
                 path.append(child)
                 node = child
                 break
         else:
             _, rest = next(each)
-            return Accepted(path, draw(rest, seq.seed, position))
+            return Accepted(path, draw(rest, seq.request.seed, position))

@@ -15,7 +15,7 @@ Run = tuple[int, ...]
 
 
 class View:
-    """What is scored below the pending token, and what has been seen there before: notes outlive the passes.
+    """What is scored below the last token, and what has been seen there before: notes outlive the passes.
 
     room: how many tokens the text may still grow by in the model's context.
     """
@@ -23,7 +23,7 @@ class View:
     def __init__(self, laws: NodeDistributions, seq: Sequence) -> None:
         self.laws = laws
         self.seq = seq
-        self.room = seq.model.config.max_positions - len(seq.tokens)
+        self.room = seq.request.model.config.max_positions - len(seq.tokens)
         self.notes: dict[tuple[int, Run, int], tuple[int, float]] = {}
         self.asked: list[Run] = []
 
@@ -52,7 +52,7 @@ class View:
             if at is None:
                 return None
             law = self.laws.rows([at])
-            token = int(self.seq.sampler.pick(law, seed, [self.laws.position(at)])[0])
+            token = int(self.seq.request.sampler.pick(law, seed, [self.laws.position(at)])[0])
             scored = self.laws.row(at).float() if raw else law[0]
             self.notes[key] = token, float(scored[token] - scored.logsumexp(dim=-1))
         return self.notes[key]
@@ -82,7 +82,7 @@ class LookaheadRule(AcceptanceRule):
             for token in run:
                 child = view.tree.child(node, token)
                 # Nothing is looked for after the text's end.
-                if child is None or token in seq.eos_ids or len(path) + 1 == seq.remaining:
+                if child is None or token in seq.request.eos_ids or len(path) + 1 == seq.remaining:
                     return Accepted(path, token)
                 path.append(child)
                 node = child

@@ -81,16 +81,18 @@ class Rapid(AcceptanceRule):
             if len(children := tree.children(node)):
                 q, token = tree.distributions[node], int(tree.tokens[children[0]])
                 moved = augmented(law, q, self.eta, self.alpha)
-                if seq.sampler.greedy:
+                if seq.request.sampler.greedy:
                     accepted = token == int(moved.argmax())
                 else:
                     accept, rest = acceptance(p, moved.softmax(dim=-1), q, token)
-                    accepted = noise.draw(seq.seed, position, stream=noise.ACCEPT) < accept
+                    accepted = noise.draw(seq.request.seed, position, stream=noise.ACCEPT) < accept
             if not accepted:
-                return Accepted(path, laws.picks([node])[0] if seq.sampler.greedy else _draw(rest, seq, position))
+                return Accepted(
+                    path, laws.picks([node])[0] if seq.request.sampler.greedy else _draw(rest, seq, position)
+                )
             node = int(children[0])
             path.append(node)
 
 
 def _draw(law: torch.Tensor, seq: Sequence, position: int) -> int:
-    return int(noise.gumbel_argmax(law.log()[None], seq.seed, [position], stream=noise.RESIDUAL)[0])
+    return int(noise.gumbel_argmax(law.log()[None], seq.request.seed, [position], stream=noise.RESIDUAL)[0])

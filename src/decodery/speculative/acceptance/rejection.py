@@ -39,9 +39,9 @@ class Rejection(AcceptanceRule):
             law = laws.probabilities(node)
             children = tree.children(node).tolist()
             position = laws.position(node)
-            child, rest = self._test(tree, law, node, children, seq.seed, position)
+            child, rest = self._test(tree, law, node, children, seq.request.seed, position)
             if child is None:
-                return Accepted(path, draw(rest, seq.seed, position))
+                return Accepted(path, draw(rest, seq.request.seed, position))
             path.append(child)
             node = child
 

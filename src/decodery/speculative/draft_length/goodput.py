@@ -129,11 +129,11 @@ class Goodput(DraftLengthPolicy):
         return self.longest
 
     def start(self, seq: Sequence) -> _State:
-        key = ("goodput", type(seq.drafter).__qualname__)
-        return _State(seq.memory.recall("process", seq, key, _Shared))
+        key = ("goodput", type(seq.request.drafter).__qualname__)
+        return _State(seq.request.memory.recall("process", seq, key, _Shared))
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        state: _State = seq.draft_length_state
+        state: _State = seq.states[self]
         if state.planned is None:
             self._plan(state.shared.seconds or 0.0, limit, batch)
         length, state.planned = state.planned or 0, None
@@ -144,10 +144,10 @@ class Goodput(DraftLengthPolicy):
 
     def _plan(self, draft_seconds: float, limit: Budget, batch: Ordered[Sequence]) -> None:
         """Work out the lengths of all requests that this policy decides for; the rest add the rows they have."""
-        ours = [other.draft_length == self and other.position > 0 for other in batch]
+        ours = [other.request.draft_length == self and other.position > 0 for other in batch]
         planned = [other for other, own in zip(batch, ours, strict=True) if own]
         rest = [other for other, own in zip(batch, ours, strict=True) if not own]
-        states: list[_State] = [other.draft_length_state for other in planned]
+        states: list[_State] = [other.states[other.request.draft_length] for other in planned]
         lengths = best_lengths(
             np.array([each.acceptance for each in states]),
             limit,
@@ -161,7 +161,7 @@ class Goodput(DraftLengthPolicy):
             each.planned = length
 
     def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
-        state: _State = seq.draft_length_state
+        state: _State = seq.states[self]
         drafted = len(seen.tree) - 1
         passed = len(seen.path)
         last = seen.path[-1] if passed else 0

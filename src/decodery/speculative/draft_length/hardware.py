@@ -155,11 +155,11 @@ class Hardware(DraftLengthPolicy):
         return self.most
 
     def start(self, seq: Sequence) -> _State:
-        key = ("hardware", type(seq.drafter).__qualname__)
-        return _State(seq.memory.recall("process", seq, key, lambda: _Shared(ChildRates())))
+        key = ("hardware", type(seq.request.drafter).__qualname__)
+        return _State(seq.request.memory.recall("process", seq, key, lambda: _Shared(ChildRates())))
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        state: _State = seq.draft_length_state
+        state: _State = seq.states[self]
         shared = state.shared
         if shared.rates.steps >= shared.due or shared.sequences != limit.sequences:
             self._size(shared, limit, [len(other.tokens) for other in batch])
@@ -178,7 +178,7 @@ class Hardware(DraftLengthPolicy):
         shared.due, shared.sequences = shared.rates.steps + _EVERY, limit.sequences
 
     def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
-        state: _State = seq.draft_length_state
+        state: _State = seq.states[self]
         drafted, (nodes, depth) = len(seen.tree) - 1, state.granted
         if not drafted:
             return

@@ -41,9 +41,9 @@ def plan(seq: Sequence, budget: int) -> MemoryPlan:
     if fitting := bisect_right(sizes, budget, key=lambda nodes: held(seq, nodes)):
         nodes = fitting - 1
         return MemoryPlan(nodes, _slots(seq, nodes), held(seq, nodes))
-    needed = held(seq, 0)
+    needed, most = held(seq, 0), seq.request.prompt_length + seq.request.max_new_tokens
     raise SettingsError(
-        f"memory allows {budget / 2**20:.3g} MiB, and a text of up to {seq.prompt_length + seq.max_new_tokens} tokens "
+        f"memory allows {budget / 2**20:.3g} MiB, and a text of up to {most} tokens "
         f"takes {needed / 2**20:.3g} MiB without any draft: allow more, or ask for fewer new tokens"
     )
 
@@ -57,31 +57,34 @@ def held(seq: Sequence, nodes: int) -> int:
     slots = _slots(seq, nodes)
     total = seq.cache.slot_bytes * (seq.cache.prefix + slots + nodes)
     rows = _logit_bytes(seq) * (nodes + 1)
-    if seq.drafter is not None and nodes:
-        total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots
-        rows += _ROW * seq.drafter.held_rows(nodes)
-        if seq.acceptance_rule.requirements.laws and seq.drafter.provides.drafts != ("deterministic",):
+    if seq.request.drafter is not None and nodes:
+        total += (
+            sum(model.new_cache().slot_bytes for model in seq.request.drafter.auxiliary_models(seq.request.model))
+            * slots
+        )
+        rows += _ROW * seq.request.drafter.held_rows(nodes)
+        if seq.request.acceptance_rule.requirements.laws and seq.request.drafter.provides.drafts != ("deterministic",):
             rows += torch.float64.itemsize * nodes
     # Off the CPU the laws of all nodes are worked out at once.
-    chosen_at_once = 1 if seq.model.device.type == "cpu" else nodes + 1
-    return total + seq.vocab_size * (rows + _CHOOSING * chosen_at_once)
+    chosen_at_once = 1 if seq.request.model.device.type == "cpu" else nodes + 1
+    return total + seq.request.vocab_size * (rows + _CHOOSING * chosen_at_once)
 
 
 def _largest(seq: Sequence) -> int:
     """The most nodes that a step of the text could draft."""
-    if seq.drafter is None:
+    if seq.request.drafter is None:
         return 0
-    largest = seq.drafter.largest()
-    return seq.max_draft_tokens if largest is None else min(largest, seq.max_draft_tokens)
+    largest = seq.request.drafter.largest()
+    return seq.request.max_draft_tokens if largest is None else min(largest, seq.request.max_draft_tokens)
 
 
 def _slots(seq: Sequence, nodes: int) -> int:
-    return seq.prompt_length + seq.max_new_tokens + nodes
+    return seq.request.prompt_length + seq.request.max_new_tokens + nodes
 
 
 def _logit_bytes(seq: Sequence) -> int:
     """Bytes per logit of a pass; a model in half precision computes them in that, and gives them in float32."""
-    dtype = seq.model.dtype
+    dtype = seq.request.model.dtype
     return max(dtype.itemsize, 4) + (dtype.itemsize if dtype.itemsize < 4 else 0)
 
 
@@ -113,9 +116,9 @@ class MemoryBound(DraftLengthPolicy):
     def start(self, seq: Sequence) -> MemoryPlan:
         assert isinstance(seq.cache, KVCache)
         found = plan(seq, int(self.mib * 2**20))
-        seq.slots, seq.chunk = found.slots, found.nodes + 1
+        seq.rebind(slots=found.slots, chunk=found.nodes + 1)
         seq.cache.provide(found.slots)
         return found
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        return replace(limit, nodes=min(seq.draft_length_state.nodes, limit.nodes))
+        return replace(limit, nodes=min(seq.states[self].nodes, limit.nodes))

@@ -151,15 +151,16 @@ class SpecDecPP(DraftLengthPolicy):
 
     def start(self, seq: Sequence) -> list[float]:
         """One number: the chance that nothing judged so far in this step will be rejected."""
-        if self.trained.vocab_size != seq.vocab_size:
+        if self.trained.vocab_size != seq.request.vocab_size:
             raise SettingsError(
-                f"the acceptance head is for {self.trained.vocab_size} tokens and the model has {seq.vocab_size}: "
-                "train one for the draft model in use with decodery train acceptance -m MODEL"
+                f"the acceptance head is for {self.trained.vocab_size} tokens and the model has "
+                f"{seq.request.vocab_size}: train one for the draft model in use with decodery train acceptance "
+                "-m MODEL"
             )
         return [1.0]
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
-        seq.draft_length_state[0] = 1.0
+        seq.states[self][0] = 1.0
         return replace(limit, depth=min(self.longest, limit.depth))
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
@@ -171,5 +172,5 @@ class SpecDecPP(DraftLengthPolicy):
                     f"the acceptance head reads states of {self.trained.hidden_size} numbers and the draft model has "
                     f"{len(outlook.hidden)}: train one for this draft model with decodery train acceptance -m MODEL"
                 )
-            seq.draft_length_state[0] *= self.trained.acceptance(outlook.hidden)
-        return outlook.drawn < self.shortest or 1 - seq.draft_length_state[0] <= self.threshold
+            seq.states[self][0] *= self.trained.acceptance(outlook.hidden)
+        return outlook.drawn < self.shortest or 1 - seq.states[self][0] <= self.threshold

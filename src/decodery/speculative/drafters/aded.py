@@ -72,7 +72,7 @@ class ADED(Drafter):
     def start(self, seq: Sequence) -> Trigrams:
         store = None if self.datastore is None else Datastore.open(self.datastore)
         if store is not None:
-            store.fits(seq.vocab_size)
+            store.fits(seq.request.vocab_size)
 
         def make() -> Trigrams:
             table = Trigrams(_PAIRS)
@@ -82,14 +82,14 @@ class ADED(Drafter):
 
         # A datastore that was made anew is another one.
         key = ("aded", store, self.successors, self.increment, self.cap, self.window)
-        table: Trigrams = seq.memory.recall(self.scope, seq, key, make)
+        table: Trigrams = seq.request.memory.recall(self.scope, seq, key, make)
         return table
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        table: Trigrams = seq.draft_state
+        table: Trigrams = seq.states[self]
         table.reinforce(seq.tokens[-self.window :], self.increment, self.cap)
         if len(seq.tokens) < 2:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         pair = (seq.tokens[-2], seq.tokens[-1])
         successors = cache(table.successors)  # the search comes by the same pairs again and again
         tree = enumerate_all(pair, successors, self.depth, self.paths)
@@ -101,10 +101,10 @@ class ADED(Drafter):
                 depth=self.depth,
                 c1=self.c1,
                 c2=self.c2,
-                random=Random(mix(seq.seed, len(seq.tokens))),
+                random=Random(mix(seq.request.seed, len(seq.tokens))),
             )
         paths = [path[: budget.depth] for path in self._paths(tree, pair, successors)]
-        return DraftTree.from_paths(seq.pending, paths, nodes=min(self.nodes, budget.nodes))
+        return DraftTree.from_paths(seq.last_token, paths, nodes=min(self.nodes, budget.nodes))
 
     def _paths(self, tree: SearchTree, pair: tuple[int, int], successors: Successors) -> list[tuple[int, ...]]:
         """The best paths, most visited first, without their continuations' weakest: at most `nodes` tokens in all."""

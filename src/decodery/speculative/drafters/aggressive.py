@@ -62,9 +62,9 @@ class Aggressive(Drafter):
         return self.max_draft
 
     def start(self, seq: Sequence) -> _State:
-        if self.source and not 0 <= min(self.source) <= max(self.source) < seq.vocab_size:
-            raise SettingsError(f"the source has token ids outside the model's vocabulary of {seq.vocab_size}")
-        source = self.source or (() if seq.logits_source is None else seq.logits_source.read)
+        if self.source and not 0 <= min(self.source) <= max(self.source) < seq.request.vocab_size:
+            raise SettingsError(f"the source has token ids outside the model's vocabulary of {seq.request.vocab_size}")
+        source = self.source or (() if seq.request.logits_source is None else seq.request.logits_source.read)
         state = _State(list(source or seq.tokens), pointer=0 if source else None)
         for n in range(1, self.max_ngram + 1):
             for end in range(n, len(state.source) + 1):
@@ -72,16 +72,16 @@ class Aggressive(Drafter):
         return state
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         self._align(state, seq)
         if state.pointer is None:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         length = min(self.max_draft, budget.nodes, budget.depth)
-        return DraftTree.chain(seq.pending, state.source[state.pointer : state.pointer + length])
+        return DraftTree.chain(seq.last_token, state.source[state.pointer : state.pointer + length])
 
     def _align(self, state: _State, seq: Sequence) -> None:
         """Move the pointer over what was emitted since; where it disagrees, look the answer's end up."""
-        emitted = seq.tokens[seq.prompt_length + state.read :]
+        emitted = seq.tokens[seq.request.prompt_length + state.read :]
         state.read += len(emitted)
         for token in emitted:
             if state.pointer is None or state.pointer == len(state.source) or state.source[state.pointer] != token:
@@ -90,7 +90,7 @@ class Aggressive(Drafter):
             state.pointer += 1
             state.last = state.pointer
         if state.pointer is None:
-            state.pointer = self._match(state, seq.tokens[seq.prompt_length :][-self.max_ngram :])
+            state.pointer = self._match(state, seq.tokens[seq.request.prompt_length :][-self.max_ngram :])
 
     def _match(self, state: _State, suffix: list[int]) -> int | None:
         """Where in the source the answer, which ends with `suffix`, goes on; None where that is not clear."""

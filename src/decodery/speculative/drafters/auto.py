@@ -99,7 +99,7 @@ class Auto(Drafter):
             return Requirements(costs=True)
         return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head != SHIPPED:
             return self
         # What a source shows in the model's place need not be what the head has learned to read.
@@ -111,7 +111,7 @@ class Auto(Drafter):
         return self.most
 
     def start(self, seq: Sequence) -> _State:
-        width = min(self.width, seq.vocab_size)
+        width = min(self.width, seq.request.vocab_size)
 
         def make() -> _Shared:
             contexts, rates = Contexts(CONTEXTS, width), SuccessorRates(len(CONTEXTS), width)
@@ -122,8 +122,8 @@ class Auto(Drafter):
             past = PastTexts([order for order in self.orders if order >= _LONG])
             return contexts, rates, StepCosts(), past, CopyRates(), Trials()
 
-        key = ("auto", seq.vocab_size, width, self.orders, self.warm)
-        contexts, rates, costs, past, trusted, trials = seq.memory.recall("process", seq, key, make)
+        key = ("auto", seq.request.vocab_size, width, self.orders, self.warm)
+        contexts, rates, costs, past, trusted, trials = seq.request.memory.recall("process", seq, key, make)
         expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
         return _State(expected, costs, trials, self._advice(seq))
 
@@ -131,7 +131,7 @@ class Auto(Drafter):
         from ..heads.drafter import bound
 
         if self.trained is not None:
-            return HeadAdvice.of(seq, self.trained, bound(_kind(self.trained), self.trained, seq.model))
+            return HeadAdvice.of(seq, self.trained, bound(_kind(self.trained), self.trained, seq.request.model))
         if self.model is None:
             return None
         model = named(self.model, self.dtype)
@@ -139,7 +139,7 @@ class Auto(Drafter):
             raise UnsupportedModel("auto's second model reads no rows that branch, as its trees do: use draft-model")
         return ModelAdvice.of(seq, model, self.most)
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.model is None else (named(self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
@@ -147,7 +147,7 @@ class Auto(Drafter):
         return 0 if self.model is None else nodes + 1 + 3 * TOGETHER
 
     def forget(self, seq: Sequence) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         if state.advice is not None:
             state.advice.forget()
 
@@ -156,24 +156,24 @@ class Auto(Drafter):
         if self.warm is None:
             return None
         if self.warm == SHIPPED:
-            found = drafts.shipped(drafts.CONTEXTS, seq.model.config.vocabulary)
+            found = drafts.shipped(drafts.CONTEXTS, seq.request.model.config.vocabulary)
             return None if found is None else WarmContexts.load(found)
         warm = WarmContexts.load(Path(self.warm))
-        if warm.vocab_size != seq.vocab_size or warm.vocabulary != seq.model.config.vocabulary:
+        if warm.vocab_size != seq.request.vocab_size or warm.vocabulary != seq.request.model.config.vocabulary:
             raise SettingsError(
                 f"{self.warm} was made for a model with another vocabulary: make contexts for this one with decodery "
                 "train ngram-cache -m MODEL"
             )
         return warm
 
-    def rests(self, seq: Sequence, budget: Budget) -> bool:
-        state: _State = seq.draft_state
+    def skips_step(self, seq: Sequence, budget: Budget) -> bool:
+        state: _State = seq.states[self]
         # An adviser reads all of the text.
         state.rested, state.rests = state.rests, state.advice is None and state.lets_pass(seq, budget)
         return state.rests
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         limit = min(self.most, budget.nodes)
         costs = state.step_costs(seq, budget, limit)
         worth = ExpectedSpeedup(costs, budget.sequences)
@@ -184,7 +184,7 @@ class Auto(Drafter):
         # With as many texts as now it will not pay in the next steps either. A text by itself can always go on alone.
         state.resting, state.texts = _REST if state.silent and budget.sequences > 1 else 0, budget.sequences
         if state.silent:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         state.memory.find(seq.tokens, min(limit, budget.depth))
         if state.advice is None and (native := state.native(seq, self.most)) is not None:
             tree = native.grown(seq, costs, budget.sequences, budget.depth)
@@ -196,11 +196,11 @@ class Auto(Drafter):
         return tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         memory, advice = state.memory, state.advice
         if advice is not None:
             advice.see(seq, seen)
-            if seen.start < seq.prompt_length:
+            if seen.start < seq.request.prompt_length:
                 return
             advice.learn(seen.path, seen.emitted)
         # Who was not asked was not wrong.

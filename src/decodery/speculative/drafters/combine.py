@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -11,9 +12,10 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Provides
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
@@ -39,7 +41,10 @@ class _Combined(Composite):
     def __post_init__(self) -> None:
         if len(self.drafters) < 2:
             raise SettingsError("a combination needs at least two drafters")
-        object.__setattr__(self, "drafters", tuple(resolve("drafter", each) for each in self.drafters))
+        parts = [resolve("drafter", each) for each in self.drafters]
+        # A drafter that is given twice is two parts, with a state each.
+        distinct = (copy(part) if part in parts[:number] else part for number, part in enumerate(parts))
+        object.__setattr__(self, "drafters", tuple(distinct))
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -69,10 +74,9 @@ class Union(_Combined):
         return None if None in sizes else sum(filter(None, sizes))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree = DraftTree.root(seq.pending)
-        for number in range(len(self.parts)):
-            with self.part(seq, number) as drafter:
-                tree = tree.merge((yield from as_coroutine(drafter.propose(seq, budget))))
+        tree = DraftTree.root(seq.last_token)
+        for drafter in self.parts:
+            tree = tree.merge((yield from as_coroutine(drafter.propose(seq, budget))))
             if len(tree) > budget.nodes:
                 break
         # Parents stand before their children, so any beginning of the list of nodes is a tree.
@@ -88,10 +92,9 @@ class Cascade(_Combined):
     """
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree = DraftTree.root(seq.pending)
-        for number in range(len(self.parts)):
-            with self.part(seq, number) as drafter:
-                tree = yield from as_coroutine(drafter.propose(seq, budget))
+        tree = DraftTree.root(seq.last_token)
+        for drafter in self.parts:
+            tree = yield from as_coroutine(drafter.propose(seq, budget))
             if len(tree) > 1:
                 break
         return tree
@@ -119,17 +122,15 @@ class Router(_Combined):
             )
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        with self.part(seq, self._chosen(seq)) as drafter:
-            return (yield from as_coroutine(drafter.propose(seq, budget)))
+        return (yield from as_coroutine(self.parts[self._chosen(seq)].propose(seq, budget)))
 
     def _chosen(self, seq: Sequence) -> int:
         if self.choose is not None:
             return self.choose(seq)
-        for number in range(len(self.parts) - 1):
-            with self.part(seq, number) as drafter:
-                assert isinstance(drafter, Matcher)
-                if drafter.match_length(seq) >= self.match:
-                    return number
+        for number, drafter in enumerate(self.parts[:-1]):
+            assert isinstance(drafter, Matcher)
+            if drafter.match_length(seq) >= self.match:
+                return number
         return len(self.parts) - 1
 
 

@@ -43,9 +43,11 @@ class CompressedCache(Following):
 
     def start(self, seq: Sequence) -> Follower:
         # Its first pass reads the first token after the prompt, too.
-        return Follower.begin(self._kv.over(seq.model, len(seq.tokens) + 1), seq.model, slots=seq.slots)
+        return Follower.begin(
+            self._kv.over(seq.request.model, len(seq.tokens) + 1), seq.request.model, slots=seq.request.slots
+        )
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (target,)
 
     @property

@@ -44,17 +44,17 @@ class CopySpec(Drafter):
         return Positions(self.gamma, self.pick)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        index: Positions = seq.draft_state
+        index: Positions = seq.states[self]
         index.extend(seq.tokens)
         start = index.find(seq.tokens)
         if start is None:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         source = start + self.gamma
         length = min(self.length, budget.nodes, budget.depth)
-        return DraftTree.chain(seq.pending, seq.tokens[source : source + length])
+        return DraftTree.chain(seq.last_token, seq.tokens[source : source + length])
 
     def match_length(self, seq: Sequence) -> int:
         """`gamma` where the last tokens stood before, else 0."""
-        index: Positions = seq.draft_state
+        index: Positions = seq.states[self]
         index.extend(seq.tokens)
         return 0 if index.find(seq.tokens) is None else self.gamma

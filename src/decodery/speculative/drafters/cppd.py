@@ -16,11 +16,11 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, found_slots
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.encoded import encoded
 from decodery.step.forward_request import ForwardCoroutine, OfOneModel
 from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 
 class Drafted(NamedTuple):
@@ -56,7 +56,7 @@ class CPPD(TreeDrafter):
     def requirements(self) -> Requirements:
         return Requirements.merged((super().requirements, Requirements(source=True)))
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.slots is None:
             raise SettingsError(
                 "no slots come along: make some with `decodery train cppd SOURCES -m MODEL --out DIR` and name "
@@ -74,30 +74,30 @@ class CPPD(TreeDrafter):
         return self.slots
 
     def reach(self, seq: Sequence) -> int:
-        drafted: Drafted = seq.draft_state
+        drafted: Drafted = seq.states[self]
         return min(seq.remaining, drafted.length - _place(seq))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        if seq.draft_state is None:
-            assert seq.logits_source is not None
-            memory = yield from encoded(_target(seq), seq.logits_source.read, seq.cache)
+        if seq.states[self] is None:
+            assert seq.request.logits_source is not None
+            memory = yield from encoded(_target(seq), seq.request.logits_source.read, seq.cache)
             with torch.no_grad():
                 logits = self._slots.say(memory.states[None].float().cpu()).logits[0]
-            seq.draft_state = Drafted(logits.to(seq.model.device), self._slots.end(logits))
+            seq.states[self] = Drafted(logits.to(seq.request.model.device), self._slots.end(logits))
         return (yield from super().propose(seq, budget))
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        drafted: Drafted = seq.draft_state
+        drafted: Drafted = seq.states[self]
         rows = drafted.logits[_place(seq) + tree.depths[list(nodes)]]
-        spread = rows.new_full((len(nodes), seq.vocab_size), -torch.inf)
+        spread = rows.new_full((len(nodes), seq.request.vocab_size), -torch.inf)
         spread[:, self._slots.tokens] = rows
         return spread
 
 
 def _place(seq: Sequence) -> int:
-    """The slot of the token after the pending one: the text begins after the model's start token."""
+    """The slot of the token after the last one: the text begins after the model's start token."""
     return len(seq.tokens) - 1
 
 
 def _target(seq: Sequence) -> EncoderDecoder:
-    return cast(EncoderDecoder, cast(OfOneModel, seq.model).model)
+    return cast(EncoderDecoder, cast(OfOneModel, seq.request.model).model)

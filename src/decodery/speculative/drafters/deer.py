@@ -50,9 +50,9 @@ class BlockReading:
         self.forget()
 
     def __deepcopy__(self, memo: dict[int, object]) -> BlockReading:
-        twin = BlockReading(self.model, self.mask, self.length, self.slots, spare=list(self.spare), at=self.at)
-        twin.cache, twin.tokens = self.cache.fork(), list(self.tokens)
-        return twin
+        clone = BlockReading(self.model, self.mask, self.length, self.slots, spare=list(self.spare), at=self.at)
+        clone.cache, clone.tokens = self.cache.fork(), list(self.tokens)
+        return clone
 
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
@@ -134,7 +134,7 @@ class Deer(Drafter):
     def largest(self) -> int | None:
         return self.length
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (self._own(),)
 
     def held_rows(self, nodes: int) -> int:
@@ -147,22 +147,22 @@ class Deer(Drafter):
         length = self.length or config.block_length
         if length is None:
             raise SettingsError("this model does not say how long its blocks are: name a length, as in deer:length=8")
-        model = fitted(self._own(), seq.model)
+        model = fitted(self._own(), seq.request.model)
         if not model.capabilities.trees:
             raise UnsupportedModel(f"the rows of this model cannot see what stands behind them: {_MADE}")
-        return BlockReading(model, config.mask_id, length, seq.slots)
+        return BlockReading(model, config.mask_id, length, seq.request.slots)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        reading: BlockReading = seq.draft_state
+        reading: BlockReading = seq.states[self]
         room = reading.model.config.max_positions - len(seq.tokens)
         most = min(reading.length, budget.nodes, budget.depth, room)
         if most < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         if self.reuse and reading.spare and reading.at == len(seq.tokens):
             del reading.spare[most:]
             laws = {place: law for place, (_, law) in enumerate(reading.spare) if law is not None}
             drafted = [token for token, _ in reading.spare]
-            return DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            return DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
         logits = yield from reading.block(seq.tokens, most)
         writing = Writing(seq)
         for row in logits:
@@ -174,13 +174,13 @@ class Deer(Drafter):
         return chain
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading: BlockReading = seq.draft_state
+        reading: BlockReading = seq.states[self]
         # The token in place of a wrong one takes its place, too.
         del reading.spare[: len(seen.emitted)]
         reading.at += len(seen.emitted)
 
     def forget(self, seq: Sequence) -> None:
-        reading: BlockReading = seq.draft_state
+        reading: BlockReading = seq.states[self]
         reading.forget()
 
     def _own(self) -> LanguageModel:

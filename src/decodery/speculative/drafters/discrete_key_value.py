@@ -72,13 +72,13 @@ class DiscreteKeyValue(Drafter):
         return found
 
     def start(self, seq: Sequence) -> _Reading:
-        keys = self._keys(seq.model)
+        keys = self._keys(seq.request.model)
         key = "discrete-key-value", id(keys), self.length, self.lr
-        values: Values = seq.memory.recall(self.scope, seq, key, lambda: Values(keys, self.length, self.lr))
+        values: Values = seq.request.memory.recall(self.scope, seq, key, lambda: Values(keys, self.length, self.lr))
         return _Reading(values)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        reading: _Reading = seq.draft_state
+        reading: _Reading = seq.states[self]
         codes = reading.codes.get(len(seq.tokens) - 2)
         drafted: list[int] = []
         if codes is not None:
@@ -88,14 +88,14 @@ class DiscreteKeyValue(Drafter):
                     if not values.found(place, codes).any():
                         break
                     drafted.append(int(values.logits(place, codes).argmax()))
-                    if drafted[-1] in seq.eos_ids:
+                    if drafted[-1] in seq.request.eos_ids:
                         break
-        return DraftTree.chain(seq.pending, drafted) if drafted else DraftTree.root(seq.pending)
+        return DraftTree.chain(seq.last_token, drafted) if drafted else DraftTree.root(seq.last_token)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading: _Reading = seq.draft_state
+        reading: _Reading = seq.states[self]
         values, tokens, codes = reading.values, seq.tokens, reading.codes
-        known = max(seq.prompt_length, reading.learned)
+        known = max(seq.request.prompt_length, reading.learned)
         # The state at position i says token i + 1; what it is asked for here begins after that.
         first = known - 1 - self.length
         rows = [0, *seen.path]

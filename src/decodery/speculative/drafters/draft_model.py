@@ -72,23 +72,23 @@ class DraftModel(Following):
         return replace(super().provides, draft_states=super().provides.pauses and not self.recycled)
 
     def start(self, seq: Sequence) -> Follower | OwnReading:
-        model = self._model(seq.model)
+        model = self._model(seq.request.model)
         if isinstance(self.tree_policy, TreePolicy) and not model.capabilities.trees:
             raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave tree_policy out")
-        if seq.draft_length is not None:
-            seq.draft_length.fits(model)
+        if seq.request.draft_length is not None:
+            seq.request.draft_length.fits(model)
         if self.recycled:
-            return OwnReading(_alike(model, seq.model))
-        tapped = seq.draft_length is not None and seq.draft_length.requirements.draft_states
-        return Follower.begin(model, seq.model, tapped=tapped, slots=seq.slots)
+            return OwnReading(_alike(model, seq.request.model))
+        tapped = seq.request.draft_length is not None and seq.request.draft_length.requirements.draft_states
+        return Follower.begin(model, seq.request.model, tapped=tapped, slots=seq.request.slots)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        reading = seq.draft_state
+        reading = seq.states[self]
         if isinstance(reading, OwnReading):
             return reading.after(seq, tree, nodes, WHOLE)
         return super().logits(seq, tree, nodes)
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.recycled else (self._model(target),)
 
     def _model(self, target: Reader) -> Reader:
@@ -97,7 +97,7 @@ class DraftModel(Following):
         return named(_shipped(target) if self.model is None else self.model, self.dtype)
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
-        reading = seq.draft_state
+        reading = seq.states[self]
         return reading.hidden if isinstance(reading, Follower) else None
 
 

@@ -127,13 +127,13 @@ class DEL(OwnLayers):
     def start(self, seq: Sequence) -> _State:
         return _State.begin(len(self.layers))
 
-    def route(self, seq: Sequence) -> LayerPlan:
-        state: _State = seq.draft_state
+    def layer_plan(self, seq: Sequence) -> LayerPlan:
+        state: _State = seq.states[self]
         return LayerPlan(tuple(range(self.layers[state.exit])))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        state: _State = seq.draft_state
-        state.exit, length = self.chosen(state.acceptance(), seq.model.config.num_layers)
+        state: _State = seq.states[self]
+        state.exit, length = self.chosen(state.acceptance(), seq.request.model.config.num_layers)
         if self.dynamic and length and self.tree_policy is None:
             budget, length = replace(budget, ask=partial(self._goes_on, state, budget)), self.length
         try:
@@ -150,7 +150,7 @@ class DEL(OwnLayers):
         return int(exit), int(length)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        model, state = seq.model, seq.draft_state
+        model, state = seq.request.model, seq.states[self]
         assert is_open(model)
         places = [0, *seen.path][: len(seen.emitted)]
         states = torch.stack([seen.hidden[layer][places] for layer in self.layers])

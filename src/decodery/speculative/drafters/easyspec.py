@@ -68,10 +68,10 @@ class EasySpec(DraftModel):
                 stacklevel=2,
             )
         if self.layers > 1:
-            if not reading.model.capabilities.routes:
+            if not reading.model.capabilities.layer_plans:
                 raise UnsupportedModel(
                     "the layers of this draft model cannot be run apart: use draft-model, or a model that this "
                     "package runs itself"
                 )
-            reading.route, reading.kept = LayerPlan(abreast=self.layers), not self.calibrate
+            reading.layer_plan, reading.kept = LayerPlan(abreast=self.layers), not self.calibrate
         return reading

@@ -46,9 +46,9 @@ class _Memory:
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Memory:
         # Tentative rows do not follow a fork, and tensors are never written to.
-        twin = _Memory(deepcopy(self.held, memo), self.tail, self.features[:1], self.states[:1], self.end)
-        twin.held.rows = 0
-        return twin
+        clone = _Memory(deepcopy(self.held, memo), self.tail, self.features[:1], self.states[:1], self.end)
+        clone.held.rows = 0
+        return clone
 
     def cut(self, nodes: int) -> None:
         """Forget all nodes but the first."""

@@ -39,7 +39,7 @@ class Follower:
     hidden: torch.Tensor | None = None
     tapped: bool = False
     slots: int | None = None
-    route: LayerPlan = WHOLE
+    layer_plan: LayerPlan = WHOLE
     kept: bool = True
     drafts: TreeRows = field(default_factory=TreeRows)
 
@@ -78,14 +78,14 @@ class Follower:
         root = yield from self.text(text)
         if list(nodes) == [0]:
             return root
-        read = partial(self._read, route=self.route)
+        read = partial(self._read, layer_plan=self.layer_plan)
         return (yield from self.drafts.after(self.cache, tree, nodes, read, root[0]))
 
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
-        twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())
+        clone = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())
         # Tentative rows do not follow a fork.
-        twin._clear()
-        return twin
+        clone._clear()
+        return clone
 
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
@@ -94,9 +94,9 @@ class Follower:
             self.cache.provide(self.slots)
         self._clear()
 
-    def _read(self, segment: Segment, route: LayerPlan) -> ForwardCoroutine[torch.Tensor]:
+    def _read(self, segment: Segment, layer_plan: LayerPlan) -> ForwardCoroutine[torch.Tensor]:
         last = self.model.config.num_layers
-        scored = yield from score(self.model, segment, (last,) if self.tapped else (), "draft", route)
+        scored = yield from score(self.model, segment, (last,) if self.tapped else (), "draft", layer_plan)
         if self.tapped:
             self.hidden = scored.hidden[last][-1]
         return scored.logits

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from .follower import Follower
 
@@ -20,14 +20,14 @@ class Following(TreeDrafter):
     """An `TreeDrafter` that keeps a `Follower` of each text, which its `start` begins."""
 
     def reach(self, seq: Sequence) -> int:
-        reading: Follower = seq.draft_state
+        reading: Follower = seq.states[self]
         # Its own context may be the shorter one; after its end it has nothing to say.
         return reading.model.config.max_positions - len(seq.tokens) + 1
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        reading: Follower = seq.draft_state
+        reading: Follower = seq.states[self]
         return reading.after(seq.tokens, tree, nodes)
 
     def forget(self, seq: Sequence) -> None:
-        reading: Follower = seq.draft_state
+        reading: Follower = seq.states[self]
         reading.forget()

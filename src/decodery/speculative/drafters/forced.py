@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +12,12 @@ import torch
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Provides
 from decodery.sampling.constraint import Constraint, constrained
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import MASK_TOKEN, DraftTree
-from decodery.step.drafter import Composite, Drafter, VerificationFeedback
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
-
-_COUNT = 1
-"""Where the state keeps how many tokens of the step's draft were forced; before it stands the other drafter's."""
 
 
 @register("forced", paper="SGLang: Efficient Execution of Structured Language Model Programs (2023)", lossless=True)
@@ -50,45 +47,46 @@ class Forced(Composite):
     def largest(self) -> None:
         """None: a constraint may force any number of tokens."""
 
-    def start(self, seq: Sequence) -> list[Any]:
-        return [*super().start(seq), 0]
+    def start(self, seq: Sequence) -> int:
+        """How many tokens of the step's draft were forced."""
+        super().start(seq)
+        return 0
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        found = constrained(seq.sampler.processors)
+        found = constrained(seq.request.sampler.processors)
         if found is None:
             return (yield from self._draft(seq, budget))
         number, constraint = found
-        forced = constraint.forced(seq.sampler_state[number], min(budget.nodes, budget.depth))
-        seq.draft_state[_COUNT] = len(forced)
+        forced = constraint.forced(seq.processor_states[number], min(budget.nodes, budget.depth))
+        seq.states[self] = len(forced)
         left = replace(budget, nodes=budget.nodes - len(forced), depth=budget.depth - len(forced))
-        if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
+        if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.request.eos_ids):
             return self._behind(seq, forced, DraftTree.root(forced[-1]))
         with _ahead(seq, forced):
             tree = yield from self._draft(seq, left)
             if tree.origin == "deterministic":
-                tree = _permitted(tree, constraint, seq.sampler_state[number])
+                tree = _permitted(tree, constraint, seq.processor_states[number])
         return self._behind(seq, forced, tree) if forced else tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        count, seq.draft_state[_COUNT] = seq.draft_state[_COUNT], 0
+        count, seq.states[self] = seq.states[self], 0
         if len(seen.emitted) > count or not count:
             super().observe(seq, _behind_forced(seen, count) if count else seen)
 
     def _draft(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        with self.part(seq, 0) as drafter:
-            return (yield from as_coroutine(drafter.propose(seq, budget)))
+        return (yield from as_coroutine(self.parts[0].propose(seq, budget)))
 
     def _behind(self, seq: Sequence, forced: list[int], tree: DraftTree) -> DraftTree:
         """`tree`, whose root is the last forced token, after the chain of them."""
         count = len(forced)
-        tokens = np.concatenate(([seq.pending], forced, tree.tokens[1:]))
+        tokens = np.concatenate(([seq.last_token], forced, tree.tokens[1:]))
         parents = np.concatenate((np.arange(-1, count), tree.parents[1:] + count))
         logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
         laws = {node + count: law for node, law in tree.distributions.items()}
         # The drafter may combine several: what it drafted this time says how its siblings arose.
-        if seq.acceptance_rule.requirements.laws and tree.origin != "deterministic":
+        if seq.request.acceptance_rule.requirements.laws and tree.origin != "deterministic":
             for node, token in enumerate(forced):
-                laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
+                laws[node] = torch.zeros(seq.request.vocab_size, dtype=torch.float64, device="cpu")
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
         return DraftTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)
@@ -123,14 +121,14 @@ def _behind_forced(seen: VerificationFeedback, count: int) -> VerificationFeedba
 @contextmanager
 def _ahead(seq: Sequence, tokens: list[int]) -> Iterator[None]:
     """The sequence as it will be once the forced tokens are text, which nothing can prevent."""
-    before = seq.sampler_state
-    context = seq.sampler.ahead(seq.context(), tokens)
+    before = seq.processor_states
+    context = seq.request.sampler.ahead(seq.context(), tokens)
     seq.tokens.extend(tokens)
-    seq.sampler_state = context.state
+    seq.processor_states = context.state
     try:
         yield
     finally:
-        seq.sampler_state = before
+        seq.processor_states = before
         del seq.tokens[len(seq.tokens) - len(tokens) :]
 
 

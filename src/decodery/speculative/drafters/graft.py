@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter, VerificationFeedback, expanding
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 from ..stores.adjacency import Adjacency
 from ..tree_building.layers import grow_layers
@@ -66,17 +67,20 @@ class Graft(Composite):
     def largest(self) -> int:
         return self.nodes
 
-    def start(self, seq: Sequence) -> list[Any]:
+    def start(self, seq: Sequence) -> Adjacency:
         def make() -> Adjacency:
-            return Adjacency(seq.vocab_size, self.successors)
+            return Adjacency(seq.request.vocab_size, self.successors)
 
-        store = seq.memory.recall(self.scope, seq, ("graft", seq.vocab_size, self.successors), make)
-        return [*super().start(seq), store]
+        super().start(seq)
+        store: Adjacency = seq.request.memory.recall(
+            self.scope, seq, ("graft", seq.request.vocab_size, self.successors), make
+        )
+        return store
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         stage: list[int] = []
 
         def stop(level: int, chance: float) -> bool:
@@ -86,11 +90,11 @@ class Graft(Composite):
                     return True
             return False
 
-        with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, TreeDrafter)
-            # Of no level more than `nodes` can be kept, and what is expanded is held.
-            width, depth = min(self.width, nodes), min(self.depth, budget.depth)
-            layers = yield from grow_layers(drafter, seq, width=width, depth=depth, stop=stop)
+        (drafter,) = self.parts
+        assert isinstance(drafter, TreeDrafter)
+        # Of no level more than `nodes` can be kept, and what is expanded is held.
+        width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+        layers = yield from grow_layers(drafter, seq, width=width, depth=depth, stop=stop)
         if not stage:
             return layers.kept(nodes)
         # A smaller budget is split as the whole one is.
@@ -99,7 +103,7 @@ class Graft(Composite):
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         super().observe(seq, seen)
-        seq.draft_state[1].learn(seen)
+        seq.states[self].learn(seen)
 
     def _graft(self, seq: Sequence, drafted: DraftTree, nodes: int, depth: int) -> DraftTree:
         """Merge retrieved nodes in at the root; what both have leaves room for as many further ones."""
@@ -113,15 +117,15 @@ class Graft(Composite):
 
     def _retrieved(self, seq: Sequence, nodes: int, depth: int) -> DraftTree:
         if nodes < 1:
-            return DraftTree.root(seq.pending)
-        store: Adjacency = seq.draft_state[1]
+            return DraftTree.root(seq.last_token)
+        store: Adjacency = seq.states[self]
         template = unbalanced(nodes, _RETRIEVED_DEPTH, self.successors)
         limits = Budget(nodes, depth)
         tree, _ = template.fill(
-            seq.pending,
+            seq.last_token,
             lambda places, tokens: store.successors(tokens[places]),
             RankRates(store.width).rates,
             limits,
-            eos_ids=seq.eos_ids,
+            eos_ids=seq.request.eos_ids,
         )
         return tree

@@ -28,7 +28,7 @@ from .in_pass import Asked, InPass
 class HiddenTransfer(InPass):
     """Makes, between two layers, states of further tokens from those of the draft, and drafts what they come to.
 
-    length: rows of a pass at most, of which the pending token and the states after it are some; None: as many as make
+    length: rows of a pass at most, of which the last token and the states after it are some; None: as many as make
     this machine fastest by what passes of the model take on it, which may be one. transfer: a `Transfer`, or the file
     or folder of the one that `decodery train hidden-transfer` made; None: the one that comes with this package for the
     embedded model.

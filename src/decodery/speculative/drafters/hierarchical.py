@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +10,13 @@ import torch
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import MOST_NODES, Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter, VerificationFeedback, expanding
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 from .writing import Writing
 
@@ -66,31 +67,28 @@ class Hierarchical(Composite):
         inner = self.parts[_INNER].largest()
         return None if inner is None else self.length + inner
 
-    def start(self, seq: Sequence) -> list[Any]:
-        if not all(model.capabilities.trees for model in self.parts[_DRAFT].readers(seq.model)):
+    def start(self, seq: Sequence) -> None:
+        if not all(model.capabilities.trees for model in self.parts[_DRAFT].auxiliary_models(seq.request.model)):
             raise UnsupportedModel("the draft model reads no rows that branch, as drafts for it do: use draft-model")
-        return super().start(seq)
+        super().start(seq)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        with self.part(seq, _DRAFT) as drafter:
-            assert isinstance(drafter, TreeDrafter)
-            most = min(budget.nodes, budget.depth, drafter.reach(seq))
+        drafter, inner = self.parts
+        assert isinstance(drafter, TreeDrafter)
+        most = min(budget.nodes, budget.depth, drafter.reach(seq))
         writing = Writing(seq)
         # All that the drafter has been asked about, and of that the draft below the last token it wrote.
-        asked = guess = DraftTree.root(seq.pending)
+        asked = guess = DraftTree.root(seq.last_token)
         fresh = [0]
         while most > 0:
-            with self.part(seq, _DRAFT) as drafter:
-                assert isinstance(drafter, TreeDrafter)
-                logits = yield from drafter.writable(seq, asked, fresh)
+            logits = yield from drafter.writable(seq, asked, fresh)
             seen = _follow(writing, guess, logits, most)
-            with self.part(writing.seq, _INNER) as inner:
-                inner.observe(writing.seq, seen)
-                if writing.ended or len(writing.drafted) >= min(self.length, most):
-                    break
-                room = Budget(MOST_NODES, most - len(writing.drafted) - 1)
-                guess = yield from as_coroutine(inner.propose(writing.seq, room))
-            guess = DraftTree.root(writing.seq.pending).merge(guess)
+            inner.observe(writing.seq, seen)
+            if writing.ended or len(writing.drafted) >= min(self.length, most):
+                break
+            room = Budget(MOST_NODES, most - len(writing.drafted) - 1)
+            guess = yield from as_coroutine(inner.propose(writing.seq, room))
+            guess = DraftTree.root(writing.seq.last_token).merge(guess)
             known, asked = len(asked), asked.merge(_behind(writing.chain, guess))
             fresh = list(range(known, len(asked)))
         return writing.chain

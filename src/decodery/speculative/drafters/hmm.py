@@ -11,8 +11,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.threads import one_thread
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from ..stores.hmm import HMM, MADE
 from .follower import shared
@@ -87,15 +87,15 @@ class HiddenMarkov(TreeDrafter):
         if self.model is None:
             raise SettingsError(f"no hidden Markov model comes with this package: {MADE}")
         hmm = HMM.load(self.model) if isinstance(self.model, str) else self.model
-        hmm.check(seq.model.config)
+        hmm.check(seq.request.model.config)
         return BeliefReading(hmm)
 
     @one_thread()
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        reading: BeliefReading = seq.draft_state
+        reading: BeliefReading = seq.states[self]
         reading.read(seq.tokens)
         rows = reading.hmm.logits(reading.behind(tree, nodes))
-        return rows.float().to(seq.model.device)
+        return rows.float().to(seq.request.model.device)
 
     def forget(self, seq: Sequence) -> None:
-        seq.draft_state = BeliefReading(seq.draft_state.hmm)
+        seq.states[self] = BeliefReading(seq.states[self].hmm)

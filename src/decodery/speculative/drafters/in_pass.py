@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _State:
-    """guesses: [m, ranks] tokens guessed after the pending one. sequences: what the trees `stages` were chosen for."""
+    """guesses: [m, ranks] tokens guessed after the last one. sequences: what the trees `stages` were chosen for."""
 
     asked: Asked
     guesses: np.ndarray
@@ -49,7 +49,7 @@ class _State:
 class InPass(Drafter):
     """Puts rows without a token after those of a draft, whose answers are the next draft.
 
-    length: rows of a pass at most, the pending token's included; None: as many as make this machine fastest, by what
+    length: rows of a pass at most, the last token's included; None: as many as make this machine fastest, by what
     passes of the model take on it, which may be one.
 
     The guesses after the last token accepted make the next tree, of which the nodes are the most likely places by the
@@ -76,33 +76,33 @@ class InPass(Drafter):
         """What was learned for `model`. Raises a DecoderyError where there is nothing."""
 
     def start(self, seq: Sequence) -> _State:
-        found = self.asked(seq.model)
-        ranks = min(found.rates.shape[1], seq.vocab_size)
+        found = self.asked(seq.request.model)
+        ranks = min(found.rates.shape[1], seq.request.vocab_size)
         rates = np.ascontiguousarray(found.rates[:, :ranks], dtype=np.float64)
         return _State(Asked(found.inputs, rates, found.changes), np.empty((0, ranks), dtype=np.int64))
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         if state.sequences != budget.sequences:
             state.stages, state.sequences = self._chosen(state.asked.rates, budget), budget.sequences
-        root = DraftTree.root(seq.pending)
+        root = DraftTree.root(seq.last_token)
         if state.stages is None:
             return root
         trees = state.stages.trees
         if known := min(len(state.guesses), len(trees)):
             tree = trees[known - 1]
             tokens = state.guesses[tree.depths - 1, tree.ranks]
-            tokens[0] = seq.pending
+            tokens[0] = seq.last_token
             whole, asks = DraftTree(tokens, tree.parents), tree.asks
         else:
             whole, asks = root, np.array([len(trees)])
-        whole = whole.asking(asks, state.asked.inputs, state.asked.changes)
+        whole = whole.with_mask_nodes(asks, state.asked.inputs, state.asked.changes)
         # Nothing is said after the end of a text.
-        ended = np.isin(whole.tokens[whole.parents], list(seq.eos_ids)) & (whole.parents > 0)
+        ended = np.isin(whole.tokens[whole.parents], list(seq.request.eos_ids)) & (whole.parents > 0)
         return whole.prune(~ended & (whole.depths <= budget.depth) & (np.arange(len(whole)) <= budget.nodes))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         chain = seen.tree.asked(seen.path[-1] if seen.path else 0)
         ranks = state.asked.rates.shape[1]
         state.guesses = topk(seen.logits[chain], ranks)[0] if chain else state.guesses[:0]

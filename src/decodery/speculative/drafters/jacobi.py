@@ -25,7 +25,7 @@ _NEAR = 12.0
 
 @dataclass(slots=True)
 class _State:
-    """guesses: tokens after the pending one, refined by the last pass; laws: what each was drawn from, if wanted.
+    """guesses: tokens after the last one, refined by the last pass; laws: what each was drawn from, if wanted.
 
     followers: for every pair of tokens in the text, the token that followed it last; size: tokens read for it.
     """
@@ -46,7 +46,7 @@ class _State:
 class Jacobi(Drafter):
     """Drafts a chain of guesses; the tokens the sampler draws after them are the next pass's guesses.
 
-    window: rows of a pass, the pending token included. fill: how a new guess at the end is made: "random" from the
+    window: rows of a pass, the last token included. fill: how a new guess at the end is made: "random" from the
     vocabulary (published), "last" token again, or "lookup": what followed the last two tokens before.
 
     A guess is drawn with the noise of its own output position. Under the coupled rule the token that will be emitted
@@ -75,17 +75,17 @@ class Jacobi(Drafter):
         return _State()
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         self._fill(state, seq)
         guesses = state.guesses[: min(budget.nodes, budget.depth)]
         # Nothing can be guessed after an end of text.
-        end = next((at for at, guess in enumerate(guesses) if guess in seq.eos_ids), len(guesses))
+        end = next((at for at, guess in enumerate(guesses) if guess in seq.request.eos_ids), len(guesses))
         guesses = guesses[: end + 1]
         laws = dict(enumerate(state.laws[: len(guesses)]))
-        return DraftTree.chain(seq.pending, guesses, origin="sampled", distributions=laws)
+        return DraftTree.chain(seq.last_token, guesses, origin="sampled", distributions=laws)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         nodes = _follow(seen.tree, state.guesses)
         # Guess d stood at depth d + 1, and the row of depth d chose what comes there. The emitted tokens settle the
         # rows down to the last accepted one; the rows after it speak of what is still to come.
@@ -93,19 +93,21 @@ class Jacobi(Drafter):
         state.guesses, state.laws = [], []
         if not unsettled or seq.finished:
             return
-        contexts = [seq.sampler.ahead(seq.context(), ())]
+        contexts = [seq.request.sampler.ahead(seq.context(), ())]
         for node, following in pairwise(unsettled):
             token = int(seen.tree.tokens[following])
-            contexts.append(seq.sampler.extend(contexts[-1], token, seen.logits[node]))
+            contexts.append(seq.request.sampler.extend(contexts[-1], token, seen.logits[node]))
         # A slice copies nothing; only in a tree shared with other drafts do the rows lie apart.
         first, last = unsettled[0], unsettled[-1]
         rows = seen.logits[first : last + 1] if last - first + 1 == len(unsettled) else seen.logits[unsettled]
-        law = seq.sampler.law(rows, contexts)
-        if not seq.sampler.greedy:
+        law = seq.request.sampler.law(rows, contexts)
+        if not seq.request.sampler.greedy:
             law = _likely(law)
-        state.guesses = seq.sampler.pick(law, seq.seed, [context.position for context in contexts]).tolist()
-        if seq.acceptance_rule.requirements.laws:
-            state.laws = list(seq.sampler.preferences(law))
+        state.guesses = seq.request.sampler.pick(
+            law, seq.request.seed, [context.position for context in contexts]
+        ).tolist()
+        if seq.request.acceptance_rule.requirements.laws:
+            state.laws = list(seq.request.sampler.preferences(law))
 
     def _fill(self, state: _State, seq: Sequence) -> None:
         """New guesses up to the window; they are a function of what stands before them, so their law is a point."""
@@ -116,8 +118,8 @@ class Jacobi(Drafter):
         while len(state.guesses) < self.window - 1:
             token = self._new(state, seq)
             state.guesses.append(token)
-            if seq.acceptance_rule.requirements.laws:
-                law = torch.zeros(seq.vocab_size, dtype=torch.float64, device=seq.model.device)
+            if seq.request.acceptance_rule.requirements.laws:
+                law = torch.zeros(seq.request.vocab_size, dtype=torch.float64, device=seq.request.model.device)
                 law[token] = 1.0
                 state.laws.append(law)
 
@@ -128,7 +130,7 @@ class Jacobi(Drafter):
         if self.fill == "lookup" and (found := state.followers.get((last[0], last[-1]))) is not None:
             return found
         position = seq.position + len(state.guesses)
-        return int(noise.draw(seq.seed, position, stream=noise.GUESS) * seq.vocab_size)
+        return int(noise.draw(seq.request.seed, position, stream=noise.GUESS) * seq.request.vocab_size)
 
 
 def _likely(law: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ class KangarooHead(BoundHead):
 class _Reading:
     """What the adapter remembers of one text. fresh: states of the text it has not read yet, and where they stand.
 
-    rows: of the pending token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
+    rows: of the last token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
     likely it found the newest token's most likely successor.
     """
 
@@ -115,9 +115,9 @@ class _Reading:
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Reading:
         # Tentative rows do not follow a fork.
-        twin = _Reading(self.head, deepcopy(self.held, memo), list(self.fresh))
-        twin.held.rows = 0
-        return twin
+        clone = _Reading(self.head, deepcopy(self.held, memo), list(self.fresh))
+        clone.held.rows = 0
+        return clone
 
     def begin(self) -> None:
         """Forget what is tentative, and read what became text."""
@@ -170,15 +170,15 @@ class Kangaroo(TrainedDrafter):
 
     @property
     def requirements(self) -> Requirements:
-        return replace(super().requirements, keys=True, states=True, routes=True)
+        return replace(super().requirements, keys=True, states=True, layer_plans=True)
 
     def start(self, seq: Sequence) -> _Reading:
-        head = self._bound(seq.model)
+        head = self._bound(seq.request.model)
         assert isinstance(head, KangarooHead)
         return _Reading(head, head.layer.begin(head.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        reading: _Reading = seq.draft_state
+        reading: _Reading = seq.states[self]
         reading.begin()
         tree = yield from super().propose(seq, replace(budget, ask=partial(self._goes_on, reading, budget)))
         if not len(states := reading.states) or self.tree_policy is not None:
@@ -186,22 +186,22 @@ class Kangaroo(TrainedDrafter):
         if len(states) < len(tree):
             # Nothing was drafted after the last token, which the first layers are to read all the same.
             place = seq.cache.next_position + tree.depths[-1:]
-            last = Segment(place, tree.tokens[-1:], cache=seq.cache, stays=len(states))
+            last = Segment(place, tree.tokens[-1:], cache=seq.cache, retained=len(states))
             states = torch.cat((states, (yield from self._shallow(seq, last))))
         return replace(tree, entered=Entered(reading.head.exit, states))
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        reading: _Reading = seq.draft_state
+        reading: _Reading = seq.states[self]
         found = yield from reading.rows.after(seq.cache, tree, nodes, partial(self._read, seq))
         return reading.head.spread(found)
 
     def _read(self, seq: Sequence, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
         """The adapter's logits [n, outputs] after rows that the first layers read now."""
         states = yield from self._shallow(seq, segment)
-        return seq.draft_state.guess(states, segment.positions, segment.seen())
+        return seq.states[self].guess(states, segment.positions, segment.seen())
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading: _Reading = seq.draft_state
+        reading: _Reading = seq.states[self]
         rows = [0, *seen.path]
         # What follows the last token that is kept is known, too.
         rows = rows[: len(seq.tokens) - seen.start - 1]
@@ -213,7 +213,9 @@ class Kangaroo(TrainedDrafter):
 
     def _shallow(self, seq: Sequence, segment: Segment) -> ForwardCoroutine[torch.Tensor]:
         """[n, hidden] states of rows after the first layers, where they stay in the text's cache."""
-        leave = seq.draft_state.head.exit
-        route, segment = LayerPlan(tuple(range(leave))), replace(segment, logit_rows=[])
-        (scored,) = yield [ForwardRequest(cast(LanguageModel, seq.model), segment, (leave,), "draft", route)]
+        leave = seq.states[self].head.exit
+        layer_plan, segment = LayerPlan(tuple(range(leave))), replace(segment, logit_rows=[])
+        (scored,) = yield [
+            ForwardRequest(cast(LanguageModel, seq.request.model), segment, (leave,), "draft", layer_plan)
+        ]
         return scored.hidden[leave]

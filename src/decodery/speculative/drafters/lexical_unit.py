@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 class _State:
     """placeholders: [span - 1, hidden], on the model's device.
 
-    unit: tokens expected after the pending one; logs: the log-probability each was expected with.
+    unit: tokens expected after the last one; logs: the log-probability each was expected with.
     """
 
     placeholders: torch.Tensor
@@ -71,23 +71,23 @@ class LexicalUnit(Drafter):
 
     def start(self, seq: Sequence) -> _State:
         found = found_placeholders(
-            self.units, UNITS, seq.model, drafter="lexical-unit", setting="units", command="lexical-units"
+            self.units, UNITS, seq.request.model, drafter="lexical-unit", setting="units", command="lexical-units"
         )
         if len(found.data) < self.span - 1:
             raise SettingsError(
                 f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "
                 f"span, or train more with decodery train lexical-units -m MODEL --span {self.span}"
             )
-        return _State(found.data[: self.span - 1].to(seq.model.device))
+        return _State(found.data[: self.span - 1].to(seq.request.model.device))
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
-        known = DraftTree.chain(seq.pending, state.unit, logq=np.array([0.0, *state.logs]))
-        tree = known.asking(np.full(len(known), self.span - 1), state.placeholders)
+        state: _State = seq.states[self]
+        known = DraftTree.chain(seq.last_token, state.unit, logq=np.array([0.0, *state.logs]))
+        tree = known.with_mask_nodes(np.full(len(known), self.span - 1), state.placeholders)
         return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         state.unit, state.logs = [], []
         read = [seq.tokens[-1]]
         for node in seen.tree.asked(seen.path[-1] if seen.path else 0):

@@ -47,9 +47,9 @@ class _Memory:
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Memory:
         # Tentative rows do not follow a fork, and the cache is the target's to fork.
-        twin = _Memory(deepcopy(self.held, memo), deepcopy(self.past, memo), self.cache, self.end)
-        twin.held.rows = 0
-        return twin
+        clone = _Memory(deepcopy(self.held, memo), deepcopy(self.past, memo), self.cache, self.end)
+        clone.held.rows = 0
+        return clone
 
 
 class LongSpecHead(DraftHead):
@@ -215,5 +215,5 @@ class LongSpec(HeadDrafter):
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         # A fork has a cache of its own.
-        seq.draft_state.memory.cache = seq.cache
+        seq.states[self].memory.cache = seq.cache
         return super().logits(seq, tree, nodes)

@@ -19,7 +19,7 @@ Gram = tuple[int, ...]
 
 @dataclass(slots=True)
 class _State:
-    """levels[0]: guesses after the pending token, which is column 0; levels[l][i]: column i, l steps further.
+    """levels[0]: guesses after the last token, which is column 0; levels[l][i]: column i, l steps further.
 
     made_up: level and column of tokens that no pass predicted, below level 0. pool: by first token, the rest of the
     n-grams that began with it, newest last.
@@ -58,7 +58,7 @@ class Lookahead(Drafter):
     """Runs a window of guesses ahead of the text and drafts the n-grams it has seen them turn into.
 
     window: columns W. ngram: tokens N of an n-gram, so N - 1 levels. grams: most n-grams kept, and drafted, per first
-    token. The window is a tree: level 0 is a chain below the pending token, level l of column i hangs below level l - 1
+    token. The window is a tree: level 0 is a chain below the last token, level l of column i hangs below level l - 1
     of that column. So every row sees and stands where the published mask puts it, verification n-grams share rows
     with the window and with each other, and a window row that guessed right is accepted like any other. After a pass
     the most likely tokens after the last level become the new last level and the others move down one. As published,
@@ -80,22 +80,22 @@ class Lookahead(Drafter):
         return (self.window + self.grams) * (self.ngram - 1) - 1
 
     def start(self, seq: Sequence) -> _State:
-        random = np.random.default_rng(mix(seq.seed, len(seq.tokens)))
+        random = np.random.default_rng(mix(seq.request.seed, len(seq.tokens)))
         prompt = list(seq.tokens)
         guesses = random.choice(prompt, self.window + self.ngram - 3).tolist()
         return _State([guesses], random, prompt)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        state: _State = seq.draft_state
-        paths = [list(gram) for gram in reversed(state.pool.get(seq.pending, {}))]
+        state: _State = seq.states[self]
+        paths = [list(gram) for gram in reversed(state.pool.get(seq.last_token, {}))]
         paths += [state.column(number) for number in range(state.columns)]
-        return DraftTree.from_paths(seq.pending, (path[: budget.depth] for path in paths), budget.nodes)
+        return DraftTree.from_paths(seq.last_token, (path[: budget.depth] for path in paths), budget.nodes)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         levels, last = state.levels, self._predictions(state, seen)
         if len(levels) < self.ngram - 1:
-            # The pending token takes the place of the first column, so that all columns count one less.
+            # The last token takes the place of the first column, so that all columns count one less.
             state.levels = [level[1:] for level in levels]
             state.made_up = {(level, column - 1) for level, column in state.made_up if column}
             state.levels.append(self._level(state, seq, last[1:], len(levels)))
@@ -119,7 +119,7 @@ class Lookahead(Drafter):
         """Level `number` of `tokens`, with prompt tokens for unknown ones and ends of text, which nothing follows."""
         level = []
         for column, token in enumerate(tokens):
-            if token is None or token in seq.eos_ids:
+            if token is None or token in seq.request.eos_ids:
                 token = int(state.random.choice(state.prompt))
                 if number:
                     state.made_up.add((number, column))

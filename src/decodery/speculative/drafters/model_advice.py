@@ -14,9 +14,9 @@ from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import expected
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import expected
 
 from ..stores.blending import Blending
 from .advice import WIDTH, Advice, AskCosts, Opinion
@@ -41,14 +41,14 @@ class ModelAdvice(Advice):
     @classmethod
     def of(cls, seq: Sequence, model: Reader, most: int) -> ModelAdvice:
         """Nothing read yet, drafts at most so deep. Raises VocabularyMismatch where its tokens are not the text's."""
-        follower = Follower.begin(model, seq.model, slots=seq.slots)
+        follower = Follower.begin(model, seq.request.model, slots=seq.request.slots)
 
         def make() -> tuple[Blending, AskCosts]:
-            return Blending(), AskCosts(_share(model, seq.model))
+            return Blending(), AskCosts(_share(model, seq.request.model))
 
         # Two models are two opinions, and so are those of greedy texts and of drawn ones.
-        key = ("auto", "model", ref(model), seq.sampler.greedy)
-        blending, costs = seq.memory.recall("process", seq, key, make)
+        key = ("auto", "model", ref(model), seq.request.sampler.greedy)
+        blending, costs = seq.request.memory.recall("process", seq, key, make)
         # Half of its context at least is for the text.
         return cls(blending, costs, follower=follower, deepest=min(most, model.config.max_positions // 2))
 
@@ -74,12 +74,12 @@ class ModelAdvice(Advice):
         logits = yield from self.follower.after(self._text(seq), tree, nodes)
         law = expected(seq, tree, nodes, logits)
         with one_thread():
-            if seq.sampler.greedy:
+            if seq.request.sampler.greedy:
                 ids, values = topk(law, WIDTH)
                 return ids.tolist(), np.exp(values).tolist()
             # Under the text's own noise: two models that agree draw the same token.
             positions = (seq.position + tree.depths[list(nodes)]).tolist()
-            ids, scores = gumbel_topk(law, WIDTH, seq.seed, positions)
+            ids, scores = gumbel_topk(law, WIDTH, seq.request.seed, positions)
             weights = np.exp(scores - scores[:, :1])
             return ids.tolist(), (weights / weights.sum(axis=1, keepdims=True)).tolist()
 

@@ -53,9 +53,9 @@ class NestedReading:
         self.forget()
 
     def __deepcopy__(self, memo: dict[int, object]) -> NestedReading:
-        twin = NestedReading(self.model, self.exits, self.slots)
-        twin.cache, twin.tokens, twin.waiting = self.cache.fork(), list(self.tokens), list(self.waiting)
-        return twin
+        clone = NestedReading(self.model, self.exits, self.slots)
+        clone.cache, clone.tokens, clone.waiting = self.cache.fork(), list(self.tokens), list(self.waiting)
+        return clone
 
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
@@ -153,7 +153,7 @@ class Nested(Drafter):
     def largest(self) -> int:
         return self.length
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         assert self.model is not None
         return (named(self.model, self.dtype),)
 
@@ -161,9 +161,9 @@ class Nested(Drafter):
         return 3
 
     def start(self, seq: Sequence) -> NestedReading:
-        (own,) = self.readers(seq.model)
-        model = cast(LanguageModel, fitted(own, seq.model))
-        if not model.capabilities.routes:
+        (own,) = self.auxiliary_models(seq.request.model)
+        model = cast(LanguageModel, fitted(own, seq.request.model))
+        if not model.capabilities.layer_plans:
             raise UnsupportedModel(f"this draft model cannot be left early: {_MADE}")
         exits, layers = self.exits or model.config.exits, model.config.num_layers
         if not exits:
@@ -172,10 +172,10 @@ class Nested(Drafter):
             raise SettingsError(f"exits ascend from 1 to the {layers} layers of the draft model, not {exits}")
         if len(self.sure) not in (1, len(exits) - 1):
             raise SettingsError(f"nested needs one sure for all exits, or {len(exits) - 1} of them, not {self.sure}")
-        return NestedReading(model, exits, seq.slots)
+        return NestedReading(model, exits, seq.request.slots)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        reading: NestedReading = seq.draft_state
+        reading: NestedReading = seq.states[self]
         room = reading.model.config.max_positions - len(seq.tokens) + 1
         most = min(self.length, budget.nodes, budget.depth, room)
         sure = self.sure if len(self.sure) > 1 else self.sure * (len(reading.exits) - 1)
@@ -188,5 +188,5 @@ class Nested(Drafter):
         return writing.chain
 
     def forget(self, seq: Sequence) -> None:
-        reading: NestedReading = seq.draft_state
+        reading: NestedReading = seq.states[self]
         reading.forget()

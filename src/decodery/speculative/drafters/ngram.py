@@ -12,9 +12,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter, VerificationFeedback
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from ..stores.distributions import MeanDistributions
 
@@ -61,14 +62,14 @@ class NGram(TreeDrafter):
 
     def start(self, seq: Sequence) -> _Store:
         def make() -> _Store:
-            return _Store(MeanDistributions(self.width, _CONTEXTS), np.zeros(seq.vocab_size))
+            return _Store(MeanDistributions(self.width, _CONTEXTS), np.zeros(seq.request.vocab_size))
 
-        key = ("ngram", seq.vocab_size, self.orders, self.width)
-        store: _Store = seq.memory.recall(self.scope, seq, key, make)
+        key = ("ngram", seq.request.vocab_size, self.orders, self.width)
+        store: _Store = seq.request.memory.recall(self.scope, seq, key, make)
         return store
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        store: _Store = seq.draft_state
+        store: _Store = seq.states[self]
         endings = []
         for node in nodes:
             path = tree.tokens[tree.path(node)[-self.orders[0] :]].tolist()
@@ -86,9 +87,9 @@ class NGram(TreeDrafter):
             row, column = np.nonzero(ids >= 0)
             # A context names every token once, so nothing is added twice at one place.
             rows[row, ids[row, column]] += weights[row, column]
-        return torch.from_numpy(np.log(rows, out=rows)).to(seq.model.device)
+        return torch.from_numpy(np.log(rows, out=rows)).to(seq.request.model.device)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        store: _Store = seq.draft_state
+        store: _Store = seq.states[self]
         store.means.observe(seq.tokens, seen, self.orders)
         np.add.at(store.counts, [*seen.tree.tokens[[0, *seen.path]]], 1.0)

@@ -16,9 +16,9 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 from .rows import TreeRows
@@ -38,18 +38,18 @@ class OwnReading:
     rows: TreeRows = field(default_factory=TreeRows)
 
     def after(
-        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], route: LayerPlan
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], layer_plan: LayerPlan
     ) -> ForwardCoroutine[torch.Tensor]:
-        """Logits [k, vocab] after `nodes` of a tree below the pending token, as far as the layers of `route` say."""
+        """Logits [k, vocab] after `nodes` of a tree below the last token, as far as the layers of `route` say."""
         if self.cache is None or self.length != len(seq.tokens):
             self.forget()
             self.cache, self.length = seq.cache.fork(), len(seq.tokens)
         missing = seq.tokens[self.cache.next_position : -1]
         if missing:
             # Tokens that are sure to become text and that the target has not read yet.
-            yield from through(seq, Segment.chunk(missing, self.cache, logit_rows=[]), route, model=self.model)
+            yield from through(seq, Segment.chunk(missing, self.cache, logit_rows=[]), layer_plan, model=self.model)
             self.cache.keep(range(len(missing)))
-        read = partial(through, seq, route=route, model=self.model)
+        read = partial(through, seq, layer_plan=layer_plan, model=self.model)
         return (yield from self.rows.after(self.cache, tree, nodes, read))
 
     def __deepcopy__(self, memo: dict[int, object]) -> OwnReading:
@@ -62,11 +62,16 @@ class OwnReading:
 
 
 def through(
-    seq: Sequence, segment: Segment, route: LayerPlan, role: str = "draft", model: Reader | None = None
+    seq: Sequence, segment: Segment, layer_plan: LayerPlan, role: str = "draft", model: Reader | None = None
 ) -> ForwardCoroutine[torch.Tensor]:
     """The logits of a segment's rows after a route through a model, the text's own where none is named."""
     (scored,) = yield [
-        ForwardRequest(cast(LanguageModel, seq.model if model is None else model), segment, role=role, route=route)
+        ForwardRequest(
+            cast(LanguageModel, seq.request.model if model is None else model),
+            segment,
+            role=role,
+            layer_plan=layer_plan,
+        )
     ]
     return scored.logits
 
@@ -78,15 +83,15 @@ class OwnLayers(TreeDrafter):
     @property
     def requirements(self) -> Requirements:
         grows = isinstance(self.tree_policy, TreePolicy)
-        return Requirements.merged((super().requirements, Requirements(routes=True, keys=True, trees=grows)))
+        return Requirements.merged((super().requirements, Requirements(layer_plans=True, keys=True, trees=grows)))
 
     @abstractmethod
-    def route(self, seq: Sequence) -> LayerPlan:
+    def layer_plan(self, seq: Sequence) -> LayerPlan:
         """Which layers and sublayers draft now."""
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        reading: OwnReading = seq.draft_state.reading
-        return (yield from reading.after(seq, tree, nodes, self.route(seq)))
+        reading: OwnReading = seq.states[self].reading
+        return (yield from reading.after(seq, tree, nodes, self.layer_plan(seq)))
 
     def forget(self, seq: Sequence) -> None:
-        seq.draft_state.reading.forget()
+        seq.states[self].reading.forget()

@@ -18,10 +18,11 @@ from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import UNSAID, Drafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.pass_cost import cost_curve
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import UNSAID
 
 from .draft_model import DraftModel
 from .follower import Follower
@@ -86,12 +87,12 @@ class Pearl(Drafter):
     def start(self, seq: Sequence) -> Ahead:
         reading = self._drafts().start(seq)
         assert isinstance(reading, Follower)
-        if reading.model is seq.model and seq.model.device.type == "cuda":
+        if reading.model is seq.request.model and seq.request.model.device.type == "cuda":
             raise SettingsError("pearl runs two models at a time: name another one than the target on a GPU")
-        return Ahead(reading, self.length or _ratio(seq.model, reading.model))
+        return Ahead(reading, self.length or _ratio(seq.request.model, reading.model))
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
-        return self._drafts().readers(target)
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
+        return self._drafts().auxiliary_models(target)
 
     def largest(self) -> int:
         return self.length or _MOST
@@ -100,26 +101,26 @@ class Pearl(Drafter):
         return 3
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        ahead: Ahead = seq.draft_state
+        ahead: Ahead = seq.states[self]
         known, most = len(seq.tokens), min(budget.nodes, budget.depth)
         if most < 1 or ahead.tokens[:known] != seq.tokens:
             # What was written stands after something else: the target goes on alone by one token.
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         drafted = ahead.tokens[known : known + most]
         laws = {place: ahead.laws[known + place] for place in range(len(drafted)) if known + place in ahead.laws}
-        return DraftTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+        return DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
-        ahead: Ahead = seq.draft_state
+        ahead: Ahead = seq.states[self]
         draft = tree.trunk().tokens[1:].tolist()
         room = ahead.reading.model.config.max_positions - len(seq.tokens) - len(draft)
         most = min(ahead.length, seq.remaining - len(draft), room)
-        if most < 1 or not seq.eos_ids.isdisjoint(draft):
+        if most < 1 or not seq.request.eos_ids.isdisjoint(draft):
             return None
         return self._write(seq, ahead, draft, most)
 
     def forget(self, seq: Sequence) -> None:
-        ahead: Ahead = seq.draft_state
+        ahead: Ahead = seq.states[self]
         ahead.reading.forget()
 
     def _drafts(self) -> DraftModel:
@@ -127,44 +128,44 @@ class Pearl(Drafter):
 
     def _write(self, seq: Sequence, ahead: Ahead, draft: list[int], most: int) -> ForwardCoroutine[None]:
         """Write up to `most` tokens after a text and its draft."""
-        sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), draft)
+        sampler, context = seq.request.sampler, seq.request.sampler.ahead(seq.context(), draft)
         base, drafted, ledger = [*seq.tokens, *draft], list[int](), seq.trace.ledger
         ahead.tokens, laws = base, ahead.laws
         while len(drafted) < most:
             tree = DraftTree.chain(base[-1], drafted)
             logits = yield from _charged(ahead.reading.after(base, tree, [len(drafted)]), ledger)
             row = sampler.law(logits.clamp(min=UNSAID), [context])
-            token = int(sampler.pick(row, seq.seed, [context.position])[0])
+            token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
             if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.acceptance_rule.requirements.laws:
+            if seq.request.acceptance_rule.requirements.laws:
                 laws[len(base) + len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             ahead.tokens = [*base, *drafted]
-            if token in seq.eos_ids:
+            if token in seq.request.eos_ids:
                 break
             context = sampler.extend(context, token, logits[0])
         ahead.laws = {place: law for place, law in laws.items() if place >= len(seq.tokens)}
 
 
-def _charged(asking: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> ForwardCoroutine[torch.Tensor]:
+def _charged(coroutine: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> ForwardCoroutine[torch.Tensor]:
     """What a reading says, and its passes entered in a ledger: nobody else sees passes that run beside another."""
-    resume: Callable[[], list[ForwardRequest]] = partial(next, asking)
+    resume: Callable[[], list[ForwardRequest]] = partial(next, coroutine)
     while True:
         try:
-            asks = resume()
+            requests = resume()
         except StopIteration as stop:
             return cast(torch.Tensor, stop.value)
         begin = perf_counter()
         try:
-            scored = yield asks
+            scored = yield requests
         except Exception as error:
-            resume = partial(asking.throw, error)
+            resume = partial(coroutine.throw, error)
             continue
-        for ask in asks:
-            ledger.spend(ask.role, len(ask.segment), perf_counter() - begin, first=True)
-        resume = partial(asking.send, scored)
+        for request in requests:
+            ledger.spend(request.role, len(request.segment), perf_counter() - begin, first=True)
+        resume = partial(coroutine.send, scored)
 
 
 def _ratio(target: Reader, draft: Reader) -> int:

@@ -24,7 +24,7 @@ from .in_pass import Asked, InPass
 class PPD(InPass):
     """Feeds prompt tokens after the nodes of its draft, and drafts next the tree of what the model expects there.
 
-    length: rows of a pass at most, of which the pending token and the prompt tokens after it are some; None: as many
+    length: rows of a pass at most, of which the last token and the prompt tokens after it are some; None: as many
     as make this machine fastest by what passes of the model take on it, which may be one. ppd: `Placeholders`, or the
     file or folder of those that `decodery train ppd` made; None: those that come with this package for the embedded
     model.

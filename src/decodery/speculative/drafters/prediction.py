@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Provides
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, VerificationFeedback
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 
 from ..stores.ngrams import Occurrences
 
-_OWN = 1
-"""Where the state keeps where the text stands in the prediction; before it stands the other drafter's."""
 _ORDERS = (8, 5, 3)
 
 
@@ -55,21 +53,21 @@ class Prediction(Composite):
         other = super().largest()
         return None if other is None else max(other, self.length)
 
-    def start(self, seq: Sequence) -> list[Any]:
-        return [*super().start(seq), _Place(self.tokens)]
+    def start(self, seq: Sequence) -> _Place:
+        super().start(seq)
+        return _Place(self.tokens)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        place: _Place = seq.draft_state[_OWN]
+        place: _Place = seq.states[self]
         expected = place.expected(seq.generated, min(self.length, budget.nodes, budget.depth))
         place.drafted = len(expected)
         if expected:
-            ends = (number for number, token in enumerate(expected, start=1) if token in seq.eos_ids)
-            return DraftTree.chain(seq.pending, expected[: next(ends, None)])
-        with self.part(seq, 0) as drafter:
-            return (yield from as_coroutine(drafter.propose(seq, budget)))
+            ends = (number for number, token in enumerate(expected, start=1) if token in seq.request.eos_ids)
+            return DraftTree.chain(seq.last_token, expected[: next(ends, None)])
+        return (yield from as_coroutine(self.parts[0].propose(seq, budget)))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        place: _Place = seq.draft_state[_OWN]
+        place: _Place = seq.states[self]
         if place.drafted:
             count("predicted", len(seen.tree) - 1)
             count("predicted rightly", len(seen.path))

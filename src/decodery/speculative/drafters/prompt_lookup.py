@@ -40,9 +40,9 @@ class PromptLookup(Drafter):
         return Occurrences(range(self.max_ngram, 0, -1), self.pick)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        seq.draft_state.extend(seq.tokens)
-        if (found := seq.draft_state.find(seq.tokens)) is None:
-            return DraftTree.root(seq.pending)
+        seq.states[self].extend(seq.tokens)
+        if (found := seq.states[self].find(seq.tokens)) is None:
+            return DraftTree.root(seq.last_token)
         copied = copy(seq.tokens, found[0], min(self.length, budget.nodes, budget.depth))
-        ends = (place for place, token in enumerate(copied, start=1) if token in seq.eos_ids)
-        return DraftTree.chain(seq.pending, copied[: next(ends, None)])
+        ends = (place for place, token in enumerate(copied, start=1) if token in seq.request.eos_ids)
+        return DraftTree.chain(seq.last_token, copied[: next(ends, None)])

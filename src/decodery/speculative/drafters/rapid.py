@@ -82,15 +82,15 @@ class Rapid(Drafter):
         return self.gamma
 
     def start(self, seq: Sequence) -> _State:
-        (model,) = self.readers(seq.model)
+        (model,) = self.auxiliary_models(seq.request.model)
         prompt = self.shorten(seq.tokens, _pieces(seq))
-        if model == seq.model and len(prompt) == len(seq.tokens):
+        if model == seq.request.model and len(prompt) == len(seq.tokens):
             # The drafter would be the target, at the price of the target.
             warnings.warn(f"rapid drafts nothing for this text: {self._useless(len(prompt))}", stacklevel=2)
             return _State(prompt, None)
-        return _State(prompt, Follower.begin(model, seq.model, slots=seq.slots))
+        return _State(prompt, Follower.begin(model, seq.request.model, slots=seq.request.slots))
 
-    def readers(self, target: Reader) -> tuple[Reader, ...]:
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (named(target if self.model is None else self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
@@ -125,29 +125,29 @@ class Rapid(Drafter):
         )
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         length = min(self.gamma, budget.nodes, budget.depth)
         if length < 1 or state.reading is None:
-            return DraftTree.root(seq.pending)
-        sampler, context = seq.sampler, seq.sampler.ahead(seq.context(), ())
+            return DraftTree.root(seq.last_token)
+        sampler, context = seq.request.sampler, seq.request.sampler.ahead(seq.context(), ())
         text = state.prompt + seq.generated
         laws: dict[int, torch.Tensor] = {}
-        tree = DraftTree.root(seq.pending)
+        tree = DraftTree.root(seq.last_token)
         while True:
             logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
-            token = int(sampler.pick(law, seq.seed, [context.position])[0])
-            if seq.acceptance_rule.requirements.laws:
+            token = int(sampler.pick(law, seq.request.seed, [context.position])[0])
+            if seq.request.acceptance_rule.requirements.laws:
                 laws[len(tree) - 1] = sampler.preferences(law)[0]
-            tree = DraftTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
+            tree = DraftTree.chain(seq.last_token, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.
             doubtful = float(law[0].double().softmax(dim=-1)[token]) < self.confidence
-            if len(tree) > length or token in seq.eos_ids or doubtful:
+            if len(tree) > length or token in seq.request.eos_ids or doubtful:
                 return tree
             context = sampler.extend(context, token, logits[0])
 
     def forget(self, seq: Sequence) -> None:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         if state.reading is not None:
             state.reading.forget()
 
@@ -186,7 +186,7 @@ def _words(pieces: Ordered[str]) -> list[str]:
 
 def _pieces(seq: Sequence) -> list[str]:
     """The text of every prompt token; without a tokenizer its number, as a word."""
-    if seq.detokenizer is None:
+    if seq.request.detokenizer is None:
         return [f"{token} " for token in seq.tokens]
-    decoder = seq.detokenizer()
+    decoder = seq.request.detokenizer()
     return [decoder.push([token]) for token in seq.tokens]

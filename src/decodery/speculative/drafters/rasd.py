@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +10,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.topk import topk
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter, expanding
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, expanding
 
 from ..stores.datastore import Datastore
 from ..stores.windows import Windows
@@ -78,32 +79,33 @@ class RASD(Composite):
     def largest(self) -> int:
         return self.nodes
 
-    def start(self, seq: Sequence) -> list[Any]:
+    def start(self, seq: Sequence) -> Windows | Datastore:
+        super().start(seq)
         if self.datastore is None:
-            return [*super().start(seq), Windows()]
+            return Windows()
         store = Datastore.open(self.datastore)
-        store.fits(seq.vocab_size)
-        return [*super().start(seq), store]
+        store.fits(seq.request.vocab_size)
+        return store
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
-            return DraftTree.root(seq.pending)
-        with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, TreeDrafter)
-            # Of no level more than `nodes` can be kept, and what is expanded is held.
-            width, depth = min(self.width, nodes), min(self.depth, budget.depth)
-            first = (yield from drafter.expand(seq, DraftTree.root(seq.pending), [0]))[0].cpu().numpy()
-            layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
+            return DraftTree.root(seq.last_token)
+        (drafter,) = self.parts
+        assert isinstance(drafter, TreeDrafter)
+        # Of no level more than `nodes` can be kept, and what is expanded is held.
+        width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+        first = (yield from drafter.expand(seq, DraftTree.root(seq.last_token), [0]))[0].cpu().numpy()
+        layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
         matched, windows = self._windows(seq, min(self.length, budget.depth))
-        found, most = count_prefixes(windows, seq.vocab_size), nodes * self.retrieved // self.nodes
-        retrieved = self._pruned(seq.pending, found, first, most, trusted=matched >= self.trusted)
+        found, most = count_prefixes(windows, seq.request.vocab_size), nodes * self.retrieved // self.nodes
+        retrieved = self._pruned(seq.last_token, found, first, most, trusted=matched >= self.trusted)
         return layers.kept(nodes - (len(retrieved) - 1)).merge(retrieved)
 
-    def _pruned(self, pending: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> DraftTree:
+    def _pruned(self, last_token: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> DraftTree:
         """The retrieved nodes worth most, of branches the draft model would begin with or cannot judge."""
         if not len(found.tokens):
-            return DraftTree.root(pending)
+            return DraftTree.root(last_token)
         branch = np.arange(len(found.tokens))
         for depth in range(2, int(found.depths.max()) + 1):
             below = found.depths == depth
@@ -115,11 +117,11 @@ class RASD(Composite):
         unjudged = np.isneginf(first[begins])
         belief = np.where(unjudged | trusted, np.maximum(belief, shares), belief)
         values = belief * found.counts / found.counts[branch]
-        return found.tree(pending, values, min(nodes, int((values > 0).sum())))
+        return found.tree(last_token, values, min(nodes, int((values > 0).sum())))
 
     def _windows(self, seq: Sequence, length: int) -> tuple[int, np.ndarray]:
         """How many of the last tokens were found, and what followed them."""
-        source, (shortest, longest) = seq.draft_state[1], self._lengths
+        source, (shortest, longest) = seq.states[self], self._lengths
         windows = np.empty((0, length), dtype=np.int64)
         if isinstance(source, Datastore):
             if matched := source.longest(seq.tokens[-longest:], shortest):

@@ -47,18 +47,18 @@ class REST(Drafter):
 
     def start(self, seq: Sequence) -> Datastore:
         store = Datastore.open(self.datastore) if isinstance(self.datastore, str) else self.datastore
-        store.fits(seq.vocab_size)
+        store.fits(seq.request.vocab_size)
         return store
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        store: Datastore = seq.draft_state
+        store: Datastore = seq.states[self]
         matched = store.longest(seq.tokens[-self.longest :], self.shortest)
         if not matched:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         length = min(self.length, budget.depth)
         windows = store.continuations(seq.tokens[-matched:], self.continuations, length)
-        return frequency_tree(seq.pending, windows, min(self.nodes, budget.nodes), seq.vocab_size)
+        return frequency_tree(seq.last_token, windows, min(self.nodes, budget.nodes), seq.request.vocab_size)
 
     def match_length(self, seq: Sequence) -> int:
         """How many of the last tokens occur in the datastore."""
-        return int(seq.draft_state.longest(seq.tokens[-self.longest :], self.shortest))
+        return int(seq.states[self].longest(seq.tokens[-self.longest :], self.shortest))

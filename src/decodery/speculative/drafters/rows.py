@@ -58,7 +58,9 @@ class TreeRows:
         if fresh:
             first = len(self.rows) - len(fresh)
             mask, positions = self.mask(tree, place, fresh), cache.next_position + tree.depths[fresh]
-            segment = Segment(positions - (root is not None), tree.tokens[fresh], mask=mask, cache=cache, stays=first)
+            segment = Segment(
+                positions - (root is not None), tree.tokens[fresh], mask=mask, cache=cache, retained=first
+            )
             try:
                 found = yield from read(segment)
             except BaseException:

@@ -92,11 +92,11 @@ class STAND(Drafter):
         def make() -> _Store:
             return _Store(MeanDistributions(self.width, _CONTEXTS), RankRates(self.width))
 
-        key = ("stand", seq.vocab_size, self.orders, self.width)
-        return _Memory(seq.memory.recall(self.scope, seq, key, make), np.array([0]))
+        key = ("stand", seq.request.vocab_size, self.orders, self.width)
+        return _Memory(seq.request.memory.recall(self.scope, seq, key, make), np.array([0]))
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        memory: _Memory = seq.draft_state
+        memory: _Memory = seq.states[self]
         temperature = _temperature(seq)
         contexts = {0: tuple(seq.tokens[-self.orders[0] :])}
         places = {0: noise.mix(seq.position)}
@@ -128,13 +128,13 @@ class STAND(Drafter):
         # A place may be worth no more than an earlier sibling's: leaving one out of the middle would bias rules.
         rates = np.minimum.accumulate(memory.store.rates.rates)
         tree, filled = self.shape.fill(
-            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.provides.drafts[0]
+            seq.last_token, children, rates, limits, eos_ids=seq.request.eos_ids, origin=self.provides.drafts[0]
         )
         memory.places = filled
-        return _with_law(tree, filled, draws, seq) if seq.acceptance_rule.requirements.laws else tree
+        return _with_law(tree, filled, draws, seq) if seq.request.acceptance_rule.requirements.laws else tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        memory: _Memory = seq.draft_state
+        memory: _Memory = seq.states[self]
         if len(seen.tree) == len(memory.places) > 1:
             ranks = self.shape.ranks[memory.places[seen.path]]
             memory.store.rates.learn(np.append(ranks, self.width) if len(ranks) < len(seen.emitted) else ranks)
@@ -147,20 +147,22 @@ def _gumbel(seq: Sequence, depth: int, places: list[int], ids: np.ndarray) -> np
     The request's own, or where the rule compares with the draft's distributions, noise of each node's own: which places
     the budget leaves depends on what was drawn at others, and may not depend on what is about to be.
     """
-    if seq.acceptance_rule.requirements.laws:
+    if seq.request.acceptance_rule.requirements.laws:
         rows = [
-            noise.gumbel(seq.seed, place, torch.from_numpy(row), noise.DRAFT)
+            noise.gumbel(seq.request.seed, place, torch.from_numpy(row), noise.DRAFT)
             for place, row in zip(places, ids, strict=True)
         ]
         return torch.stack(rows).numpy()
-    return noise.gumbel(seq.seed, seq.position + depth, torch.from_numpy(ids)).numpy()
+    return noise.gumbel(seq.request.seed, seq.position + depth, torch.from_numpy(ids)).numpy()
 
 
 def _temperature(seq: Sequence) -> float:
     """Of the request's sampler; 0 is greedy, 1 stands for none."""
-    if seq.sampler.greedy:
+    if seq.request.sampler.greedy:
         return 0.0
-    return next((processor.t for processor in seq.sampler.processors if isinstance(processor, Temperature)), 1.0)
+    return next(
+        (processor.t for processor in seq.request.sampler.processors if isinstance(processor, Temperature)), 1.0
+    )
 
 
 def _with_law(tree: DraftTree, filled: np.ndarray, draws: _Draws, seq: Sequence) -> DraftTree:
@@ -172,7 +174,7 @@ def _with_law(tree: DraftTree, filled: np.ndarray, draws: _Draws, seq: Sequence)
         if not len(children):
             continue
         ids, row = draws.ids[slot], draws.logq[slot]
-        law = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
+        law = torch.zeros(seq.request.vocab_size, dtype=torch.float64, device="cpu")
         law[torch.from_numpy(ids[ids >= 0])] = torch.from_numpy(np.exp(row[ids >= 0]))
         laws[node] = law
         places = {token: place for place, token in enumerate(ids.tolist())}

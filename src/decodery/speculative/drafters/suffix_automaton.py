@@ -56,7 +56,7 @@ class SuffixAutomaton(Drafter):
         if self.datastore is None:
             return Automaton(), None
         datastore = Datastore.open(self.datastore)
-        datastore.fits(seq.vocab_size)
+        datastore.fits(seq.request.vocab_size)
         return Automaton(), datastore
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
@@ -64,17 +64,17 @@ class SuffixAutomaton(Drafter):
         own = automaton.matched
         if static and (not own or static - self.bias > own):
             length = self._length(static, budget)
-            windows = seq.draft_state[1].continuations(seq.tokens[-static:], _CONTINUATIONS, length)
-            return frequency_tree(seq.pending, windows, length, seq.vocab_size, per_depth=self.successors)
+            windows = seq.states[self][1].continuations(seq.tokens[-static:], _CONTINUATIONS, length)
+            return frequency_tree(seq.last_token, windows, length, seq.request.vocab_size, per_depth=self.successors)
         if not own:
-            return DraftTree.root(seq.pending)
+            return DraftTree.root(seq.last_token)
         length = self._length(own, budget)
         # A shorter suffix may have stood further ahead of the end, where more follows.
         state, at = automaton.match, automaton.end[automaton.match]
         while automaton.link[state] > 0 and at + length >= len(seq.tokens):
             state = automaton.link[state]
             at = automaton.end[state]
-        return DraftTree.chain(seq.pending, np.asarray(seq.tokens[at + 1 : at + 1 + length], dtype=np.int64))
+        return DraftTree.chain(seq.last_token, np.asarray(seq.tokens[at + 1 : at + 1 + length], dtype=np.int64))
 
     def match_length(self, seq: Sequence) -> int:
         """Length of the longest match; one in the datastore counts for `bias` tokens less."""
@@ -82,7 +82,7 @@ class SuffixAutomaton(Drafter):
         return max(automaton.matched, static - self.bias)
 
     def _matches(self, seq: Sequence) -> tuple[Automaton, int]:
-        automaton, datastore = seq.draft_state
+        automaton, datastore = seq.states[self]
         automaton.extend(seq.tokens)
         return automaton, 0 if datastore is None else datastore.longest(seq.tokens[-_LONGEST:])
 

@@ -63,22 +63,22 @@ class SuffixTree(Drafter):
         def make() -> SuffixTrie:
             return SuffixTrie(self.depth, _TOKENS)
 
-        past = seq.memory.recall(self.scope, seq, ("suffix-tree", self.depth), make)
+        past = seq.request.memory.recall(self.scope, seq, ("suffix-tree", self.depth), make)
         return _Memory(SuffixAutomaton(self.depth), past)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        memory: _Memory = seq.draft_state
+        memory: _Memory = seq.states[self]
         memory.own.extend(seq.tokens)
         own, past = self._from_text(memory.own, budget), self._from_past(memory.past, seq.tokens, budget)
-        return (past if past.score > own.score else own).tree(seq.pending)
+        return (past if past.score > own.score else own).tree(seq.last_token)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         if seq.finished and self.scope != "request":
-            seq.draft_state.past.add(seq.generated)
+            seq.states[self].past.add(seq.generated)
 
     def match_length(self, seq: Sequence) -> int:
         """How many of the last tokens stand earlier in the text or in a past output."""
-        memory: _Memory = seq.draft_state
+        memory: _Memory = seq.states[self]
         memory.own.extend(seq.tokens)
         with memory.past.lock:
             return max(min(memory.own.matched, self.depth), self._longest(memory.past, seq.tokens))

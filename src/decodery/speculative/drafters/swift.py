@@ -86,18 +86,20 @@ class Swift(OwnLayers):
 
     def start(self, seq: Sequence) -> _State:
         if self.skip is not None:
-            return _State(self._given(seq.model), None)
-        layers = seq.model.config.num_layers
-        key = ("swift", seq.model.fingerprint, layers, self.ratio, self.bayes)
-        search = seq.memory.recall(self.scope, seq, key, lambda: SkipSearch(layers, self.ratio, bayes=self.bayes))
+            return _State(self._given(seq.request.model), None)
+        layers = seq.request.model.config.num_layers
+        key = ("swift", seq.request.model.fingerprint, layers, self.ratio, self.bayes)
+        search = seq.request.memory.recall(
+            self.scope, seq, key, lambda: SkipSearch(layers, self.ratio, bayes=self.bayes)
+        )
         return _State(search.skip, search)
 
-    def route(self, seq: Sequence) -> LayerPlan:
-        state: _State = seq.draft_state
+    def layer_plan(self, seq: Sequence) -> LayerPlan:
+        state: _State = seq.states[self]
         return LayerPlan(skip=state.skip)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        state: _State = seq.draft_state
+        state: _State = seq.states[self]
         if state.search is not None:
             state.steps += 1
             if state.steps % self.interval == 0:
@@ -126,13 +128,13 @@ class Swift(OwnLayers):
         return found.skip
 
 
-def matchness(seq: Sequence, route: LayerPlan, window: int) -> ForwardCoroutine[float]:
+def matchness(seq: Sequence, layer_plan: LayerPlan, window: int) -> ForwardCoroutine[float]:
     """The share of the text's tokens 2 to `window` + 1 that a route finds most likely, after the model's own prompt."""
-    first = seq.prompt_length
+    first = seq.request.prompt_length
     cache = seq.cache.fork()
     cache.truncate(first)
     written = seq.tokens[first : first + window + 1]
-    said = yield from through(seq, Segment.chunk(written[:-1], cache), route, "search")
+    said = yield from through(seq, Segment.chunk(written[:-1], cache), layer_plan, "search")
     return float(
         (said.argmax(dim=-1).cpu() == torch.tensor(written[1:], dtype=torch.int64, device="cpu")).float().mean()
     )

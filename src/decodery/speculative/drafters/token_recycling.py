@@ -59,25 +59,27 @@ class TokenRecycling(Drafter):
 
     def start(self, seq: Sequence) -> _Memory:
         def make() -> _Memory:
-            store = Adjacency(seq.vocab_size, self.width)
+            store = Adjacency(seq.request.vocab_size, self.width)
             return _Memory(store, RankRates(store.width))
 
-        memory: _Memory = seq.memory.recall(self.scope, seq, ("token-recycling", seq.vocab_size, self.width), make)
+        memory: _Memory = seq.request.memory.recall(
+            self.scope, seq, ("token-recycling", seq.request.vocab_size, self.width), make
+        )
         return memory
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        memory: _Memory = seq.draft_state
+        memory: _Memory = seq.states[self]
         tree, _ = TOKEN_RECYCLING.fill(
-            seq.pending,
+            seq.last_token,
             lambda nodes, tokens: memory.store.successors(tokens[nodes]),
             memory.rates.rates,
             Budget(min(self.nodes, budget.nodes), budget.depth),
-            eos_ids=seq.eos_ids,
+            eos_ids=seq.request.eos_ids,
         )
         return tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        memory: _Memory = seq.draft_state
+        memory: _Memory = seq.states[self]
         if seen.emitted:
             run = np.array(seq.tokens[-len(seen.emitted) - 1 :])
             memory.rates.learn(memory.store.ranks(run[:-1], run[1:]))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import UNSAID
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import UNSAID
 
 
 class Writing:
@@ -22,7 +22,7 @@ class Writing:
         self.seq = replace(seq, tokens=list(seq.tokens))
         self.drafted: list[int] = []
         self.ended = False
-        self._pending, self._context = seq.pending, seq.sampler.ahead(seq.context(), ())
+        self._pending, self._context = seq.last_token, seq.request.sampler.ahead(seq.context(), ())
         self._laws: dict[int, torch.Tensor] = {}
 
     @property
@@ -32,18 +32,18 @@ class Writing:
 
     def draw(self, logits: torch.Tensor) -> int | None:
         """Write one token more, by the drafter's own logits [vocab]; None where it has nothing to say."""
-        seq, sampler = self.seq, self.seq.sampler
+        seq, sampler = self.seq, self.seq.request.sampler
         law = sampler.law(logits[None].clamp(min=UNSAID), [self._context])
-        token = int(sampler.pick(law, seq.seed, [self._context.position])[0])
+        token = int(sampler.pick(law, seq.request.seed, [self._context.position])[0])
         if logits[token] == -torch.inf:
             # A mask may leave nothing that a drafter with few tokens can say.
             self.ended = True
             return None
-        if seq.acceptance_rule.requirements.laws:
+        if seq.request.acceptance_rule.requirements.laws:
             self._laws[len(self.drafted)] = sampler.preferences(law)[0]
         self._context = sampler.extend(self._context, token, logits)
         self.drafted.append(token)
         seq.tokens.append(token)
-        seq.sampler_state = self._context.state
-        self.ended = token in seq.eos_ids
+        seq.processor_states = self._context.state
+        self.ended = token in seq.request.eos_ids
         return token

@@ -37,8 +37,8 @@ class HeadAdvice(Advice):
             return Blending(), AskCosts(_SHARE)
 
         # Two heads are two opinions, and so are those of greedy texts and of drawn ones.
-        key = ("auto", "head", ref(trained), seq.sampler.greedy)
-        blending, costs = seq.memory.recall("process", seq, key, make)
+        key = ("auto", "head", ref(trained), seq.request.sampler.greedy)
+        blending, costs = seq.request.memory.recall("process", seq, key, make)
         return cls(blending, costs, head=HeadReading.begin(head))
 
     def see(self, seq: Sequence, seen: VerificationFeedback) -> None:

@@ -19,9 +19,10 @@ from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import shipped_head
 from decodery.models.protocol import Reader
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter, VerificationFeedback, logged
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
 
 from .head import MADE, BoundHead, DraftHead, TrainedHead
@@ -73,7 +74,7 @@ class TrainedDrafter(TreeDrafter):
         found = () if self.trained is None else self.trained.facts.get("rates", ())
         return tuple(tuple(ranks) for ranks in found)
 
-    def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head is not None:
             return self
         name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
@@ -98,29 +99,29 @@ class HeadDrafter(TrainedDrafter):
     tree_policy: TreePolicy | str | None = field(default="eagle-2", kw_only=True)
 
     def start(self, seq: Sequence) -> HeadReading:
-        head = self._bound(seq.model)
+        head = self._bound(seq.request.model)
         assert isinstance(head, DraftHead)
         return HeadReading.begin(head)
 
     def reach(self, seq: Sequence) -> int:
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         return 0 if reading.empty else min(seq.remaining, reading.head.reach)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         return reading.head.spread(reading.after(tree, nodes))
 
     def likeliest(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
-        if not seq.sampler.keeps(shaped=shaped):
+        if not seq.request.sampler.keeps(shaped=shaped):
             return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         ids, chances = reading.likeliest(tree, nodes, k)
         return logged((np.array(ids), np.array(chances)))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        reading: HeadReading = seq.draft_state
+        reading: HeadReading = seq.states[self]
         reading.see(seq, seen)
 
 

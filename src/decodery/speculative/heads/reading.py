@@ -63,8 +63,8 @@ class HeadReading:
         tokens = seq.tokens[seen.start + 1 : seen.start + 1 + len(rows)]
         if tokens:
             hidden = {tap: seen.hidden[tap] for tap in self.taps}
-            if self.head.sees_embeddings and seq.prompt_embeds is not None:
-                hidden[EMBEDDED] = seq.prompt_embeds.behind(seen.start, len(seen.tree))
+            if self.head.sees_embeddings and seq.request.prompt_embeds is not None:
+                hidden[EMBEDDED] = seq.request.prompt_embeds.behind(seen.start, len(seen.tree))
             self.fresh.append(Seen(hidden, rows[: len(tokens)], tokens, seen.start))
 
     def skip(self, most: int) -> None:

@@ -22,8 +22,8 @@ class Grown:
     parents: list[int]
     score: float
 
-    def tree(self, pending: int) -> DraftTree:
-        return DraftTree(np.array([pending, *self.tokens]), np.array([-1, *(parent + 1 for parent in self.parents)]))
+    def tree(self, last_token: int) -> DraftTree:
+        return DraftTree(np.array([last_token, *self.tokens]), np.array([-1, *(parent + 1 for parent in self.parents)]))
 
 
 def grow(

@@ -21,13 +21,13 @@ class Counted:
     depths: np.ndarray
     counts: np.ndarray
 
-    def tree(self, pending: int, values: np.ndarray, nodes: int) -> DraftTree:
+    def tree(self, last_token: int, values: np.ndarray, nodes: int) -> DraftTree:
         """The `nodes` nodes of greatest value; values: [m], nowhere greater than at the parent. Equals: by depth."""
         chosen = best(values, nodes)
         place = np.full(len(values) + 1, 0, dtype=np.int64)
         place[chosen] = np.arange(1, len(chosen) + 1)
         return DraftTree(
-            np.concatenate(([pending], self.tokens[chosen])), np.concatenate(([-1], place[self.parents[chosen]]))
+            np.concatenate(([last_token], self.tokens[chosen])), np.concatenate(([-1], place[self.parents[chosen]]))
         )
 
 
@@ -87,8 +87,8 @@ def count_prefixes(windows: np.ndarray, vocab_size: int, per_depth: int | None =
 
 
 def frequency_tree(
-    pending: int, windows: np.ndarray, nodes: int, vocab_size: int, *, per_depth: int | None = None
+    last_token: int, windows: np.ndarray, nodes: int, vocab_size: int, *, per_depth: int | None = None
 ) -> DraftTree:
     """The `nodes` commonest beginnings of continuations; windows, per_depth: see `count_prefixes`."""
     counted = count_prefixes(windows, vocab_size, per_depth)
-    return counted.tree(pending, counted.counts, nodes)
+    return counted.tree(last_token, counted.counts, nodes)

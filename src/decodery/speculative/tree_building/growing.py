@@ -9,15 +9,15 @@ from decodery.core import noise
 from decodery.core.topk import topk
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree, Origin
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from .template import Template
 
 
 class Growing:
-    """A tree of `expander`'s guesses below the pending token. tokens, parents, depths: [n] int64 of the nodes so far.
+    """A tree of `expander`'s guesses below the last token. tokens, parents, depths: [n] int64 of the nodes so far.
     draws: see `DraftTree`.
 
     origin: "deterministic" takes the most likely tokens as children, the others draw them. Greedy requests draw
@@ -32,11 +32,11 @@ class Growing:
     def __init__(self, expander: TreeDrafter, seq: Sequence, budget: Budget, origin: Origin, temperature: float = 1.0):
         self.expander, self.seq, self.budget, self.origin = expander, seq, budget, origin
         self.temperature = temperature
-        self.tokens, self.parents, self.depths = np.array([seq.pending]), np.array([-1]), np.array([0])
+        self.tokens, self.parents, self.depths = np.array([seq.last_token]), np.array([-1]), np.array([0])
         self.draws: dict[int, list[int]] = {}
         self._places = [noise.mix(seq.position)]
         self._laws: dict[int, torch.Tensor] = {}
-        self._eos = np.array(sorted(seq.eos_ids), dtype=np.int64)
+        self._eos = np.array(sorted(seq.request.eos_ids), dtype=np.int64)
 
     @property
     def room(self) -> int:
@@ -46,7 +46,7 @@ class Growing:
     @property
     def by_chance(self) -> bool:
         """Whether children are drawn, not taken."""
-        return self.origin != "deterministic" and not self.seq.sampler.greedy
+        return self.origin != "deterministic" and not self.seq.request.sampler.greedy
 
     def open(self, nodes: np.ndarray) -> np.ndarray:
         """Those of `nodes` that may have children: neither at the greatest depth nor the end of the text."""
@@ -58,9 +58,9 @@ class Growing:
         Of a greedy request they are sharpened by `temperature`, which changes no order.
         """
         laws = yield from self.expander.expand(self.seq, DraftTree(self.tokens, self.parents), nodes.tolist())
-        if self.seq.sampler.greedy and self.temperature != 1.0:
+        if self.seq.request.sampler.greedy and self.temperature != 1.0:
             laws = (laws / self.temperature).log_softmax(dim=-1)
-        if self.seq.acceptance_rule.requirements.laws and self.origin != "deterministic":
+        if self.seq.request.acceptance_rule.requirements.laws and self.origin != "deterministic":
             self._laws.update(zip(nodes.tolist(), laws, strict=True))
         return laws
 
@@ -75,15 +75,15 @@ class Growing:
             ids = np.where(np.isfinite(logq), ids, -1)
             return ids, logq, logq
         laws = yield from self.expand(nodes)
-        ids, scores = noise.gumbel_topk(laws, width, self.seq.seed, *self._noise(nodes))
+        ids, scores = noise.gumbel_topk(laws, width, self.seq.request.seed, *self._noise(nodes))
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
     def _likeliest(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The most likely children of `nodes` [m]: ids and log-probabilities [m, width]."""
         # Only what must be remembered as drawn from, or sharpened, is worked out whole.
-        sharpened = self.seq.sampler.greedy and self.temperature != 1.0
-        if sharpened or (self.seq.acceptance_rule.requirements.laws and self.origin != "deterministic"):
+        sharpened = self.seq.request.sampler.greedy and self.temperature != 1.0
+        if sharpened or (self.seq.request.acceptance_rule.requirements.laws and self.origin != "deterministic"):
             return topk((yield from self.expand(nodes)), width)
         tree = DraftTree(self.tokens, self.parents)
         return (yield from self.expander.likeliest(self.seq, tree, nodes.tolist(), width))
@@ -97,7 +97,7 @@ class Growing:
             if number:
                 # Below zero, where no token is: the noise of a child is hashed from the same place and its token.
                 first, stream = [noise.mix(self._places[node], -number) for node in nodes.tolist()], noise.DRAFT
-            columns.append(noise.gumbel_argmax(laws, self.seq.seed, first, stream).cpu().numpy())
+            columns.append(noise.gumbel_argmax(laws, self.seq.request.seed, first, stream).cpu().numpy())
         return np.stack(columns, axis=1)
 
     def add(self, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -149,6 +149,6 @@ class Growing:
 
     def _noise(self, nodes: np.ndarray) -> tuple[list[int], int]:
         """Positions and stream of the noise that the children of `nodes` are drawn with."""
-        if self.seq.acceptance_rule.requirements.laws:
+        if self.seq.request.acceptance_rule.requirements.laws:
             return [self._places[node] for node in nodes.tolist()], noise.DRAFT
         return (self.seq.position + self.depths[nodes]).tolist(), noise.TOKEN

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 
 from .frequency import best
 
@@ -46,7 +46,7 @@ def grow_layers(
     `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
     `TreeDrafter.expand`.
     """
-    tree, scores = DraftTree.root(seq.pending), np.zeros(1)
+    tree, scores = DraftTree.root(seq.last_token), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):
@@ -61,7 +61,7 @@ def grow_layers(
         if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
             break
         levels += 1
-        fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.eos_ids))]
+        fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.request.eos_ids))]
         frontier = fresh[best(scores[fresh], width)]
         if kept is not None and len(scores) > kept + 1:
             # No child is likelier than its parent, and of equals the earlier ones are kept.

@@ -81,7 +81,7 @@ class ExpectedSpeedup:
 
 def heeds(seq: Sequence) -> bool:
     """Whether the noise of a text's next tokens tells something of them: rules that compare laws do not draw by it."""
-    return not (seq.sampler.greedy or seq.acceptance_rule.requirements.laws)
+    return not (seq.request.sampler.greedy or seq.request.acceptance_rule.requirements.laws)
 
 
 class LikeliestTree:
@@ -94,8 +94,8 @@ class LikeliestTree:
         self, seq: Sequence, memory: Expectations, worth: ExpectedSpeedup, depth: int, advice: Advice | None = None
     ) -> None:
         self._seq, self._memory, self._worth, self._depth, self._advice = seq, memory, worth, depth, advice
-        self._ends, self._drawn = seq.eos_ids, heeds(seq)
-        self._tokens, self._parents, self._depths, self._chances = [seq.pending], [-1], [0], [1.0]
+        self._ends, self._drawn = seq.request.eos_ids, heeds(seq)
+        self._tokens, self._parents, self._depths, self._chances = [seq.last_token], [-1], [0], [1.0]
         # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
         self._followed, self._contexts = [0], [seq.tokens[-CONTEXTS[0] :]]
         self._counted: list[list[Candidate]] = []
@@ -141,7 +141,7 @@ class LikeliestTree:
         counted: list[Candidate] = []
         if not ended:
             least = self._worth.least / chance
-            drawn = (seq.seed, seq.position + self._depths[node]) if self._drawn else None
+            drawn = (seq.request.seed, seq.position + self._depths[node]) if self._drawn else None
             counted = self._memory.candidates(self._contexts[node], self._followed[node], least, drawn)
         self._counted.append(counted)
         self._offers.append(counted)

@@ -28,7 +28,7 @@ class NativeTree:
 
     def __init__(self, seq: Sequence, memory: Expectations, limit: int) -> None:
         self._memory, self.limit = memory, limit
-        self._ends = np.array(sorted(seq.eos_ids), dtype=np.int64)
+        self._ends = np.array(sorted(seq.request.eos_ids), dtype=np.int64)
         self._nodes = np.empty((2, limit + 1), dtype=np.int64)
         self._copied = (c_int64 * (limit + 1))()
         self._ranked, self._values = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
@@ -61,7 +61,7 @@ class NativeTree:
             self._copied[at] = token
         known.copied_count, known.repeated = len(copied), memory.repeated
         known.hits, known.tried = self._trusts[id(memory.trust_now)]
-        known.seed, known.position = seq.seed & _MASK, seq.position
+        known.seed, known.position = seq.request.seed & _MASK, seq.position
         with memory.contexts.lock:
             size = lib.decodery_expect(addressof(known), address(costs, np.float64, None), len(costs), texts, depth)
             tokens, parents = self._nodes[:, :size].copy()

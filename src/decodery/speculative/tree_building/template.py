@@ -129,7 +129,7 @@ class Template:
 
     def fill(
         self,
-        pending: int,
+        last_token: int,
         children: Children,
         rates: np.ndarray,
         budget: Budget,
@@ -144,7 +144,7 @@ class Template:
         """
         tokens = np.full(len(self.parents), -1, dtype=np.int64)
         values = np.zeros(len(self.parents))
-        tokens[0], values[0] = pending, 1.0
+        tokens[0], values[0] = last_token, 1.0
         for nodes, above, place in self._levels[: budget.depth]:
             alive = tokens[above] >= 0
             for eos in eos_ids:

@@ -12,9 +12,9 @@ from decodery.core.registry import register
 from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
@@ -61,7 +61,7 @@ class Caterpillar(TreePolicy):
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         limits = Budget(min(self.nodes, budget.nodes), min(self.length, budget.depth))
         growing = Growing(expander, seq, limits, self.origin)
-        counts = self.greedy if seq.sampler.greedy else self.chance
+        counts = self.greedy if seq.request.sampler.greedy else self.chance
         tip = growing.open(np.zeros(1, dtype=np.int64))
         while growing.room and len(tip):
             ids, logq, _ = yield from growing.children(tip, max(counts))

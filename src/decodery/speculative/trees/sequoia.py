@@ -14,9 +14,9 @@ from decodery.core.requirements import Provides, Requirements
 from decodery.core.trace import Trace
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing

@@ -219,14 +219,14 @@ class Branching(Drafter):
         return self.model.start(seq)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        tree, layer, copies = DraftTree.root(seq.pending), [0], {0: 1}
+        tree, layer, copies = DraftTree.root(seq.last_token), [0], {0: 1}
         for width in self.widths[: budget.depth]:
             laws = (yield from self.model.expand(seq, tree, layer)).double().softmax(dim=-1)
             draws, distributions = dict(tree.draws), dict(tree.distributions)
             tokens, parents, following = tree.tokens.tolist(), tree.parents.tolist(), []
             for node, law in zip(layer, laws, strict=True):
                 distributions[node], found = law, {}
-                for token in self._drawn(law, width * copies[node], noise.mix(seq.seed, len(seq.tokens), node)):
+                for token in self._drawn(law, width * copies[node], noise.mix(seq.request.seed, len(seq.tokens), node)):
                     if token not in found:
                         found[token] = len(tokens)
                         following.append(len(tokens))
@@ -236,7 +236,7 @@ class Branching(Drafter):
                     draws.setdefault(node, []).append(child)
                     copies[child] = copies.get(child, 0) + 1
             tree = DraftTree(np.array(tokens), np.array(parents), self.origin, None, distributions, draws)
-            layer = [node for node in following if int(tree.tokens[node]) not in seq.eos_ids]
+            layer = [node for node in following if int(tree.tokens[node]) not in seq.request.eos_ids]
         return tree
 
     def _drawn(self, law: torch.Tensor, count: int, seed: int) -> list[int]:
@@ -322,7 +322,7 @@ def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
     @dataclass(frozen=True)
     class Given(Drafter):
         def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-            return tree if budget.depth >= 2 and seq.pending == 0 else DraftTree.root(seq.pending)
+            return tree if budget.depth >= 2 and seq.last_token == 0 else DraftTree.root(seq.last_token)
 
     sampler = Sampler.from_settings(temperature=1.0)
     (run,) = decode(

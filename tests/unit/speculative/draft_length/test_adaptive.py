@@ -78,8 +78,8 @@ def test_more_requests_never_draft_more_each() -> None:
 def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
     policy, drafted = Goodput(), []
     (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
-    seq.drafter = DraftModel(OTHER)
-    seq.draft_length, seq.draft_length_state = policy, policy.start(seq)
+    seq.rebind(drafter=DraftModel(OTHER))
+    seq.request.draft_length, seq.states[seq.request.draft_length] = policy, policy.start(seq)
     limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
     for step in range(300):
         length = policy.bound(seq, limit, [seq]).nodes
@@ -111,15 +111,15 @@ def test_every_texts_context_counts_not_the_planning_ones_alone() -> None:
     texts = []
     for tokens in ([1] * 5, [1] * 400):
         (seq,) = decode(TARGET, [tokens], max_new_tokens=2)
-        seq.drafter, seq.draft_length = DraftModel(OTHER), Goodput(each="batch")
-        seq.draft_length_state = seq.draft_length.start(seq)
+        seq.rebind(drafter=DraftModel(OTHER), draft_length=Goodput(each="batch"))
+        seq.states[seq.request.draft_length] = seq.request.draft_length.start(seq)
         texts.append(seq)
     planned = []
     for seq in texts:
         context = replace(limit, context=len(seq.tokens))
         for each in texts:
-            each.draft_length_state.planned = None
-        planned.append(seq.draft_length.bound(seq, context, texts).nodes)
+            each.states[each.request.draft_length].planned = None
+        planned.append(seq.request.draft_length.bound(seq, context, texts).nodes)
     assert planned[0] == planned[1] < length(3, 3)
 
 
@@ -129,8 +129,8 @@ def test_hardware_resumes_soon_after_drafts_have_become_good(rate: float) -> Non
     for seed in range(6):
         random, policy, drafted = np.random.default_rng(seed), Hardware(), []
         (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
-        seq.drafter = DraftModel(OTHER)
-        seq.draft_length, seq.draft_length_state = policy, policy.start(seq)
+        seq.rebind(drafter=DraftModel(OTHER))
+        seq.request.draft_length, seq.states[seq.request.draft_length] = policy, policy.start(seq)
         limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
         for step in range(800):
             bound = policy.bound(seq, limit, [seq])

@@ -171,11 +171,11 @@ def test_bytes_are_planned_for_larger_drafts() -> None:
         return engine.submit(request)
 
     free = submitted(1e6)
-    assert free.draft_length_state.nodes == 300
+    assert free.states[free.request.draft_length].nodes == 300
     sizes = [held(free, nodes) for nodes in range(301)]
     assert all(a <= b for a, b in pairwise(sizes))
     for nodes in (0, 1, 70, 200):
-        state = submitted((sizes[nodes] + 1) / 2**20).draft_length_state
+        state = submitted((sizes[nodes] + 1) / 2**20).states[submitted((sizes[nodes] + 1) / 2**20).request.draft_length]
         assert (state.nodes, state.bytes) == (nodes, sizes[nodes])
 
 
@@ -183,12 +183,16 @@ def test_bytes_are_planned_for_no_more_than_the_drafter_makes() -> None:
     engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
     for drafter, most in ((DraftModel(OTHER, length=4), 4), (PromptLookup(length=12), 12), (None, 0)):
         seq = engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=MemoryBound(1e6)))
-        plan = seq.draft_length_state
+        plan = seq.states[seq.request.draft_length]
         assert (plan.nodes, plan.slots) == (most, len(PROMPT) + 9 + most) and plan.bytes == held(seq, most)
         # That much is enough for all of its drafts.
         enough = MemoryBound((plan.bytes + 1) / 2**20)
         assert (
-            engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough)).draft_length_state
+            engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough)).states[
+                engine.submit(
+                    Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough)
+                ).request.draft_length
+            ]
             == plan
         )
 

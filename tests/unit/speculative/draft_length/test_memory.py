@@ -84,8 +84,8 @@ def test_no_text_ever_holds_more_than_its_budget(pair, sampler, prompt, length, 
     seq = Engine(TARGET).submit(request(100.0))
     allowed = int(held(seq, 0) + share * (held(seq, MOST_NODES) - held(seq, 0)) + 1)
     seq, peak = run(request(allowed / 2**20 * (1 + 1e-9)))
-    assert peak <= seq.draft_length_state.bytes <= allowed + 1
-    assert seq.cache.capacity == seq.draft_length_state.slots or seq.cache.capacity == 0
+    assert peak <= seq.states[seq.request.draft_length].bytes <= allowed + 1
+    assert seq.cache.capacity == seq.states[seq.request.draft_length].slots or seq.cache.capacity == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -102,7 +102,7 @@ def test_the_plan_is_near_what_is_held(rule: str) -> None:
     )
     object.__setattr__(drafter, "length", 64)
     seq, peak = run(request)
-    assert 0.8 * seq.draft_length_state.bytes < peak <= seq.draft_length_state.bytes
+    assert 0.8 * seq.states[seq.request.draft_length].bytes < peak <= seq.states[seq.request.draft_length].bytes
 
 
 def test_without_a_budget_more_is_held() -> None:
@@ -130,8 +130,8 @@ def test_turns_of_a_chat_keep_to_the_same_bound() -> None:
             reuse=earlier,
         )
         engine.run([earlier := engine.submit(request)])
-        slots = len(tokens) + 8 + earlier.draft_length_state.nodes
-        assert earlier.cache.capacity == earlier.draft_state.cache.capacity == slots
+        slots = len(tokens) + 8 + earlier.states[earlier.request.draft_length].nodes
+        assert earlier.cache.capacity == earlier.states[earlier.request.drafter].cache.capacity == slots
         tokens = [*earlier.tokens, 4, 5]
 
 

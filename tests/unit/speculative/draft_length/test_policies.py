@@ -98,7 +98,9 @@ class Peeking(DraftLengthPolicy):
     requirements = Requirements(pauses=True)
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> ForwardCoroutine[bool]:
-        coming = seq.sampler.pick((yield from outlook.law())[None], seq.seed, [seq.position + outlook.drawn])
+        coming = seq.request.sampler.pick(
+            (yield from outlook.law())[None], seq.request.seed, [seq.position + outlook.drawn]
+        )
         return int(coming[0]) != 0
 
 

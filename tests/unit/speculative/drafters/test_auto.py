@@ -251,15 +251,17 @@ def test_the_past_gives_what_followed_the_longest_end() -> None:
 def test_an_earlier_text_is_copied_where_it_agrees_for_longer(target: LoadedModel) -> None:
     """Of the same prompt, under another name: the second text takes fewer passes, and only where the first is known."""
     passes = {}
-    for salts in (("", ""), ("one", "another")):
+    for namespaces in (("", ""), ("one", "another")):
         engine = Engine(target.model, memory=Memory(), pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
         texts = []
-        for salt in salts:
-            seq = engine.submit(Request([256, 66], 24, drafter=Auto(warm=None, width=1), salt=salt))
+        for cache_namespace in namespaces:
+            seq = engine.submit(
+                Request([256, 66], 24, drafter=Auto(warm=None, width=1), cache_namespace=cache_namespace)
+            )
             engine.run([seq])
             texts.append(seq)
         assert texts[0].tokens == texts[1].tokens
-        passes[salts] = texts[1].trace.passes
+        passes[namespaces] = texts[1].trace.passes
     assert passes[("", "")] < passes[("one", "another")]
 
 
@@ -276,7 +278,7 @@ def test_a_head_is_asked_where_it_pays() -> None:
             seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
         while not seq.finished:
             engine.step()
-            counts.append(seq.draft_state.advice.costs.idle == 0)
+            counts.append(seq.states[seq.request.drafter].advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
     assert asked[0.0] > 0.8 and asked[1.0] < 0.2
 
@@ -291,7 +293,7 @@ def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None
             # The second text has all been said before.
             seq = engine.submit(Request([256, 65], 24, drafter=Auto(warm=None)))
             engine.run([seq])
-        drafted[power], state = seq.trace.rows - seq.trace.passes, seq.draft_state
+        drafted[power], state = seq.trace.rows - seq.trace.passes, seq.states[seq.request.drafter]
         assert state.silent == (power > 1) and (power < 1 or not state.memory.copied)
         texts.append(seq.tokens)
     assert drafted[0.5] > 0 and drafted[1.2] == 0 and texts[0] == texts[1]

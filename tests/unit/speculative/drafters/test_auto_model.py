@@ -85,7 +85,7 @@ def test_what_a_model_is_believed_to_cost_is_its_share_of_the_weights() -> None:
     for layers, least, most in ((1, 0.4, 0.7), (4, 1.4, 2.0)):
         other = tiny_transformer(0, num_layers=layers)
         seq = loop.submit(Request([1, 2], 4, drafter=Auto(warm=None, model=other)))
-        assert least < seq.draft_state.advice.costs.share < most
+        assert least < seq.states[seq.request.drafter].advice.costs.share < most
 
 
 def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None
     other = tiny_transformer(0, num_layers=2, max_positions=40)
     drafter = Auto(warm=None, model=Counted(other), most=8)
     (seq,) = check_identical(TARGET, [LONG], drafter=drafter, seeds=(0,), max_new_tokens=60)
-    advice = seq.draft_state.advice
+    advice = seq.states[seq.request.drafter].advice
     assert isinstance(advice, ModelAdvice) and advice.start > len(LONG)
     assert advice.follower.tokens == seq.tokens[advice.start :][: len(advice.follower.tokens)]
     assert len(advice.follower.tokens) <= 40 and seq.trace.ledger.rows["draft"] < 300
@@ -109,7 +109,7 @@ def test_forks_and_preempted_texts_go_on_as_the_text_would() -> None:
     for _ in range(5):
         loop.step()
         twins.append(loop.fork(seq))
-    twins[3].seed = 2
+    twins[3].rebind(seed=2)
     loop.preempt(twins[1])
     loop.preempt(twins[3])
     loop.run([seq, *twins])
@@ -117,7 +117,7 @@ def test_forks_and_preempted_texts_go_on_as_the_text_would() -> None:
     plain.run([expected])
     assert all(each.tokens == expected.tokens for each in (seq, *twins[:3], twins[4]))
     assert twins[3].tokens != expected.tokens
-    advisers = [each.draft_state.advice for each in (seq, *twins)]
+    advisers = [each.states[each.request.drafter].advice for each in (seq, *twins)]
     assert len({id(each.blending) for each in advisers}) == 1
     assert len({id(each.follower) for each in advisers}) == len(advisers)
     # What one holds is the beginning of its own text, whoever wrote beside it.

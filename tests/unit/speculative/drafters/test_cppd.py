@@ -132,7 +132,7 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
     with pytest.raises(SettingsError, match="trained for another model"):
         kept.check(MODEL)
     with pytest.raises(SettingsError, match="train cppd SOURCES"):
-        CPPD().suited(MODEL)
+        CPPD().bind(MODEL)
     with pytest.raises(UnsupportedModel, match="cppd needs a source that an encoder reads, which Transformer does not"):
         Engine(tiny_transformer(0)).submit(Request([1], drafter=CPPD(kept)))
     with pytest.raises(SettingsError, match="an encoder has read"):

@@ -46,11 +46,11 @@ def test_a_block_is_one_pass_that_leaves_the_texts_rows_as_they_were(backend: st
         assert same(found[:, :MASK], logits[:, :MASK])
         alone = model.forward(Batch([Segment(np.arange(n), np.array(text))])).logits[-1]
         assert same(found[0, :MASK], alone[:MASK])
-        twin = deepcopy(reading)
+        clone = deepcopy(reading)
         text = [*text[: n - step], *random.integers(0, MASK, 3).tolist()]
-        assert same(run_sync(twin.block(text, 2)), run_sync(deepcopy(reading).block(text, 2)))
+        assert same(run_sync(clone.block(text, 2)), run_sync(deepcopy(reading).block(text, 2)))
     reading.forget()
-    assert same(run_sync(reading.block(text, 2)), run_sync(twin.block(text, 2)))
+    assert same(run_sync(reading.block(text, 2)), run_sync(clone.block(text, 2)))
 
 
 def test_drafts_cost_one_pass_and_what_nobody_looked_at_is_drafted_again() -> None:
@@ -62,7 +62,7 @@ def test_drafts_cost_one_pass_and_what_nobody_looked_at_is_drafted_again() -> No
     )
     while len(seq.generated) < 2:
         engine.step()
-    reading: BlockReading = seq.draft_state
+    reading: BlockReading = seq.states[seq.request.drafter]
     reading.spare.clear()
     own.rows.clear()
     first = run_sync(drafter.propose(seq, Budget(9, 9)))

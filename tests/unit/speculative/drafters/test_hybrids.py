@@ -28,12 +28,14 @@ from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.speculative.stores.datastore import Datastore
 from decodery.speculative.tree_building.layers import grow_layers
 from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Composite, Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine, run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import TableModel, check_identical, decode, tiny_transformer, to_int8
 from narrow import Narrow
 
@@ -60,7 +62,7 @@ def test_expansion_gives_the_draft_models_own_distributions() -> None:
     engine = Engine(TARGET)
     seq = engine.submit(Request(PROMPTS[1], sampler=sampler, drafter=drafter, max_new_tokens=9))
     for _ in range(3):
-        tree = DraftTree.from_paths(seq.pending, [(4, 5, 6), (4, 7), (8,)])
+        tree = DraftTree.from_paths(seq.last_token, [(4, 5, 6), (4, 7), (8,)])
         nodes = [4, 0, 2, 5]
         found = run_sync(drafter.expand(seq, tree, nodes))
         for row, node in zip(found, nodes, strict=True):
@@ -77,7 +79,7 @@ class Noise(TreeDrafter):
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(len(seq.tokens) + len(tree))
-        return torch.randn(len(nodes), seq.vocab_size, generator=generator)
+        return torch.randn(len(nodes), seq.request.vocab_size, generator=generator)
 
 
 NOWHERE = Datastore.build([[60, 61, 62]], separator=0, vocab_size=64)
@@ -198,7 +200,7 @@ def test_combinations_speak_in_turn() -> None:
 
     def drafted(drafter: Drafter, tokens: list[int]) -> list[int]:
         seq = sequence(tokens, Memory())
-        seq.draft_state = drafter.start(seq)
+        seq.states[drafter] = drafter.start(seq)
         return run_sync(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
 
     assert drafted(decodery.speculative.drafters.cascade(copy, other), text) == [9, 1]

@@ -161,7 +161,7 @@ def test_rows_that_guess_are_seen_by_no_other(name: str, precision: str) -> None
     seq = engine.submit(Request(PROMPT, drafter=DRAFTERS[name](), max_new_tokens=20))
     while len(seq.trace.decoding) < 4:
         engine.step()
-    tree = seq.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
+    tree = seq.request.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
     known = tree.tokens != MASK_TOKEN
     assert isinstance(tree, DraftTree) and 1 < known.sum() < len(tree) and bool(tree.changes) == (name != "ppd")
     bare = tree.prune(known)
@@ -201,7 +201,7 @@ def test_states_put_in_place_are_read_as_the_tokens_they_stand_for() -> None:
             changed[tree.chains[0]] = true[tree.chains[2]]
             return changed
 
-        asked = DraftTree.root(text[place]).asking(np.array([2]), torch.zeros(2, 32), {layer: put})
+        asked = DraftTree.root(text[place]).with_mask_nodes(np.array([2]), torch.zeros(2, 32), {layer: put})
         found = TARGET.forward(Batch([_segment(asked, seq, WHOLE)])).logits
         expected = whole.logits[place : place + 3]
         # The second one reads keys and values of the first, which stand only above the layer.
@@ -258,7 +258,9 @@ def test_they_go_with_other_drafters_constraints_and_sources(name: str) -> None:
 
 
 def test_trees_with_changes_keep_them_through_every_cut() -> None:
-    tree = DraftTree.chain(1, [2, 3]).asking(np.array([2, 1, 0]), torch.zeros(2, 4), {1: lambda rows, tree: rows})
+    tree = DraftTree.chain(1, [2, 3]).with_mask_nodes(
+        np.array([2, 1, 0]), torch.zeros(2, 4), {1: lambda rows, tree: rows}
+    )
     assert tree.tokens.tolist() == [1, 2, 3, -1, -1, -1] and tree.parents.tolist() == [-1, 0, 1, 0, 3, 1]
     assert tree.asked(0) == [3, 4] and tree.asked(1) == [5] and not tree.asked(2)
     assert [each.tolist() for each in tree.chains] == [[3, 4, 5], [0, 0, 1], [0, 1, 0]]
@@ -274,9 +276,9 @@ def test_nothing_is_said_behind_an_end() -> None:
     seq = engine.submit(Request(PROMPT, drafter=ppd(), max_new_tokens=30))
     while len(seq.trace.decoding) < 3:
         engine.step()
-    guesses = seq.draft_state.guesses
-    seq.eos_ids = frozenset({int(guesses[0, 0])})
-    tree = seq.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
+    guesses = seq.states[seq.request.drafter].guesses
+    seq.rebind(eos_ids=frozenset({int(guesses[0, 0])}))
+    tree = seq.request.drafter.propose(seq, Budget(64, 12))  # type: ignore[union-attr]
     (ended,) = (node for node in tree.children(0) if tree.tokens[node] == guesses[0, 0])
     assert not (tree.parents == ended).any() and len(tree.children(0)) > 1
 

@@ -57,10 +57,10 @@ class Watched:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         plain = self.model.forward
 
-        def forward(batch: Batch, *, taps: tuple[int, ...] = (), route=WHOLE) -> Scores:
-            layers = range(self.model.config.num_layers) if route.layers is None else route.layers
+        def forward(batch: Batch, *, taps: tuple[int, ...] = (), layer_plan=WHOLE) -> Scores:
+            layers = range(self.model.config.num_layers) if layer_plan.layers is None else layer_plan.layers
             self.passes.append((range(layers[0], layers[-1] + 1), batch.rows))
-            return plain(batch, taps=taps, route=route)
+            return plain(batch, taps=taps, layer_plan=layer_plan)
 
         monkeypatch.setattr(self.model, "forward", forward)
 
@@ -120,7 +120,7 @@ def test_drafts_that_are_all_accepted_leave_nothing_out() -> None:
     seq = engine.submit(Request([1, 2, 3], max_new_tokens=13, drafter=Kangaroo(head, eta=0.0, length=3)))
     engine.run([seq])
     assert [step.emitted for step in seq.trace.decoding] == [4, 4, 4]
-    reading = seq.draft_state
+    reading = seq.states[seq.request.drafter]
     assert reading.held.length + sum(len(states) for states, _ in reading.fresh) == len(seq.tokens) - 1
 
 

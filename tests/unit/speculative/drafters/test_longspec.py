@@ -128,5 +128,5 @@ def test_texts_are_those_of_plain_decoding(length: int) -> None:
     seq = engine.submit(Request(prompt, max_new_tokens=12, drafter=drafter))
     while not seq.finished:
         engine.step()
-    memory = seq.draft_state.memory
+    memory = seq.states[seq.request.drafter].memory
     assert memory.past.length == 0 and memory.held.length <= 17

@@ -102,7 +102,7 @@ class Told(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         ahead = self.tokens[seq.position : seq.position + min(2, budget.depth)]
-        return DraftTree.chain(seq.pending, [*ahead, 3][: budget.depth])
+        return DraftTree.chain(seq.last_token, [*ahead, 3][: budget.depth])
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         return None
@@ -151,12 +151,12 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
     for other in (held, *others, held):
         seq = engine.submit(Request(tokens, max_new_tokens=10, prompt_embeds=other))
         engine.run([seq])
-        cached.append(seq.cached)
+        cached.append(seq.scheduling.cached)
         assert (seq.generated == expected) == (other is held)
     assert cached[:3] == [0, 0, 0] and cached[3]
-    twin = Request(tokens, max_new_tokens=10, prompt_embeds=held)
-    first = engine.submit(twin)
-    engine.run([first, engine.submit(twin, like=first)])
+    clone = Request(tokens, max_new_tokens=10, prompt_embeds=held)
+    first = engine.submit(clone)
+    engine.run([first, engine.submit(clone, like=first)])
     with pytest.raises(SettingsError, match="embeddings"):
         engine.submit(Request(tokens, prompt_embeds=others[1]), like=first)
     # The same from a text in which a placeholder stands for each picture, and from branches of a search.

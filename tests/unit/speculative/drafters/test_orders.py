@@ -62,7 +62,7 @@ def begun(drafter: Drafter, steps: int = 4, **settings: object) -> Sequence:
 def drafted(drafter: Drafter, seq: Sequence) -> DraftTree:
     """What another drafter, which comes to the text only now, would draft."""
     other = replace(seq)
-    other.draft_state = drafter.start(other)
+    other.states[drafter] = drafter.start(other)
     return run_sync(drafter.propose(other, ROOM))  # type: ignore[no-any-return]
 
 
@@ -108,8 +108,10 @@ def by_hand(model: Transformer, segment: Segment, size: int) -> torch.Tensor:
     rows = model.embed_tokens(torch.from_numpy(segment.tokens))
 
     def branch(layer: int, rows: torch.Tensor, kind: str, other: str) -> torch.Tensor:
-        route, tap = LayerPlan((layer,), frozenset({f"{other}.{layer}"})), f"{kind}_out.{layer}"
-        return model.forward(Batch([replace(segment, tokens=None, states=rows)]), taps=(tap,), route=route).hidden[tap]
+        layer_plan, tap = LayerPlan((layer,), frozenset({f"{other}.{layer}"})), f"{kind}_out.{layer}"
+        return model.forward(
+            Batch([replace(segment, tokens=None, states=rows)]), taps=(tap,), layer_plan=layer_plan
+        ).hidden[tap]
 
     inner = list(range(1, LAYERS - 1))
     for group in [[0], *(inner[i : i + size] for i in range(0, len(inner), size)), [LAYERS - 1]]:
@@ -125,15 +127,15 @@ def by_hand(model: Transformer, segment: Segment, size: int) -> torch.Tensor:
 def test_layers_abreast_attend_to_what_enters_their_group(backend: str, gemma: bool) -> None:
     model = make(backend, gemma=gemma)
     segment = Segment(np.arange(9), tokens=np.arange(9) * 7 % 64)
-    found = {size: model.forward(Batch([segment]), route=LayerPlan(abreast=size)).logits for size in (1, 2, 3)}
+    found = {size: model.forward(Batch([segment]), layer_plan=LayerPlan(abreast=size)).logits for size in (1, 2, 3)}
     assert torch.equal(found[1], model.forward(Batch([segment])).logits)
     for size in (2, 3):
         assert torch.allclose(found[size], by_hand(model, segment, size), atol=1e-11 if backend == "float64" else 1e-4)
         assert not torch.allclose(found[size], found[1], atol=1e-3)
     with pytest.raises(UnsupportedModel, match="several layers at a time"):
-        model.forward(Batch([segment]), route=LayerPlan(abreast=2), taps=(2,))
+        model.forward(Batch([segment]), layer_plan=LayerPlan(abreast=2), taps=(2,))
     with pytest.raises(SettingsError, match="at least one layer"):
-        model.forward(Batch([segment]), route=LayerPlan(abreast=0))
+        model.forward(Batch([segment]), layer_plan=LayerPlan(abreast=0))
 
 
 def held(cache: KVCache) -> torch.Tensor:
@@ -144,7 +146,7 @@ def test_the_cache_of_layers_abreast_is_put_right_with_every_step() -> None:
     fuzzy = {}
     for calibrate in (True, False):
         seq = begun(EasySpec(SMALL, layers=3, length=5, calibrate=calibrate), steps=8)
-        reading: Follower = seq.draft_state
+        reading: Follower = seq.states[seq.request.drafter]
         run_sync(reading.text(seq.tokens))
         whole = SMALL.new_cache()
         SMALL.forward(Batch([Segment.chunk(seq.tokens, whole)]))
@@ -156,7 +158,7 @@ def test_the_cache_of_layers_abreast_is_put_right_with_every_step() -> None:
 def test_easyspec_one_layer_at_a_time_is_the_draft_model() -> None:
     plain, one = begun(DraftModel(SMALL, length=4)), begun(EasySpec(SMALL, length=4, layers=1))
     assert plain.tokens == one.tokens and plain.trace.ledger.rows == one.trace.ledger.rows
-    tree = DraftTree.from_paths(plain.pending, [[4, 5], [4, 6], [9]])
+    tree = DraftTree.from_paths(plain.last_token, [[4, 5], [4, 6], [9]])
     rows = [run_sync(DraftModel(SMALL).logits(seq, tree, [0, 1, 2, 3, 4])) for seq in (plain, one)]
     assert torch.equal(*rows)
     three = begun(EasySpec(SMALL, length=4, layers=3))

@@ -37,14 +37,14 @@ NOTHING = SkipSet(frozenset(), LAYERS)
 CHAIN = Caterpillar(length=4, stop=0.0, greedy=(1, 1, 1, 1), chance=(1, 1, 1, 1))
 
 
-def after(tokens: list[int], known: int, route: LayerPlan) -> torch.Tensor:
+def after(tokens: list[int], known: int, layer_plan: LayerPlan) -> torch.Tensor:
     """[vocab] after `tokens`, of which the whole model has read `known` and a route the rest, one by one."""
     cache = TARGET.new_cache()
     if known:
         TARGET.forward(Batch([Segment.chunk(tokens[:known], cache)]))
         cache.keep(range(known))
     for token in tokens[known:]:
-        logits = TARGET.forward(Batch([Segment.chunk([token], cache)]), route=route).logits[0]
+        logits = TARGET.forward(Batch([Segment.chunk([token], cache)]), layer_plan=layer_plan).logits[0]
         cache.keep([0])
     return logits
 
@@ -55,15 +55,15 @@ def test_a_draft_row_is_the_partial_model_behind_the_whole_models_past(drafter: 
     seq = engine.submit(Request(PROMPTS[1], drafter=drafter, max_new_tokens=20))
     for _ in range(4):
         engine.step()
-    tree = DraftTree.from_paths(seq.pending, [[4, 5], [4, 6], [9]])
-    route, text = drafter.route(seq), list(seq.tokens)
+    tree = DraftTree.from_paths(seq.last_token, [[4, 5], [4, 6], [9]])
+    layer_plan, text = drafter.layer_plan(seq), list(seq.tokens)
     found = run_sync(drafter.logits(seq, tree, [0, 3]))
     later = run_sync(drafter.logits(seq, tree, [2, 4]))
     for node, row in zip([0, 3, 2, 4], [*found, *later], strict=True):
         path = text + tree.tokens[tree.path(node)].tolist()
-        assert torch.allclose(row, after(path, len(text) - 1, route), atol=1e-10)
+        assert torch.allclose(row, after(path, len(text) - 1, layer_plan), atol=1e-10)
         # A model that had drafted all along would say something else; its first layers are what they are.
-        assert torch.allclose(row, after(path, 0, route), atol=1e-3) == isinstance(drafter, DEL)
+        assert torch.allclose(row, after(path, 0, layer_plan), atol=1e-3) == isinstance(drafter, DEL)
     engine.run([seq])
     assert seq.generated == decode(TARGET, PROMPTS[1:2], max_new_tokens=20)[0].generated
 
@@ -102,7 +102,7 @@ def test_drafts_that_are_always_wrong_change_nothing() -> None:
 
 def test_matchness_of_one_pass_is_that_of_token_by_token() -> None:
     (seq,) = decode(TARGET, PROMPTS[1:2], max_new_tokens=14)
-    first, window = seq.prompt_length, 10
+    first, window = seq.request.prompt_length, 10
     for skip in (frozenset(), SKIP.skip, frozenset({"mlp.1", "attention.1", "attention.4"})):
         right = [
             int(after(seq.tokens[: at + 1], first, LayerPlan(skip=skip)).argmax()) == seq.tokens[at + 1]
@@ -123,7 +123,9 @@ def test_texts_share_draft_passes_and_what_was_found() -> None:
     engine = Engine(TARGET)
     texts = [engine.submit(Request(prompt, drafter=drafter, max_new_tokens=56)) for prompt in PROMPTS]
     engine.run(texts)
-    (search,) = {id(seq.draft_state.search): seq.draft_state.search for seq in texts}.values()
+    (search,) = {
+        id(seq.states[seq.request.drafter].search): seq.states[seq.request.drafter].search for seq in texts
+    }.values()
     assert search.proposed == search.tried == 9 and search.matchness == max(search.history)
     assert sum(seq.trace.ledger.passes["search"] for seq in texts) == 9
 
@@ -207,7 +209,7 @@ def test_shadow_tokens_are_the_drafts_of_their_exit_and_the_target_at_the_top() 
             said = after(seq.tokens[: known + at], known + at - 1, LayerPlan((0, 1, 2))).argmax()
             right, asked = right + (int(said) == emitted[at]), asked + 1
         drafted += seq.trace.steps[-1].nodes
-        state = seq.draft_state
+        state = seq.states[seq.request.drafter]
         assert state.right[0] == right and state.asked[0] == asked
         assert state.asked[1] - state.right[1] == 1  # of the prior; the top is never wrong
     assert drafted

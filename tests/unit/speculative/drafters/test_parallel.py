@@ -100,8 +100,8 @@ def test_the_window_is_a_tree_with_the_published_mask_and_positions() -> None:
     window, ngram = 4, 4
     drafter = Lookahead(window=window, ngram=ngram)
     _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
-    # Distinct tokens: cell (level, column) carries 10 * level + column; the pending token is cell (0, 0).
-    seq.draft_state.levels = [[1, 2, 3]] + [[10 * level + i for i in range(window)] for level in (1, 2)]
+    # Distinct tokens: cell (level, column) carries 10 * level + column; the last token is cell (0, 0).
+    seq.states[seq.request.drafter].levels = [[1, 2, 3]] + [[10 * level + i for i in range(window)] for level in (1, 2)]
     tree = run_sync(drafter.propose(seq, Budget(64, 64)))
     tree.validate()
     cells = {int(token): node for node, token in enumerate(tree.tokens)} | {0: 0}
@@ -118,7 +118,7 @@ def test_the_window_is_a_tree_with_the_published_mask_and_positions() -> None:
 def test_ngrams_share_rows_with_the_window_and_budgets_hold() -> None:
     drafter = Lookahead(window=3, ngram=3, grams=2)
     _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
-    state = seq.draft_state
+    state = seq.states[seq.request.drafter]
     state.levels = [[4, 5], [6, 7, 8]]
     for rest in [(9, 9), (4, 7), (6, 1)]:
         state.remember(3, rest, drafter.grams)
@@ -137,21 +137,21 @@ def test_the_window_moves_as_published() -> None:
     engine, seq = submitted(TARGET, PROMPT, drafter=drafter, max_new_tokens=30)
     engine.step()
     for number in range(8):
-        text, levels = list(seq.tokens), [list(level) for level in seq.draft_state.levels]
+        text, levels = list(seq.tokens), [list(level) for level in seq.states[seq.request.drafter].levels]
         columns = len(levels[0]) + 1
         assert [len(level) for level in levels[1:]] == [columns] * (len(levels) - 1)
         assert (columns, len(levels)) == (max(4, 6 - number), min(3, number + 1))
         engine.step()
         paths = [levels[0][:i] + [level[i] for level in levels[1:]] for i in range(columns)]
         said = [int(after(TARGET, text + path).argmax()) for path in paths]
-        moved = seq.draft_state.levels
+        moved = seq.states[seq.request.drafter].levels
         if len(levels) < 3:
             assert moved == [*(level[1:] for level in levels), said[1:]]
         else:
             assert moved == [levels[1][1:], levels[2], said]
             for i, following in enumerate(said):
                 first = levels[0][i - 1] if i else text[-1]
-                assert (levels[1][i], levels[2][i], following) in seq.draft_state.pool[first]
+                assert (levels[1][i], levels[2][i], following) in seq.states[seq.request.drafter].pool[first]
 
 
 def test_window_rows_do_not_change_the_logits_of_the_text() -> None:
@@ -177,9 +177,9 @@ def test_every_ngram_was_predicted_by_the_model(most: int) -> None:
     class Watched(Lookahead):
         def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
             followed.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(dim=-1).tolist(), strict=True))
-            before = {(first, rest) for first, grams in seq.draft_state.pool.items() for rest in grams}
+            before = {(first, rest) for first, grams in seq.states[self].pool.items() for rest in grams}
             super().observe(seq, seen)
-            after = {(first, rest) for first, grams in seq.draft_state.pool.items() for rest in grams}
+            after = {(first, rest) for first, grams in seq.states[self].pool.items() for rest in grams}
             kept.extend(rest for _, rest in after - before)
 
     # Ends of text among the guesses give way to other tokens, which were not predicted either.
@@ -261,7 +261,7 @@ def test_unique_matches_against_brute_force() -> None:
                 expected = ends[0]
             if len(ends) <= 1:
                 break
-        assert drafter._match(seq.draft_state, suffix) == expected
+        assert drafter._match(seq.states[seq.request.drafter], suffix) == expected
 
 
 def test_tolerance_of_one_is_greedy_and_of_more_keeps_to_its_bounds() -> None:
@@ -271,7 +271,7 @@ def test_tolerance_of_one_is_greedy_and_of_more_keeps_to_its_bounds() -> None:
     (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), acceptance_rule=rule, max_new_tokens=36)
     (plain,) = decode(TARGET, [PROMPT], max_new_tokens=36)
     assert seq.generated != plain.generated
-    for at in range(seq.prompt_length, len(seq.tokens)):
+    for at in range(seq.request.prompt_length, len(seq.tokens)):
         row = after(TARGET, seq.tokens[:at])
         token = seq.tokens[at]
         assert token in row.topk(3).indices and row[token] >= row.max() - 1.0
@@ -314,8 +314,8 @@ def test_the_moved_rule_draws_from_the_law_it_states() -> None:
     _, seq = submitted(model, [1, 2], sampler=SAMPLE)
     rule, logits, counts = RapidRule(eta=eta), torch.stack([law, law]).float(), np.zeros(6)
     for seed in range(800):
-        seq.seed = seed
-        token = int(seq.sampler.pick(q.log()[None], seed, [0])[0])
+        seq.rebind(seed=seed)
+        token = int(seq.request.sampler.pick(q.log()[None], seed, [0])[0])
         tree = DraftTree.chain(2, [token], origin="sampled", distributions={0: q})
         accepted = rule.choose(tree, NodeDistributions(tree, logits, seq), seq)
         counts[token if accepted.path else accepted.bonus] += 1

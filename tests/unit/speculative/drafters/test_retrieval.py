@@ -101,8 +101,8 @@ def test_the_second_time_more_is_guessed(name: str) -> None:
 def test_nothing_is_drafted_from_texts_of_another_salt(name: str, scope: str) -> None:
     engine, passes = Engine(TARGET), list[int]()
     drafter = type(DRAFTERS[name](OTHER))(scope=scope, nodes=16)
-    for salt in ("a", "b", "a"):
-        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=20, salt=salt))
+    for cache_namespace in ("a", "b", "a"):
+        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=20, cache_namespace=cache_namespace))
         engine.run([seq])
         passes.append(seq.trace.passes)
     assert passes[1] == passes[0] > passes[2]
@@ -159,7 +159,7 @@ class RandomRows(TokenRecycling):
     def start(self, seq: Sequence):
         memory = super().start(seq)
         random = np.random.default_rng(0)
-        memory.store.matrix[:] = [random.permutation(seq.vocab_size)[: self.width] for _ in memory.store.matrix]
+        memory.store.matrix[:] = [random.permutation(seq.request.vocab_size)[: self.width] for _ in memory.store.matrix]
         return memory
 
     def observe(self, seq, seen) -> None:
@@ -195,7 +195,7 @@ def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> Dr
     ids = np.full((6, 10), -1)
     weights = np.zeros((6, 10))
     ids[:, : len(law)], weights[:, : len(law)] = list(law), list(law.values())
-    seq.draft_state.store.means.learn([(token,) for token in range(6)], ids, weights)
+    seq.states[seq.request.drafter].store.means.learn([(token,) for token in range(6)], ids, weights)
     return run_sync(drafter.propose(seq, Budget(3, 1)))
 
 
@@ -235,7 +235,7 @@ def test_copyspec_copies_from_the_first_place_and_what_exists() -> None:
     for pick, expected in (("first", [4, 5, 1, 2, 3, 7, 1, 2, 3]), ("last", [7, 1, 2, 3])):
         seq = sequence(text, Memory())
         drafter = CopySpec(pick=pick)  # type: ignore[arg-type]
-        seq.draft_state = drafter.start(seq)
+        seq.states[drafter] = drafter.start(seq)
         assert run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [3, *expected]
         assert drafter.match_length(seq) == 3
 
@@ -244,7 +244,7 @@ def test_the_automaton_drafts_more_after_longer_matches() -> None:
     text = [*range(30), 50, 0, 1]
     seq = sequence(text, Memory())
     drafter = SuffixAutomaton()
-    seq.draft_state = drafter.start(seq)
+    seq.states[drafter] = drafter.start(seq)
     assert run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [1, *range(2, 11)]
     seq.tokens.append(2)
     assert len(run_sync(drafter.propose(seq, Budget(64, 64)))) - 1 == 13
@@ -289,7 +289,7 @@ def test_suffix_tree_takes_the_draft_that_sums_to_most() -> None:
     text = [7, 1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 4, 6, 5, 9, 1, 2]
     seq = sequence(text, Memory())
     drafter = SuffixTree(branch=False)
-    seq.draft_state = drafter.start(seq)
+    seq.states[drafter] = drafter.start(seq)
     # Three matched tokens, one of two occurrences goes on: 1/2 + 1/2 + 1/2. Two matched: 2/4 + 2/4.
     assert run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [2, 4, 6, 5]
     assert drafter.match_length(seq) == 3
@@ -344,7 +344,7 @@ def test_suffix_tree_drafts_far_ahead_in_a_long_copy(branch: bool) -> None:
     def drafted(text: Ordered[int], **settings: Any) -> list[int]:
         seq = sequence(text, Memory())
         drafter = SuffixTree(branch=branch, **settings)
-        seq.draft_state = drafter.start(seq)
+        seq.states[drafter] = drafter.start(seq)
         return run_sync(drafter.propose(seq, Budget(64, 64))).tokens.tolist()[1:]
 
     assert drafted([0, 1, 2, 3, 1, 2, 3], depth=4) == [1, 2]
@@ -358,7 +358,7 @@ def test_rest_drafts_the_commonest_continuations_of_the_longest_match() -> None:
     store = Datastore.build([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4, 6], [2, 9]], separator=0, vocab_size=64)
     seq = sequence([8, 1, 2], Memory())
     drafter = REST(store, nodes=3)
-    seq.draft_state = drafter.start(seq)
+    seq.states[drafter] = drafter.start(seq)
     tree = run_sync(drafter.propose(seq, Budget(64, 64)))
     assert {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(1, 4)} == {(3,), (3, 4), (3, 5)}
     assert drafter.match_length(seq) == 2
@@ -390,7 +390,7 @@ def test_a_datastores_match_counts_for_less_than_the_texts_own(tmp_path: Path) -
     seq = sequence(text, Memory())
 
     def drafted(drafter: Drafter) -> list[int]:
-        seq.draft_state = drafter.start(seq)
+        seq.states[drafter] = drafter.start(seq)
         return run_sync(drafter.propose(seq, Budget(64, 64))).tokens[1:3].tolist()
 
     # Three tokens of the text against four of the datastore.

@@ -27,9 +27,10 @@ from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import Drafter, TreeDrafter
+from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import DRAFTERS, SOURCES
@@ -145,8 +146,8 @@ def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> Non
     class Watching(Engine):
         def check(self, seq: Sequence) -> None:
             nonlocal compared
-            reading = deepcopy(seq.draft_state)
-            found = reading.after(DraftTree.root(seq.pending), [0])[0]
+            reading = deepcopy(seq.states[seq.request.drafter])
+            found = reading.after(DraftTree.root(seq.last_token), [0])[0]
             _, expected = read(reading.head, seq.tokens, [len(seq.tokens) - 1])
             assert float((found - expected).abs().max()) < 1e-8
             compared += 1
@@ -193,7 +194,7 @@ def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> No
         elsewhere.setattr(TARGET, "device", torch.device("cuda:0"))
         with pytest.raises(UnsupportedModel, match="drafts on the processor, and this model is on cuda:0"):
             bound(head_kind("eagle-3"), trained, TARGET)
-        assert Auto(head="shipped").suited(TARGET).head is None
+        assert Auto(head="shipped").bind(TARGET).head is None
     path = tmp_path / "head.safetensors"
     TrainedHead("eagle-3", trained.tensors, trained.settings, model="another").save(path)
     with pytest.raises(SettingsError, match="trained for another model"):

@@ -11,9 +11,9 @@ from decodery.speculative.acceptance.coupled import Coupled
 from decodery.speculative.trees.dyspec import DySpec
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, paths
 
 SAMPLERS = {"greedy": GREEDY, "warm": WARM}
@@ -27,7 +27,7 @@ def one_by_one(
 
     def opened(path: tuple[int, ...]) -> None:
         law = law_after(drafter, seq, path)
-        if seq.sampler.greedy:
+        if seq.request.sampler.greedy:
             law = law / 0.6 - np.logaddexp.reduce(law / 0.6)
         residual[path] = np.exp(law)
 
@@ -39,7 +39,7 @@ def one_by_one(
         value, _, path = place
         law = residual[path]
         with np.errstate(divide="ignore"):
-            scores = np.log(law) + (0.0 if seq.sampler.greedy else noise_after(seq, path))
+            scores = np.log(law) + (0.0 if seq.request.sampler.greedy else noise_after(seq, path))
         token = int(scores.argmax())
         drawn.append((*path, token))
         worths.append(value)

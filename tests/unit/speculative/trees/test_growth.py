@@ -44,7 +44,7 @@ def test_trees_are_trees_within_the_budget(growth: str, sampler: str) -> None:
                 for node, law in tree.distributions.items():
                     assert law.dtype == torch.float64 and float(law.sum()) == pytest.approx(1.0, abs=1e-12)
                     expected = law_after(drafter, seq, path_tokens(tree)[node])
-                    if not seq.sampler.greedy:
+                    if not seq.request.sampler.greedy:
                         assert np.allclose(law, np.exp(expected), atol=1e-6)
             else:
                 assert not tree.distributions
@@ -55,7 +55,7 @@ def test_nothing_grows_behind_the_end_of_a_text(growth: str) -> None:
     drafter, seq = begun(GROWTHS[growth])
     whole = run_sync(drafter.propose(seq, Budget(64, 9)))
     ends = int(whole.tokens[1])
-    seq.eos_ids = frozenset({ends})
+    seq.rebind(eos_ids=frozenset({ends}))
     cut = run_sync(drafter.propose(seq, Budget(64, 9)))
     assert ends in cut.tokens[1:] and not np.isin(cut.tokens[cut.parents[cut.parents > 0]], [ends]).any()
 
@@ -75,7 +75,7 @@ def test_a_level_takes_one_pass(growth: str) -> None:
     _, seq = begun(None)
     model = Counting(6, seed=0, order=3)
     drafter = DraftModel(model, tree_policy=GROWTHS.get(growth, RSDC((1, 1, 3, 1))))
-    seq.draft_state = drafter.start(seq)
+    seq.states[drafter] = drafter.start(seq)
     tree = run_sync(drafter.propose(seq, Budget(40, 6)))
     # Places that are waited for may turn out to lie on levels already met, which costs the heap a few passes more.
     assert model.passes <= tree.depths.max() + (2 if growth == "dyspec" else 0)

@@ -29,9 +29,9 @@ from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 from decodery.testing import TableModel, check_distribution
 from sharp import Sharp

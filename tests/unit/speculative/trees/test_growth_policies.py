@@ -24,9 +24,9 @@ from decodery.speculative.trees.rsd_s import RSDS, perturbed
 from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import TreeDrafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import tiny_transformer
 from grown_trees import GREEDY, WARM, Drawing, begun, law_after, noise_after, path_tokens, paths
 
@@ -159,7 +159,7 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
     drafter, seq = begun(SpecInfer((2,)), rule=Drawing(), vocab=3)
     merged = 0
     for seed in range(1000):
-        seq.seed = seed
+        seq.rebind(seed=seed)
         tree = run_sync(drafter.propose(seq, Budget(64, 9)))
         drawn = tree.tokens[tree.drawn(0)]
         assert len(drawn) == 2
@@ -203,8 +203,8 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
     seq = engine.submit(Request([5] * 6 + [7, 8, 9] * 4, drafter=drafter, max_new_tokens=30))
     for _ in range(6):
         engine.step()
-    store = seq.draft_state
-    tree = DraftTree.from_paths(seq.pending, [(7, 8, 9), (60, 61), (7, 9)])
+    store = seq.states[seq.request.drafter]
+    tree = DraftTree.from_paths(seq.last_token, [(7, 8, 9), (60, 61), (7, 9)])
     rows = run_sync(drafter.logits(seq, tree, [3, 0, 4, 2])).double().exp()
     assert torch.allclose(rows.sum(-1), torch.ones(4, dtype=torch.float64), atol=1e-5) and (rows > 0).all()
     for row, path in zip(rows.numpy(), [(7, 8, 9), (), (60,), (7, 8)], strict=True):
@@ -258,7 +258,7 @@ class Taciturn(TreeDrafter):
     known: tuple[int, ...] = ()
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        rows = torch.full((len(nodes), seq.vocab_size), -torch.inf)
+        rows = torch.full((len(nodes), seq.request.vocab_size), -torch.inf)
         rows[:, list(self.known)] = torch.arange(len(self.known), dtype=torch.float32)
         return rows
 

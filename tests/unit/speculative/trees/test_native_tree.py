@@ -39,23 +39,30 @@ class _Sampler:
 
 
 @dataclass
-class _Text:
-    """What trees read of a sequence."""
+class _Request:
+    """What trees read of a request."""
 
-    tokens: list[int]
     sampler: _Sampler
     seed: int = 7
     acceptance_rule: _Rule = field(default_factory=_Rule)
     eos_ids: tuple[int, ...] = (3,)
     prompt_length: int = 1
 
+
+@dataclass
+class _Text:
+    """What trees read of a sequence."""
+
+    tokens: list[int]
+    request: _Request
+
     @property
-    def pending(self) -> int:
+    def last_token(self) -> int:
         return self.tokens[-1]
 
     @property
     def position(self) -> int:
-        return len(self.tokens) - self.prompt_length
+        return len(self.tokens) - self.request.prompt_length
 
 
 def _memory() -> Expectations:
@@ -76,7 +83,7 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
     """Over a text with repetitions: the same trees, and the same tables, rates and trust after every step."""
     generator = np.random.default_rng(3)
     law = generator.dirichlet(np.full(VOCAB, 0.08), size=VOCAB)
-    text: Any = _Text([1], _Sampler(greedy))
+    text: Any = _Text([1], _Request(_Sampler(greedy)))
     slow, fast = _memory(), _memory()
     native = NativeTree(text, fast, LIMIT)
     sizes, differing = set(), 0
@@ -90,7 +97,7 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
         assert tree.tokens.tolist() == expected.tokens.tolist() and tree.parents.tolist() == expected.parents.tolist()
         sizes.add(len(tree))
         if not greedy:
-            unheeded = replace(text, sampler=_Sampler(True))
+            unheeded = replace(text, request=_Request(_Sampler(True)))
             blind = run_sync(LikeliestTree(unheeded, slow, ExpectedSpeedup(costs, texts), depth).grown())
             differing += blind.tokens.tolist() != tree.tokens.tolist()
         logits = torch.from_numpy(np.log(law[tree.tokens] + 1e-9)).float()
@@ -116,7 +123,7 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
 
 
 def test_what_is_not_for_kernels_is_left_to_python() -> None:
-    text: Any = _Text([1, 2], _Sampler(True))
+    text: Any = _Text([1, 2], _Request(_Sampler(True)))
     native = NativeTree(text, _memory(), LIMIT)
     tree = DraftTree.root(2)
     logits = torch.zeros(1, VOCAB, dtype=torch.float64)

@@ -1,0 +1,66 @@
+"""Drafters made of others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.requirements import Requirements
+
+if TYPE_CHECKING:
+    from decodery.models.protocol import Reader
+
+    from .sequence import Sequence
+
+from .drafter import Drafter, VerificationFeedback
+from .tree_drafter import TreeDrafter
+
+
+@dataclass(frozen=True)
+class Composite(Drafter):
+    """A drafter made of others, each of which has a state of its own.
+
+    What `start` of a subclass returns is the state of the whole, beside those of its parts.
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters it is made of."""
+
+    @cached_property
+    def requirements(self) -> Requirements:
+        return Requirements.merged(part.requirements for part in self.parts)
+
+    def largest(self) -> int | None:
+        sizes = [part.largest() for part in self.parts]
+        return None if None in sizes else max(filter(None, sizes), default=0)
+
+    def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
+        return tuple(model for part in self.parts for model in part.auxiliary_models(target))
+
+    def held_rows(self, nodes: int) -> int:
+        # Expanding a node takes its logits, copies of them in order and warped, and log-probabilities.
+        grown = 4 * (nodes + 1)
+        own = [part.held_rows(nodes) for part in self.parts]
+        return sum(
+            max(grown, rows) if isinstance(part, TreeDrafter) else rows
+            for part, rows in zip(self.parts, own, strict=True)
+        )
+
+    def start(self, seq: Sequence) -> Any:
+        for part in self.parts:
+            seq.states[part] = part.start(seq)
+
+    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
+        reading = seen.start < seq.request.prompt_length
+        for part in self.parts:
+            requirements = part.requirements
+            if not reading or requirements.prompt or requirements.prompt_taps:
+                part.observe(seq, seen if requirements.states else seen.of_tokens())
+
+    def forget(self, seq: Sequence) -> None:
+        for part in self.parts:
+            part.forget(seq)

@@ -1,0 +1,48 @@
+"""The states of the parts that act on one text."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+
+class PartStates:
+    """What each part of a step remembers of one text: drafters, policies, monitors, a model that writes whole texts.
+
+    A part stores its state under itself and finds it there: `seq.states[self]`. Parts are told apart by identity, so
+    that two equal drafters of a combination have a state each.
+    """
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[int, Any] = {}
+
+    def __getitem__(self, part: object) -> Any:
+        return self._states[id(part)]
+
+    def __setitem__(self, part: object, state: Any) -> None:
+        self._states[id(part)] = state
+
+    def get(self, part: object) -> Any:
+        """The state of a part, None where it has none."""
+        return self._states.get(id(part))
+
+    def only(self, part: object) -> PartStates:
+        """The state of one part, where it has one; shared with this text."""
+        kept = PartStates()
+        if id(part) in self._states:
+            kept[part] = self[part]
+        return kept
+
+    def copy_from(self, other: PartStates, shared: dict[int, Any], *, without: tuple[object, ...]) -> None:
+        """Take deep copies of the states of another text.
+
+        Args:
+            other: The states of that text.
+            shared: Objects that are not copied, by identity.
+            without: Parts whose states stay as they are here.
+        """
+        kept = {id(part) for part in without}
+        copied = {key: state for key, state in other._states.items() if key not in kept}
+        self._states |= deepcopy(copied, dict(shared))

@@ -1,0 +1,40 @@
+"""Texts that a scorer has written after prompts of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from decodery.core.conversation import Conversation, Prompt
+from decodery.models.protocol import Reader
+
+from .forward_request import ForwardCoroutine
+
+if TYPE_CHECKING:
+    from . import sequence
+
+
+class ScorerCalls(Protocol):
+    """What a scorer finds of the request whose texts it scores, and how it has further texts written.
+
+    conversation: of the request, from which other prompts are made. reader: the model that reads them. remembered:
+    what scorers have found out for this prompt.
+    """
+
+    conversation: Conversation
+    reader: Reader
+    remembered: dict[Hashable, Any]
+
+    def read_by(self, reader: Reader, encode: Callable[[Prompt], list[int]]) -> Self:
+        """The same with a second model as the reader. encode: its tokens of a prompt."""
+        ...
+
+    def judge(
+        self, prompts: Sequence[Conversation], *, most: int | None = None, logprobs: int | None = None
+    ) -> ForwardCoroutine[list[sequence.Sequence]]:
+        """A judge's text after each prompt, of `most` tokens at most, with as many log-probabilities beside each."""
+        ...
+
+    def reference(self, n: int) -> ForwardCoroutine[list[sequence.Sequence]]:
+        """n answers to the request's own prompt, to compare others with."""
+        ...

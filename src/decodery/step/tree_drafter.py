@@ -1,0 +1,220 @@
+"""Drafters that give distributions after any node of a tree, so that trees can be grown with them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import method_of, resolve
+from decodery.core.requirements import Provides, Requirements
+from decodery.core.threads import one_thread
+from decodery.core.topk import likeliest, topk
+
+from .draft_length_policy import Outlook
+from .draft_tree import DraftTree
+from .forward_request import ForwardCoroutine, as_coroutine
+from .tree_policy import TreePolicy
+
+if TYPE_CHECKING:
+    from .draft_length_policy import Budget
+    from .sequence import Sequence
+
+from .drafter import Drafter
+
+__all__ = ["TreeDrafter"]
+
+UNSAID = -1e30
+"""The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
+
+
+@dataclass(frozen=True)
+class TreeDrafter(Drafter):
+    """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
+
+    tree_policy: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
+    each drawn as the target's sampler would draw it and with the target's noise. bounds_trees: whether `length` bounds
+    the depth of trees as well; elsewhere it is refused beside a tree_policy, as it would change nothing.
+    """
+
+    bounds_trees: ClassVar[bool] = False
+
+    length: int = field(default=4, kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        name = method.name if (method := method_of(self)) else type(self).__name__
+        if self.length < 1:
+            raise SettingsError(f"{name} needs length >= 1, not {self.length}")
+        if self.tree_policy is None:
+            return
+        object.__setattr__(self, "tree_policy", resolve("tree-policy", self.tree_policy))
+        if not self.bounds_trees and self.length != next(
+            each.default for each in fields(self) if each.name == "length"
+        ):
+            raise SettingsError(
+                f"{name} grows trees here, and length={self.length} is of chains: give tree_policy=none for a chain of "
+                f"{self.length} tokens, or leave length out"
+            )
+
+    @property
+    def requirements(self) -> Requirements:
+        return self.tree_policy.requirements if isinstance(self.tree_policy, TreePolicy) else Requirements()
+
+    @property
+    def provides(self) -> Provides:
+        return (
+            self.tree_policy.provides
+            if isinstance(self.tree_policy, TreePolicy)
+            else Provides(drafts=("sampled",), pauses=True)
+        )
+
+    def largest(self) -> int | None:
+        return self.tree_policy.largest() if isinstance(self.tree_policy, TreePolicy) else self.length
+
+    def held_rows(self, nodes: int) -> int:
+        # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
+        return 3 if self.tree_policy is None else 6 * (nodes + 1)
+
+    @abstractmethod
+    def logits(
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]
+    ) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
+        """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
+
+        tree: rooted at the last token; one that was asked about before may only have grown.
+        """
+
+    def state(self, seq: Sequence) -> torch.Tensor | None:
+        """[hidden] of the drafter's last layer after the last token it has read; None where it has none."""
+        return None
+
+    @property
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        """By depth and rank: how often its guess was the right one, where somebody measured it; otherwise empty."""
+        return ()
+
+    def reach(self, seq: Sequence) -> int:
+        """How deep a tree below the last token this drafter can grow."""
+        return seq.remaining
+
+    def writable(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
+        """`logits` without the ids that are no token, which a text never holds.
+
+        Args:
+            seq: the text.
+            tree: a tree below its last token.
+            nodes: of the tree.
+
+        Returns:
+            Logits [len(nodes), vocab].
+        """
+        logits = yield from as_coroutine(self.logits(seq, tree, nodes))
+        return logits if seq.request.padding is None else seq.request.padding.exclude(logits.clone())
+
+    def expand(
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], *, shaped: bool = True
+    ) -> ForwardCoroutine[torch.Tensor]:
+        """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
+
+        They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
+        out temperature and truncation: its masks and penalties alone.
+        """
+        logits = yield from self.writable(seq, tree, nodes)
+        return expected(seq, tree, nodes, logits, shaped=shaped)
+
+    def likeliest(
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
+        """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs."""
+        if not seq.request.sampler.keeps(shaped=shaped):
+            return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
+        # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
+        logits = yield from self.writable(seq, tree, nodes)
+        return logged(likeliest(logits, k))
+
+    def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
+        depth = min(budget.depth, self.reach(seq))
+        if min(budget.nodes, depth) < 1:
+            return DraftTree.root(seq.last_token)
+        if isinstance(self.tree_policy, TreePolicy):
+            return (yield from self.tree_policy.grow(self, seq, replace(budget, depth=depth)))
+        length = min(self.length, budget.nodes, depth)
+        if seq.request.sampler.plain and budget.ask is None and not seq.request.acceptance_rule.requirements.laws:
+            return (yield from self._likeliest_chain(seq, length))
+        return (yield from self._chain(seq, budget, length))
+
+    def _likeliest_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
+        """What `_chain` comes to where nothing of a distribution counts but its most likely token."""
+        drafted: list[int] = []
+        tree = DraftTree.root(seq.last_token)
+        while len(drafted) < length and (not drafted or drafted[-1] not in seq.request.eos_ids):
+            ids, logprobs = yield from self.likeliest(seq, tree, [len(drafted)], 1)
+            if not logprobs[0, 0] > -np.inf:
+                break
+            drafted.append(int(ids[0, 0]))
+            tree = DraftTree.chain(seq.last_token, drafted, origin="sampled")
+        return tree
+
+    def _chain(self, seq: Sequence, budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
+        sampler, context = seq.request.sampler, seq.request.sampler.ahead(seq.context(), ())
+        drafted: list[int] = []
+        laws: dict[int, torch.Tensor] = {}
+        tree, logits = DraftTree.root(seq.last_token), torch.empty(0, dtype=torch.float32, device="cpu")
+
+        def law() -> ForwardCoroutine[torch.Tensor]:
+            nonlocal logits
+            logits = yield from self.writable(seq, tree, [len(drafted)])
+            with one_thread():
+                return sampler.law(logits.clamp(min=UNSAID), [context])[0]
+
+        while len(drafted) < length:
+            outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
+            if not (yield from as_coroutine(budget.goes_on(outlook))):
+                break
+            row = (yield from outlook.law())[None]
+            token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
+            if logits[0, token] == -torch.inf:
+                # A mask may leave nothing that a drafter with few tokens can say.
+                break
+            if seq.request.acceptance_rule.requirements.laws:
+                laws[len(drafted)] = sampler.preferences(row)[0]
+            drafted.append(token)
+            tree = DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
+            if drafted[-1] in seq.request.eos_ids:
+                break
+            context = sampler.extend(context, drafted[-1], logits[0])
+        return tree
+
+
+def expected(
+    seq: Sequence, tree: DraftTree, nodes: Ordered[int], logits: torch.Tensor, *, shaped: bool = True
+) -> torch.Tensor:
+    """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `TreeDrafter.expand`."""
+    # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
+    sampler = seq.request.sampler
+    contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
+    with one_thread():
+        law = sampler.law(logits.clamp(min=UNSAID), contexts, shaped=shaped).float()
+        # Where a mask leaves nothing that the drafter can say, anything is as good.
+        silent = law.amax(dim=-1, keepdim=True) == -torch.inf
+        return torch.where(silent, 0.0, law).log_softmax(dim=-1)
+
+
+def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids with logarithms in place of their probabilities, -inf of none."""
+    with np.errstate(divide="ignore"):
+        return found[0], np.log(found[1])
+
+
+def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
+    """The drafter that the method `name` is to grow trees with. Raises SettingsError where it cannot expand."""
+    resolved = resolve("drafter", drafter)
+    if not isinstance(resolved, TreeDrafter):
+        raise SettingsError(f"{name} grows trees with a drafter that can expand, such as draft-model, not {drafter}")
+    return resolved
