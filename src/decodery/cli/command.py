@@ -14,7 +14,9 @@ import click
 
 _HEADINGS = {
     **dict.fromkeys(("model", "dtype", "kv_dtype", "draft", "second", "teacher"), "Model"),
-    **dict.fromkeys(("texts", "prompts", "max_new_tokens", "length", "count", "raw", "chat", "pretrain"), "Data"),
+    **dict.fromkeys(
+        ("texts", "prompts", "max_new_tokens", "length", "count", "apply_chat_template", "chat", "pretrain"), "Data"
+    ),
     **dict.fromkeys(("images", "tasks", "letters", "delimiter", "problems", "solutions", "labels", "puzzle"), "Data"),
     **dict.fromkeys(("trajectories", "alternatives", "places", "step_tokens", "temperature", "reward"), "Data"),
     **dict.fromkeys(("steps", "epochs", "batch", "lr", "base_lr", "seed", "iterations", "generations"), "Training"),

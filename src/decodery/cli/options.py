@@ -56,6 +56,12 @@ def server_option(*names: str, **settings: Any) -> Decorator:
     return _option("Server", *names, **settings)
 
 
+def chat_template_option(what: str, **settings: Any) -> Decorator:
+    """The option --no-chat-template, handed on as `apply_chat_template`. what: its help."""
+    settings = {"is_flag": True, "callback": lambda ctx, param, left_out: not left_out, "help": what, **settings}
+    return option("--no-chat-template", "apply_chat_template", **settings)
+
+
 def _bias(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
     pairs: dict[int, float] = {}
     for value in values:

@@ -25,13 +25,13 @@ class Conversation:
     """A prompt before it is rendered. prompt: a text, or chat messages `{"role": ..., "content": ...}`.
 
     encode: the token ids of such a prompt, by the model's own template. compile: what constrains a text, by name or as
-    a language, for this model's tokens. raw: whether the prompt is read without the model's chat template.
+    a language, for this model's tokens. apply_chat_template: whether the prompt is read with the model's chat template.
     """
 
     prompt: Prompt
     encode: Callable[[Prompt], list[int]]
     compile: Callable[[Any], Any]
-    raw: bool = False
+    apply_chat_template: bool = True
 
     @property
     def question(self) -> str:

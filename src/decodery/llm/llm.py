@@ -57,7 +57,7 @@ class LLM(PromptRequests):
         sampling_params: SamplingParams | None = None,
         *,
         n: int = 1,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Iterator[Output]: ...
@@ -69,7 +69,7 @@ class LLM(PromptRequests):
         sampling_params: SamplingParams | None = None,
         *,
         n: int = 1,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Output | list[Output]: ...
@@ -81,7 +81,7 @@ class LLM(PromptRequests):
         sampling_params: SamplingParams | None = None,
         *,
         n: int = 1,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Output | list[Output] | Iterator[Output]:
@@ -93,7 +93,7 @@ class LLM(PromptRequests):
             prompt: A text, chat messages or token ids, or any iterable of such prompts.
             sampling_params: Settings for several calls; keyword arguments take precedence.
             n: Number of samples of each prompt; sample i has seed `seed + i`, modulo 2^64.
-            raw: Continue a text as it is, without the chat template.
+            apply_chat_template: Whether a text becomes one turn of the user. False continues the text as it is.
             return_cache: Let outputs keep the KV cache, so that a later text with the same beginning continues from
                 there (`reuse=output`). It takes the memory of the whole text until the output is freed.
             **settings: See `request`.
@@ -110,7 +110,7 @@ class LLM(PromptRequests):
         several = only is None
         engine = self.engine()
         prompts: Iterable[Any] = each_prompt(prompt) if several else [only]
-        texts = (self._submit(engine, one, n, raw, given) for one in prompts)
+        texts = (self._submit(engine, one, n, apply_chat_template, given) for one in prompts)
         if isinstance(prompt, Iterator):
             return self._outputs(engine, texts, return_cache)
         # What cannot be read is refused before anything is.
@@ -124,13 +124,13 @@ class LLM(PromptRequests):
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Iterator[Piece]:
         """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`."""
         engine = self.engine()
-        (text,) = self._submit(engine, prompt, 1, raw, merged(sampling_params, settings))
+        (text,) = self._submit(engine, prompt, 1, apply_chat_template, merged(sampling_params, settings))
         seq = text.seq
         try:
             while not seq.finished:
@@ -150,7 +150,7 @@ class LLM(PromptRequests):
         search: Any,
         *,
         scorer: Any = None,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         progress: Progress = silent,
         **settings: Unpack[RequestSettings],
     ) -> list[Output]:
@@ -163,7 +163,7 @@ class LLM(PromptRequests):
         further = {} if scorer is None else {"scorer": scorer}
         method = resolve("search", search, **further).bind(self.tokenizer)
         given: dict[str, Any] = {"drafter": None, **settings}
-        request = self.request_for(prompt, raw=raw, **given)
+        request = self.request_for(prompt, apply_chat_template=apply_chat_template, **given)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     @checked()
@@ -174,7 +174,7 @@ class LLM(PromptRequests):
         method: Any = "static",
         *,
         n: int = 1,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         allow_special: bool = False,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
@@ -197,7 +197,10 @@ class LLM(PromptRequests):
         engine = self.engine()
         fillings = [
             self.begin(engine, replace(fill, prompt=tokens, seed=nth_seed(seed, number)))
-            for tokens in [self.encode(one, raw=raw, allow_special=allow_special) for one in prompts]
+            for tokens in [
+                self.encode(one, apply_chat_template=apply_chat_template, allow_special=allow_special)
+                for one in prompts
+            ]
             for number in range(n)
         ]
         engine.run([each.work for each in fillings])
@@ -254,7 +257,13 @@ class LLM(PromptRequests):
         return Filling(engine, self.model, fill, self.tokenizer.eos_ids, self._continuation)
 
     def stego_encode(
-        self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any
+        self,
+        prompt: Prompt,
+        message: str | bytes,
+        *,
+        search: Any = "coupling",
+        apply_chat_template: bool = True,
+        **settings: Any,
     ) -> Output:
         """A text that carries `message`, which `stego_decode` reads from it; see `decodery.search.Coupling`.
 
@@ -264,7 +273,7 @@ class LLM(PromptRequests):
         if method.message:
             raise SettingsError("the message is given twice: leave it out of the search's settings")
         method = replace(method, message=message)
-        (output,) = self.search(prompt, method, raw=raw, **settings)
+        (output,) = self.search(prompt, method, apply_chat_template=apply_chat_template, **settings)
         return output
 
     def stego_decode(
@@ -274,7 +283,7 @@ class LLM(PromptRequests):
         length: int,
         *,
         search: Any = "coupling",
-        raw: bool = False,
+        apply_chat_template: bool = True,
         allow_special: bool = False,
         **settings: Any,
     ) -> Any:
@@ -283,7 +292,7 @@ class LLM(PromptRequests):
         text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
-        prompt_tokens = self.encode(prompt, raw=raw, allow_special=allow_special)
+        prompt_tokens = self.encode(prompt, apply_chat_template=apply_chat_template, allow_special=allow_special)
         request = self.request(prompt_tokens, **{"drafter": None} | settings)
         return resolve_carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
@@ -295,7 +304,7 @@ class LLM(PromptRequests):
         max_new_tokens: int = 10,
         ngrams: NGrams | None = None,
         settings: Superposition | None = None,
-        raw: bool = True,
+        apply_chat_template: bool = False,
     ) -> list[Draft]:
         """k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
 
@@ -303,7 +312,7 @@ class LLM(PromptRequests):
         the embedded model, none for others. The prompt's own are counted beside them. settings: None for the
         published ones. Source: Superposed Decoding (2024).
         """
-        tokens = self.encode(prompt, raw=raw)
+        tokens = self.encode(prompt, apply_chat_template=apply_chat_template)
         found = self.engine().finish(
             superpose(
                 self.model,
@@ -394,13 +403,22 @@ class LLM(PromptRequests):
         return _Text(request, engine.submit(request), text.tries + 1, output.trace.ledger)
 
     @naming
-    def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[_Text]:
+    def _submit(
+        self, engine: Engine, prompt: Any, n: int, apply_chat_template: bool, settings: dict[str, Any]
+    ) -> list[_Text]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        tokens = self.encode(prompt, raw=raw, allow_special=settings.get("allow_special", False))
-        first = self.request_for(prompt, raw=raw, tokens=tokens, **settings)
+        tokens = self.encode(
+            prompt, apply_chat_template=apply_chat_template, allow_special=settings.get("allow_special", False)
+        )
+        first = self.request_for(prompt, apply_chat_template=apply_chat_template, tokens=tokens, **settings)
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
-        others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
+        others = [
+            self.request_for(
+                prompt, apply_chat_template=apply_chat_template, tokens=tokens, **settings | {"seed": seed}
+            )
+            for seed in seeds
+        ]
         begun = engine.submit(first)
         return [_Text(first, begun), *(_Text(each, engine.submit(each, like=begun)) for each in others)]
 

@@ -91,18 +91,20 @@ class PromptRequests:
     def __init__(self, loaded: LoadedModel) -> None:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
-        self.chat = loaded.chat
+        self.chat_template = loaded.chat_template
         self.name = loaded.name
         self.origin = loaded.origin
         self.dtype = loaded.dtype
         self.memory = Memory()
 
-    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
-        """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
+    def encode(
+        self, prompt: Prompt | Ordered[int], *, apply_chat_template: bool = True, allow_special: bool = False
+    ) -> list[int]:
+        """Token ids of a prompt: one turn of the user where the model has a chat template.
 
         Args:
             prompt: a text, chat messages `{"role": ..., "content": ...}`, or token ids, which stay as they are.
-            raw: take a text as it is, template and all: special tokens that it spells are special tokens.
+            apply_chat_template: False takes a text as it is: special tokens that it spells are special tokens.
             allow_special: let special tokens that a chat message spells be special tokens, too; they are text
                 otherwise, in every role.
 
@@ -117,12 +119,12 @@ class PromptRequests:
         if isinstance(given, PromptTokens):
             return given
         if isinstance(given, str):
-            if raw or self.chat is None:
+            if not apply_chat_template or self.chat_template is None:
                 return self.tokenizer.encode(given)
             given = [{"role": "user", "content": given}]
-        elif self.chat is None or raw:
+        elif self.chat_template is None or not apply_chat_template:
             raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
-        return chat_tokens(self.chat, self.tokenizer, given, allow_special=allow_special)
+        return chat_tokens(self.chat_template, self.tokenizer, given, allow_special=allow_special)
 
     def reset_memory(self) -> None:
         """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.
@@ -160,7 +162,7 @@ class PromptRequests:
         logits_source: LogitsSource | str | None = None,
         cache_policy: CachePolicy | str | None = None,
         monitor: Monitor | str | Ordered[Monitor | str] | None = None,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_draft_trees: bool = False,
         fresh_memory: bool = False,
         constraint: Any = None,
@@ -181,15 +183,15 @@ class PromptRequests:
         such as "<|im_end|>", by its spelling. stop_token_ids: tokens that end it beside the model's own end tokens, and
         are cut from the text as those are. monitor: what watches the text, one or several, as in
         "los:head=DIR,action=stop", or None; `Output.monitors` says what they found. A model with an encoder reads the
-        tokens with that, and writes a text of its own; it has no other source. raw: whether the source's texts are
-        plain, as prompts may be. return_draft_trees: keep the draft of every step in the trace, see `llm.tree_picture`.
-        fresh_memory: drafters know nothing of earlier texts, and no later one learns of this. constraint: what may be
-        written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or a `Constraint` of one's
-        own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter also
-        drafts what the constraint forces. Constraints without a mask go with the acceptance rule awrs in place of
-        coupled. prompt_embeds: what the model reads in the place of each `placeholder`, a token of its own, in the
-        prompt: tensors [n, hidden], such as what a vision tower makes of images; or all of it placed already, as
-        `Embeddings`.
+        tokens with that, and writes a text of its own; it has no other source. apply_chat_template: whether the
+        source's texts are turns of the user, as prompts are. return_draft_trees: keep the draft of every step in the
+        trace, see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of
+        this. constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with
+        settings, or a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by
+        its length need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the
+        acceptance rule awrs in place of coupled. prompt_embeds: what the model reads in the place of each
+        `placeholder`, a token of its own, in the prompt: tensors [n, hidden], such as what a vision tower makes of
+        images; or all of it placed already, as `Embeddings`.
         """
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         ends = stop_ids(stop_token_ids, self.model.vocab_size)
@@ -227,7 +229,9 @@ class PromptRequests:
             eos_ids=tuple(eos),
             logprobs=logprobs,
             reuse=left_by(reuse),
-            logits_source=resolve_source(logits_source, lambda text: self.encode(text, raw=raw)),
+            logits_source=resolve_source(
+                logits_source, lambda text: self.encode(text, apply_chat_template=apply_chat_template)
+            ),
             cache_policy=resolve_kv(cache_policy),
             return_draft_trees=return_draft_trees,
             monitors=resolve_monitors(monitor),
@@ -239,7 +243,7 @@ class PromptRequests:
         self,
         prompt: Prompt | Ordered[int],
         *,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         allow_special: bool = False,
         tokens: Ordered[int] | None = None,
         **settings: Any,
@@ -249,20 +253,23 @@ class PromptRequests:
         tokens: the prompt's, where they are known already.
         """
         warn_of_idle(settings)
-        tokens = tokens or self.encode(prompt, raw=raw, allow_special=allow_special)
-        request = self.request(tokens, **{"raw": raw} | settings)
-        request.conversation = self.conversation(prompt, raw=raw, allow_special=allow_special)
+        tokens = tokens or self.encode(prompt, apply_chat_template=apply_chat_template, allow_special=allow_special)
+        request = self.request(tokens, **{"apply_chat_template": apply_chat_template} | settings)
+        request.conversation = self.conversation(
+            prompt, apply_chat_template=apply_chat_template, allow_special=allow_special
+        )
         return request
 
     def conversation(
-        self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False
+        self, prompt: Prompt | Ordered[int], *, apply_chat_template: bool = True, allow_special: bool = False
     ) -> Conversation:
-        """A prompt before it is rendered, of which others can be made. raw, allow_special: as in `encode`, of those."""
+        """A prompt before it is rendered, of which others can be made. For the arguments see `encode`."""
         given = one(prompt)
         if isinstance(given, PromptTokens):
-            given, raw = self.tokenizer.decode(given, special=True), True
-        encode = partial(self.encode, raw=raw, allow_special=allow_special)
-        return Conversation(given, encode, self._compiled, raw=raw or self.chat is None)
+            given, apply_chat_template = self.tokenizer.decode(given, special=True), False
+        encode = partial(self.encode, apply_chat_template=apply_chat_template, allow_special=allow_special)
+        applied = apply_chat_template and self.chat_template is not None
+        return Conversation(given, encode, self._compiled, apply_chat_template=applied)
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):

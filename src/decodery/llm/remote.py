@@ -8,7 +8,7 @@ from typing import Any, cast
 from decodery.core.conversation import Prompt, PromptTokens
 from decodery.core.errors import PromptError, SettingsError, UnsupportedModel
 from decodery.core.settings import checked
-from decodery.engine.remote import RAW, RemoteModel
+from decodery.engine.remote import PLAIN_PROMPT, RemoteModel
 from decodery.engine.request import Request
 from decodery.models.loaders.endpoint import Endpoint, Settings
 from decodery.models.loaders.load import LoadedModel
@@ -30,16 +30,20 @@ class RemoteLM(LLM):
     def __init__(self, model: RemoteModel) -> None:
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, model.offers.model, "remote"))
 
-    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
+    def encode(
+        self, prompt: Prompt | Ordered[int], *, apply_chat_template: bool = True, allow_special: bool = False
+    ) -> list[int]:
         """One number that stands for the whole prompt, which only the server reads."""
         if allow_special:
             raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
         prompt = one(prompt)
         if isinstance(prompt, PromptTokens):
             raise PromptError("a server's token ids are not known here: give the prompt as a text")
-        if raw and not isinstance(prompt, str):
-            raise SettingsError("chat messages are rendered by the server: leave out raw, or give a text")
-        return [RAW if raw else PROMPT]
+        if not apply_chat_template and not isinstance(prompt, str):
+            raise SettingsError(
+                "chat messages are rendered by the server: leave out apply_chat_template=False, or give a text"
+            )
+        return [PROMPT if apply_chat_template else PLAIN_PROMPT]
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Request:
         """See `LLM.request`; the drafter "auto" is none, for servers draft as they like."""

@@ -153,7 +153,7 @@ class Front:
         found = {
             name: None if id is None else lm.tokenizer.piece(id).decode("utf-8", "replace") for name, id in ids.items()
         }
-        return Json({**found, "chat_template": None if lm.chat is None else lm.chat.source})
+        return Json({**found, "chat_template": None if lm.chat_template is None else lm.chat_template.source})
 
     async def _health(self, request: Request) -> Response:
         if self.service.failure is not None:

@@ -72,7 +72,7 @@ def _plan(desk: RequestPreprocessor, body: CompletionRequest, constraint: Any) -
         if fill is not None:
             requests += several(fill, n)
             continue
-        request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
+        request = lm.request(tokens, apply_chat_template=False, max_new_tokens=most, logprobs=logprobs, **settings)
         prompt_logprobs = logprobs if echo else None
         said = lm.conversation(tokens)
         request = replace(request, return_draft_trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)

@@ -44,7 +44,7 @@ def encoded(
 
     cache_policy: the policy it is read under. allow_special: see `LLM.encode`.
     """
-    chat = desk.lm.chat
+    chat = desk.lm.chat_template
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
     for message in messages:

@@ -25,19 +25,23 @@ def test_the_types_name_what_a_request_takes() -> None:
         for name, each in inspect.signature(inspect.unwrap(function)).parameters.items()
         if each.kind is each.KEYWORD_ONLY
     }
-    assert set(RequestSettings.__annotations__) == own - {"eos_ids", "raw", "tokens"}
+    assert set(RequestSettings.__annotations__) == own - {"eos_ids", "apply_chat_template", "tokens"}
     assert {field.name for field in fields(dc.SamplingParams)} < own
 
 
 def test_parameters_are_keyword_arguments_and_these_take_precedence() -> None:
     lm = tiny_lm()
     params = dc.SamplingParams(temperature=1.3, seed=5, max_new_tokens=12, top_k=20)
-    one = lm.generate("abc", params, raw=True, drafter=None)
-    same = lm.generate("abc", raw=True, drafter=None, temperature=1.3, seed=5, max_new_tokens=12, top_k=20)
-    other = lm.generate("abc", params, raw=True, drafter=None, seed=6)
+    one = lm.generate("abc", params, apply_chat_template=False, drafter=None)
+    same = lm.generate(
+        "abc", apply_chat_template=False, drafter=None, temperature=1.3, seed=5, max_new_tokens=12, top_k=20
+    )
+    other = lm.generate("abc", params, apply_chat_template=False, drafter=None, seed=6)
     assert isinstance(one, dc.Output) and isinstance(same, dc.Output) and isinstance(other, dc.Output)
     assert one.tokens == same.tokens != other.tokens
-    assert "".join(piece.text for piece in lm.stream("abc", params, raw=True, drafter=None)) == one.text
+    assert (
+        "".join(piece.text for piece in lm.stream("abc", params, apply_chat_template=False, drafter=None)) == one.text
+    )
     with pytest.raises(SettingsError, match=r"is decodery\.SamplingParams"):
         lm.generate("abc", {"temperature": 1.0})  # type: ignore[call-overload]
 

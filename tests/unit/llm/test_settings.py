@@ -57,8 +57,8 @@ def test_a_request_names_what_is_wrong(settings: dict[str, Any], said: str) -> N
 
 def test_so_do_the_other_calls() -> None:
     for call in (UNLOADED.generate, UNLOADED.stream, lambda *given, **named: UNLOADED.search(*given, "beam", **named)):
-        with pytest.raises(SettingsError, match="raw must be True or False, not 1"):
-            call("hi", raw=1)
+        with pytest.raises(SettingsError, match="apply_chat_template must be True or False, not 1"):
+            call("hi", apply_chat_template=1)
     with pytest.raises(SettingsError, match=r"n must be a whole number, not 1\.5"):
         UNLOADED.generate("hi", n=1.5)
     with pytest.raises(SettingsError, match="there is no setting 'dtyp'; try dtype"):
@@ -97,7 +97,7 @@ def test_a_seed_that_would_be_another_one_is_refused(seed: Any) -> None:
 
 def test_seeds_of_several_texts_go_on_from_0_behind_the_last() -> None:
     lm = make_lm()
-    settings = {"raw": True, "temperature": 1.0, "max_new_tokens": 8, "drafter": None}
+    settings = {"apply_chat_template": False, "temperature": 1.0, "max_new_tokens": 8, "drafter": None}
     together = lm.generate("ab", n=3, seed=2**64 - 2, **settings)
     assert [out.seed for out in together] == [2**64 - 2, 2**64 - 1, 0]
     assert [out.tokens for out in together] == [lm.generate("ab", seed=out.seed, **settings).tokens for out in together]
@@ -111,6 +111,6 @@ def test_a_method_is_named_alone_or_in_a_list_and_none_is_no_method() -> None:
     assert lm.request([1], sampler=TopP(0.9)).sampler == alone.sampler and alone.monitors == ()
     body = CompletionRequest(prompt="a", decodery={"sampler": "top-p:p=0.9"})
     assert lm.request([1], **settings_of(body, 64)).sampler == alone.sampler
-    assert lm.generate("ab", raw=True, max_new_tokens=2, monitor=None).monitors == ()
+    assert lm.generate("ab", apply_chat_template=False, max_new_tokens=2, monitor=None).monitors == ()
     with pytest.raises(UnknownMethod, match="no logits-processor method is called 'top-o'"):
         lm.request([1], sampler="top-o")

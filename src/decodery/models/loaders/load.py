@@ -83,7 +83,7 @@ class LoadedModel:
 
     model: LanguageModel
     tokenizer: Tokenizer
-    chat: ChatTemplate | None
+    chat_template: ChatTemplate | None
     name: str
     dtype: str
     origin: str = ""
@@ -317,7 +317,9 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
     return LoadedModel(
         model=_model(source, config, chosen, device),
         tokenizer=texts,
-        chat=ChatTemplate(description.chat_template, description.special) if description.chat_template else None,
+        chat_template=ChatTemplate(description.chat_template, description.special)
+        if description.chat_template
+        else None,
         name=source.name,
         dtype=chosen,
     )
