@@ -302,6 +302,12 @@ decoding_options = together(
         help="A drafter: auto, none or a name with settings, such as prompt-lookup:length=5. The default acceptance "
         "rule keeps the text the same with any drafter.",
     ),
+    _option(
+        "Speculation",
+        "--predicted-output",
+        metavar="FILE_OR_TEXT",
+        help="A text, or a file with a text, that the output is expected to repeat for the most part. It is drafted.",
+    ),
     _option("Speculation", "--acceptance-rule", metavar="SPEC", help="How drafts are verified (coupled)."),
     _option(
         "Speculation",

@@ -38,13 +38,13 @@ from .prompts import one
 from .resolve_settings import (
     build_sampler,
     left_by,
-    resolve_drafter,
     resolve_kv,
     resolve_monitors,
     resolve_source,
     stop_ids,
     stop_tokens,
     warn_of_idle,
+    with_predicted_output,
 )
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
@@ -149,6 +149,7 @@ class PromptRequests:
         temperature: float | None = None,
         sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None = None,
         drafter: Drafter | str | None = "auto",
+        predicted_output: str | Ordered[int] | None = None,
         acceptance_rule: AcceptanceRule | str = "coupled",
         draft_length: DraftLengthPolicy | str | None = None,
         max_draft_tokens: int = MOST_NODES,
@@ -177,6 +178,8 @@ class PromptRequests:
         the usual sampler; `sampler` takes a processor or several in its place. dry_breakers: texts here, as in
         llama.cpp. drafter, acceptance_rule, draft_length: an instance or a name as in "prompt-lookup:length=5"; without
         a drafter there is no speculation, without a draft length policy the drafter alone decides how much it drafts.
+        predicted_output: a text, or its tokens, that the output is expected to repeat for the most part; the drafter
+        `predicted-output` drafts it.
         max_draft_tokens: drafted tokens per step at most, whatever both want. logits_source: what makes the logits, as
         in "guidance:scale=1.5"; None is the model alone. cache_policy: what of the text's keys and values is kept and
         read, as in "h2o:budget=0.3"; None is all of them. stop: texts that end it and are cut from it; a special token,
@@ -219,7 +222,7 @@ class PromptRequests:
             tokens,
             max_new_tokens=max_new_tokens,
             sampler=built,
-            drafter=resolve_drafter(drafter),
+            drafter=with_predicted_output(drafter, self._predicted(predicted_output)),
             acceptance_rule=resolve("acceptance-rule", acceptance_rule),
             draft_length=None if draft_length is None else resolve("draft-length", draft_length),
             max_draft_tokens=max_draft_tokens,
@@ -270,6 +273,12 @@ class PromptRequests:
         encode = partial(self.encode, apply_chat_template=apply_chat_template, allow_special=allow_special)
         applied = apply_chat_template and self.chat_template is not None
         return Conversation(given, encode, self._compiled, apply_chat_template=applied)
+
+    def _predicted(self, given: str | Ordered[int] | None) -> Callable[[], Ordered[int]] | None:
+        """Makes the tokens of a predicted output, text or tokens; None where it is empty."""
+        if not given:
+            return None
+        return lambda: self.tokenizer.encode_after(given) if isinstance(given, str) else given
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):

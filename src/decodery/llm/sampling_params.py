@@ -139,6 +139,7 @@ class RequestSettings(TypedDict, total=False):
     logprobs: int | None
     sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None
     drafter: Drafter | str | None
+    predicted_output: str | Ordered[int] | None
     acceptance_rule: AcceptanceRule | str
     draft_length: DraftLengthPolicy | str | None
     max_draft_tokens: int

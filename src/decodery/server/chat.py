@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from decodery.constraints import JSONSchema
 from decodery.constraints.tool_calls import MARK, Call, ToolCalls, read_calls
 from decodery.core.registry import resolve
-from decodery.speculative.drafters.prediction import Prediction
 
 from . import answer
 from .errors import invalid
@@ -54,9 +53,7 @@ def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan
         settings["logprobs"] = body.top_logprobs or 0
     if body.prediction is not None:
         desk.check_length(body.prediction.text)
-        predicted = tuple(lm.tokenizer.encode_after(body.prediction.text))
-        if predicted and settings.get("drafter") != "none":
-            settings["drafter"] = Prediction(predicted, drafter=settings.get("drafter", "auto"))
+        settings["predicted_output"] = body.prediction.text
     steps, n = own is not None and own.trace == "steps", body.n or 1
     fill = fill_of(body, lm, tokens, settings)
     search = None if fill is not None else search_of(body, lm)
