@@ -34,6 +34,7 @@ from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
+from .other_names import OTHER_NAMES
 from .prompts import one
 from .resolve_settings import (
     build_sampler,
@@ -49,17 +50,6 @@ from .resolve_settings import (
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
-
-_ELSEWHERE = {
-    **dict.fromkeys(("search", "scorer"), "call lm.search(prompt, search, scorer=...) instead of generate"),
-    "diffuse": "call lm.diffuse(prompt, method) instead of generate",
-    **dict.fromkeys(("dtype", "kv_dtype"), "give it to load"),
-    **dict.fromkeys(
-        ("constraint", "regex", "json_schema", "grammar", "choice"),
-        "give a constraint, such as constraint=Regex(pattern), JSONSchema(schema), Grammar(text) or Choice(options)",
-    ),
-}
-"""What to do with settings of other functions, and of the command line."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +88,12 @@ class PromptRequests:
         self.memory = Memory()
 
     def encode(
-        self, prompt: Prompt | Ordered[int], *, apply_chat_template: bool = True, allow_special: bool = False
+        self,
+        prompt: Prompt | Ordered[int],
+        *,
+        apply_chat_template: bool = True,
+        allow_special: bool = False,
+        tools: Ordered[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of a prompt: one turn of the user where the model has a chat template.
 
@@ -107,6 +102,7 @@ class PromptRequests:
             apply_chat_template: False takes a text as it is: special tokens that it spells are special tokens.
             allow_special: let special tokens that a chat message spells be special tokens, too; they are text
                 otherwise, in every role.
+            tools: functions that the model may call, as JSON schemas, for the chat template.
 
         Returns:
             The ids, as `PromptTokens`.
@@ -122,9 +118,13 @@ class PromptRequests:
             if not apply_chat_template or self.chat_template is None:
                 return self.tokenizer.encode(given)
             given = [{"role": "user", "content": given}]
-        elif self.chat_template is None or not apply_chat_template:
-            raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
-        return chat_tokens(self.chat_template, self.tokenizer, given, allow_special=allow_special)
+        elif self.chat_template is None:
+            raise SettingsError("this model has no chat template, so it takes no chat messages: give generate a text")
+        elif not apply_chat_template:
+            raise SettingsError("chat messages need the chat template: leave out apply_chat_template, or give a text")
+        if tools and "tools" not in self.chat_template.source:
+            raise SettingsError("this model's chat template takes no tools: describe them in a system message")
+        return chat_tokens(self.chat_template, self.tokenizer, given, tools=tools, allow_special=allow_special)
 
     def reset_memory(self) -> None:
         """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.
@@ -139,7 +139,7 @@ class PromptRequests:
         """The bytes after every token of the model."""
         return Vocabulary.of(self.tokenizer, self.model.vocab_size)
 
-    @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
+    @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=OTHER_NAMES)
     @naming
     def request(
         self,

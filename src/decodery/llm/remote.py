@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any, cast
 
@@ -31,11 +32,18 @@ class RemoteLM(LLM):
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, model.offers.model, "remote"))
 
     def encode(
-        self, prompt: Prompt | Ordered[int], *, apply_chat_template: bool = True, allow_special: bool = False
+        self,
+        prompt: Prompt | Ordered[int],
+        *,
+        apply_chat_template: bool = True,
+        allow_special: bool = False,
+        tools: Ordered[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """One number that stands for the whole prompt, which only the server reads."""
         if allow_special:
             raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
+        if tools:
+            raise SettingsError("tools are not sent to a server here: leave out tools, or use its own client")
         prompt = one(prompt)
         if isinstance(prompt, PromptTokens):
             raise PromptError("a server's token ids are not known here: give the prompt as a text")

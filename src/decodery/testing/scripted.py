@@ -66,7 +66,7 @@ class ScriptedLM(LLM):
             model.config = unseen(model.name, context)
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, "scripted", "float32"))
 
-    def encode(self, prompt: Any, *, apply_chat_template: bool = True, allow_special: bool = False) -> list[int]:
+    def encode(self, prompt: Any, **form: Any) -> list[int]:
         return [PROMPT] * max(1, len(_WORD.findall(_whole(prompt)))) if self._bounded else [PROMPT]
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Any:
