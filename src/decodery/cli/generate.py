@@ -11,17 +11,8 @@ import click
 
 from .command import command
 from .given import given, read_prompt
-from .options import (
-    chat_template_option,
-    check_diffuse,
-    constraint_options,
-    decoding_options,
-    diffuse_option,
-    kv_dtype_option,
-    model_options,
-    output_option,
-    search_option,
-)
+from .options import chat_template_option, kv_dtype_option, model_options, output_option
+from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option, search_option
 
 if TYPE_CHECKING:
     from decodery.diffusion.base import DiffusionDecoder
@@ -42,6 +33,7 @@ if TYPE_CHECKING:
     "--n",
     type=click.IntRange(min=1),
     default=1,
+    show_default=True,
     metavar="N",
     help="Write N texts, with different seeds. With --search: the N best texts.",
 )

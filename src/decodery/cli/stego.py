@@ -24,7 +24,7 @@ SECTIONS = {
 _json_option = output_option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 
-@click.group(cls=Group, sections=SECTIONS)
+@click.group(cls=Group, sections=SECTIONS, example='stego encode "Tell me about rivers." --message "meet at noon"')
 def stego() -> None:
     """Write a message into a generated text, or read it (steganography)."""
 

@@ -56,7 +56,10 @@ def _asked(most: int = 960) -> Decorator:
         option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms."),
         chat_template_option("Questions are plain texts, without the chat template."),
         option(
-            "--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --no-chat-template)."
+            "--max-new-tokens",
+            type=click.IntRange(1),
+            show_default="64; 12 with --no-chat-template",
+            help="Length of an answer.",
         ),
         seed_option("questions, split and training"),
     )

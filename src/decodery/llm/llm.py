@@ -225,7 +225,7 @@ class LLM(PromptRequests):
     @naming
     def diffuse(
         self,
-        prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
+        prompt: AnyPrompt | Iterable[AnyPrompt],
         method: Any = "static",
         *,
         n: int = 1,
@@ -245,22 +245,15 @@ class LLM(PromptRequests):
         """
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        only = single(prompt)
-        several = only is None
-        prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
+        only, engine = single(prompt), self.engine()
         fill = self.fill([], method, max_new_tokens, temperature=temperature, constraint=constraint)
-        engine = self.engine()
-        fillings = [
-            self.begin(engine, replace(fill, prompt=tokens, seed=nth_seed(seed, number)))
-            for tokens in [
-                self.encode(one, apply_chat_template=apply_chat_template, allow_special=allow_special)
-                for one in prompts
-            ]
-            for number in range(n)
-        ]
+        read = partial(self.encode, apply_chat_template=apply_chat_template, allow_special=allow_special)
+        fills = [replace(fill, prompt=read(each)) for each in (each_prompt(prompt) if only is None else [only])]
+        seeds = [nth_seed(seed, number) for number in range(n)]
+        fillings = [self.begin(engine, replace(each, seed=each_seed)) for each in fills for each_seed in seeds]
         engine.run([each.work for each in fillings])
-        outputs = [each.output() for each in fillings]
-        return outputs if several or n > 1 else outputs[0]
+        found = [each.output() for each in fillings]
+        return found if only is None or n > 1 else found[0]
 
     def simultaneous(
         self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
@@ -356,21 +349,15 @@ class LLM(PromptRequests):
         published ones. Source: Superposed Decoding (2024).
         """
         tokens = self.encode(prompt, apply_chat_template=apply_chat_template)
-        found = self.engine().finish(
-            superpose(
-                self.model,
-                tokens,
-                k,
-                length=max_new_tokens,
-                settings=settings or Superposition.published(k),
-                ngrams=(ngrams or ngrams_for(self.model.config.vocabulary)) + NGrams.count([tokens]),
-                eos_ids=self.tokenizer.eos_ids,
-            )
-        )
+        known = ngrams or ngrams_for(self.model.config.vocabulary)
+        settings = settings or Superposition.published(k)
+        form: dict[str, Any] = {"ngrams": known + NGrams.count([tokens]), "eos_ids": self.tokenizer.eos_ids}
+        writing = superpose(self.model, tokens, k, length=max_new_tokens, settings=settings, **form)
+        found = self.engine().finish(writing)
         return [replace(draft, text=self._continuation(tokens, draft.tokens)) for draft in found]
 
     def ngrams(self, texts: Iterable[str]) -> NGrams:
-        """What follows what in `texts`, for `drafts`."""
+        """Counts of n-grams in `texts`, for `suggestions`."""
         return NGrams.count(self.tokenizer.encode(text, special=False) for text in texts)
 
     def engine(self) -> Engine:

@@ -49,6 +49,13 @@ def test_help_fits_80_columns_and_ends_with_an_example(
     text, _, examples = shown.partition("\nExample:\n")
     assert max(map(len, text.splitlines())) <= 80, text
     assert "Options:" not in text
+    # The first screen has an example at each command.
+    assert command.example or command is cli
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.is_flag:
+            # A default stands in brackets after the help.
+            assert option.show_default or not isinstance(option.get_default(context), str | int | float), option.name
+            assert not re.search(r"\((none|\d+|coupled)\)\.?$", option.help or ""), option.name
     if isinstance(command, Command):
         assert examples.startswith(f"  {path} ") or examples.startswith(f"  {path}\n"), examples
 
