@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from decodery.constraints.json_schema import JSONSchema
 from decodery.core.conversation import Conversation, Prompt, PromptTokens
 from decodery.core.errors import DecoderyError, PromptError, SettingsError
-from decodery.core.method_spec import of_stranger
+from decodery.core.method_spec import is_untrusted
 from decodery.core.registry import resolve
 from decodery.core.settings import checked
 from decodery.engine.output import Output
@@ -39,9 +39,9 @@ from .prompts import one
 from .resolve_settings import (
     build_sampler,
     left_by,
-    resolve_kv,
+    resolve_cache_policy,
+    resolve_logits_source,
     resolve_monitors,
-    resolve_source,
     stop_ids,
     stop_tokens,
     warn_of_idle,
@@ -65,7 +65,7 @@ def naming(method: F) -> F:
         try:
             return method(self, *arguments, **settings)
         except DecoderyError as error:
-            if not of_stranger():
+            if not is_untrusted():
                 error.name_model(self.origin)
             raise
 
@@ -232,10 +232,10 @@ class PromptRequests:
             eos_ids=tuple(eos),
             logprobs=logprobs,
             reuse=left_by(reuse),
-            logits_source=resolve_source(
+            logits_source=resolve_logits_source(
                 logits_source, lambda text: self.encode(text, apply_chat_template=apply_chat_template)
             ),
-            cache_policy=resolve_kv(cache_policy),
+            cache_policy=resolve_cache_policy(cache_policy),
             return_draft_trees=return_draft_trees,
             monitors=resolve_monitors(monitor),
             prompt_embeds=placed,

@@ -20,7 +20,7 @@ from .llm import LLM
 from .prompts import one
 
 
-class RemoteLM(LLM):
+class RemoteLLM(LLM):
     """An `LLM` whose texts a server writes. `LLM.generate`, `LLM.stream` and searches by whole texts work on it.
 
     What needs more of a model than its texts is refused in a sentence: drafters, constraints, sources, and searches
@@ -77,7 +77,7 @@ def remote(
     seconds: float = 600.0,
     connections: int = 16,
     retries: int = 4,
-) -> RemoteLM:
+) -> RemoteLLM:
     """The model of an OpenAI-compatible server, such as http://localhost:8000.
 
     What the server can do is found out now, by asking for one token by each route. model: as the server names it; it
@@ -91,4 +91,4 @@ def remote(
     if connections < 1:
         raise SettingsError(f"a remote model needs at least one connection, not {connections}")
     endpoint = Endpoint(Settings(url, key, timeout, seconds, retries))
-    return RemoteLM(RemoteModel(endpoint, endpoint.probe(model), connections))
+    return RemoteLLM(RemoteModel(endpoint, endpoint.probe(model), connections))

@@ -61,7 +61,9 @@ def with_predicted_output(
     )
 
 
-def resolve_source(logits_source: LogitsSource | str | None, encode: Callable[[str], list[int]]) -> LogitsSource | None:
+def resolve_logits_source(
+    logits_source: LogitsSource | str | None, encode: Callable[[str], list[int]]
+) -> LogitsSource | None:
     """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
     if logits_source is None or logits_source == "none":
         return None
@@ -69,7 +71,7 @@ def resolve_source(logits_source: LogitsSource | str | None, encode: Callable[[s
     return resolved.encoded(encode)
 
 
-def resolve_kv(cache_policy: CachePolicy | str | None) -> CachePolicy | None:
+def resolve_cache_policy(cache_policy: CachePolicy | str | None) -> CachePolicy | None:
     """A cache policy by name; None and "none" mean that all is kept and read."""
     if cache_policy is None or cache_policy == "none":
         return None

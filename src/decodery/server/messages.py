@@ -14,7 +14,7 @@ from .errors import invalid
 from .fields import ChatRequest, Message, Tool
 
 if TYPE_CHECKING:
-    from .desk import RequestPreprocessor
+    from .request_preprocessor import RequestPreprocessor
 
 _TOLD = (
     "You may call tools. Their signatures, as JSON:\n<tools>\n{tools}\n</tools>\n"
@@ -33,7 +33,7 @@ def tools_in_use(body: ChatRequest) -> list[Tool]:
 
 
 def encoded(
-    desk: RequestPreprocessor,
+    preprocessor: RequestPreprocessor,
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     cache_policy: str | None = None,
@@ -44,11 +44,11 @@ def encoded(
 
     cache_policy: the policy it is read under. allow_special: see `LLM.encode`.
     """
-    chat = desk.lm.chat_template
+    chat = preprocessor.lm.chat_template
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
     for message in messages:
-        desk.check_length(message.text, cache_policy)
+        preprocessor.check_length(message.text, cache_policy)
     knows = "tools" in chat.source
     turns = [_turn(message, knows) for message in messages]
     told = [tool.model_dump(exclude_none=True) for tool in tools]
@@ -59,7 +59,7 @@ def encoded(
         else:
             turns.insert(0, {"role": "system", "content": text})
     functions = told if told and knows else None
-    return chat_tokens(chat, desk.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
+    return chat_tokens(chat, preprocessor.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
 
 
 def _turn(message: Message, knows: bool) -> dict[str, Any]:

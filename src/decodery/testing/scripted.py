@@ -50,7 +50,7 @@ class Said:
 Script = Callable[[Asked], "str | Said"]
 
 
-class ScriptedLM(LLM):
+class ScriptedLLM(LLM):
     """An `LLM` without a network or weights. script: the answer to a request, by any of it, as a function or as a list
     by number. asked: all requests so far, in order. context: words of a prompt and its text at most; None for any.
 
@@ -78,7 +78,7 @@ def _whole(prompt: Prompt) -> str:
 
 
 class _Scripted(WholeTexts):
-    def __init__(self, lm: ScriptedLM) -> None:
+    def __init__(self, lm: ScriptedLLM) -> None:
         super().__init__("a scripted model", logprobs=True)
         self.lm = lm
 

@@ -373,7 +373,7 @@ LOCAL = {
 """Settings that are text and may be a path, a model or a program: no stranger gives them."""
 
 
-def test_every_setting_that_takes_any_text_is_known_to_be_harmless_or_refused_to_strangers() -> None:
+def test_every_setting_that_takes_any_text_is_known_to_be_harmless_or_refused_to_untrusted_requests() -> None:
     found = set()
     for method in methods():
         kinds = typing.get_type_hints(method.cls)
@@ -398,7 +398,7 @@ def method_is_own(setting: tuple[str, str, str]) -> bool:
         *(("search", "beam:width=100000"), ("drafter", "auto:orders=2000/3")),
     ],
 )
-def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
+def test_untrusted_requests_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
     with from_network(), pytest.raises(NotTrusted, match="request"):
         resolve(family, spec)
     with from_network():

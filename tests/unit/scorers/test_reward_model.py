@@ -17,7 +17,7 @@ from decodery.search import BestOfN, StepBeam
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
-from decodery.testing.scripted import ScriptedLM
+from decodery.testing.scripted import ScriptedLLM
 from serving import VOCAB, tiny_lm
 
 PROMPT, OUTPUTS = [5, 9, 2], [[7, 3, 9], [1], [8] * 20]
@@ -71,7 +71,7 @@ def test_searches_ask_it_and_its_passes_are_its_own() -> None:
         assert passes["reward"] >= 1 and best.trace.ledger.rows["reward"] > 0
         assert all(best.score >= each.score for each in others)
     # After a server: nothing is asked of the writer but its texts.
-    far = ScriptedLM(lambda each: f"text {each.number}")
+    far = ScriptedLLM(lambda each: f"text {each.number}")
     judged = RewardModel(LogProbability("mean"), model=LoadedModel(asked.model, other.tokenizer, None, "o", "float64"))
     assert {each.text for each in far.search("?", BestOfN(judged, n=2), temperature=1.0)} == {"text 0", "text 1"}
 
@@ -114,7 +114,7 @@ def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
     (best, *_) = lm.search("Is it?", BestOfN(alike, n=2), apply_chat_template=False, temperature=1.0, max_new_tokens=6)
     assert best.score == pytest.approx(law(best.text, made.model, "{}"), abs=1e-9)
     # After a server, too, which is asked for texts alone.
-    far = ScriptedLM(lambda each: f"text {each.number}")
+    far = ScriptedLLM(lambda each: f"text {each.number}")
     outputs = far.search("Is it?", BestOfN(scorer, n=2), temperature=1.0)
     assert all(each.score == pytest.approx(law(each.text, made.model, "<{}>"), abs=1e-9) for each in outputs)
     assert len(far.asked) == 2

@@ -10,15 +10,15 @@ from decodery.core.errors import SettingsError
 from decodery.puzzles import puzzle
 from decodery.scorers import PuzzleExamples, TextScore
 from decodery.search import IAD, Revisions, WeightedVote
-from decodery.testing.scripted import Asked, Said, ScriptedLM
+from decodery.testing.scripted import Asked, Said, ScriptedLLM
 
 SECOND = TextScore(lambda text: float(text.split()[-1]))
 """A text is its answer and, after it, what it is worth."""
 FIRST = r"^(\w+)"
 
 
-def said(texts: list[str]) -> ScriptedLM:
-    return ScriptedLM([Said(text) for text in texts])
+def said(texts: list[str]) -> ScriptedLLM:
+    return ScriptedLLM([Said(text) for text in texts])
 
 
 def test_one_attempt_a_chain_is_a_weighted_vote() -> None:
@@ -83,14 +83,14 @@ def test_iad_shows_attempts_in_the_form_a_model_has_learned() -> None:
 
 
 def test_what_is_cut_off_is_told_and_the_rest_found() -> None:
-    lm = ScriptedLM([Said("one 0.5"), Said("two 0.6"), Said("three", gone=True), Said("four 1.0")])
+    lm = ScriptedLLM([Said("one 0.5"), Said("two 0.6"), Said("three", gone=True), Said("four 1.0")])
     with pytest.warns(UserWarning, match="found before"):
         found = lm.search("q", Revisions(SECOND, n=2, length=2, pattern=FIRST))
     assert found[0].text == "one 0.5" and not any(each.complete for each in found)
 
 
 def test_chats_keep_what_went_before_their_question() -> None:
-    lm = ScriptedLM(lambda asked: Said(f"{asked.number} 1.0"))
+    lm = ScriptedLLM(lambda asked: Said(f"{asked.number} 1.0"))
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
     lm.search(turns, Revisions(SECOND, n=1, length=2, answer="whole"))
     second: Asked = lm.asked[1]
