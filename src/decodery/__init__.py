@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .core.version import __version__ as __version__
 
@@ -42,22 +42,40 @@ _HOMES = {
 }
 
 
-def load(name: str = "smollm2", **options: Any) -> LLM:
-    """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
+class LoadOptions(TypedDict, total=False):
+    """The keyword arguments of `load`."""
 
-    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
-    `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
+    dtype: str
+    kv_dtype: str
+    device: str
+    revision: str | None
+
+
+def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
+    """Load a model.
+
+    Args:
+        model: An embedded name, a folder, a `.gguf` file, a Hub id, or the URL of a server (see `remote`).
+        **options: `dtype`: "auto" (the checkpoint's own precision), "float32", "bfloat16", "float16", "int8" or "int4".
+            `kv_dtype`: precision of the KV cache, "auto", "float16" or "int8". `device`: "auto", "cpu" or "cuda".
+            `revision`: of a Hub id.
+
+    Raises:
+        ModelNotFound: There is no such model.
+        UnsupportedModel: Its architecture or format is not supported.
+        CorruptFile: A file of it is damaged.
     """
-    if isinstance(name, str) and name.startswith(("http://", "https://")):
+    if isinstance(model, str) and model.startswith(("http://", "https://")):
         from .llm.remote import remote
 
         # A server has chosen all of these itself.
         own = {("dtype", "auto"), ("kv_dtype", "auto")}
-        return remote(name, **{key: value for key, value in options.items() if (key, value) not in own})
+        given: dict[str, Any] = {key: value for key, value in options.items() if (key, value) not in own}
+        return remote(model, **given)
     from .llm.llm import LLM
     from .models.loaders.load import load as load_model
 
-    return LLM(load_model(name, **options))
+    return LLM(load_model(model, **options))
 
 
 def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | list[Output]:

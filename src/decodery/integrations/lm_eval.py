@@ -53,7 +53,7 @@ class Harness(TemplateLM):
         super().__init__()
         # The harness asks for a GPU where nobody has said anything.
         named = device is not None and (torch.cuda.is_available() or not device.startswith("cuda"))
-        self.lm = load(model, dtype=dtype, **({"device": device} if named else {}))
+        self.lm = load(model, dtype=dtype, device=device if named and device else "auto")
         self._settings: dict[str, Any] = {
             "drafter": None if drafter == "none" else drafter,
             "acceptance_rule": acceptance_rule,

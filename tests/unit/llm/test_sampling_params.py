@@ -125,3 +125,13 @@ def test_a_type_checker_finds_a_wrong_setting(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     found = {int(number) for number in re.findall(r"calls\.py:(\d+): error", done.stdout)}
     assert {lines[number - 1] for number in found} == set(wrong), done.stdout + done.stderr
+
+
+def test_options_of_other_loaders_are_answered_with_the_name_here() -> None:
+    for name, said in (
+        ("torch_dtype", "give dtype"),
+        ("load_in_8bit", 'give dtype="int8"'),
+        ("device_map", "give device"),
+    ):
+        with pytest.raises(SettingsError, match=re.escape(f"there is no setting {name!r}; {said}")):
+            dc.load("smollm2", **{name: "auto"})  # type: ignore[arg-type]
