@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from . import (
         compression,
         constraints,
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     )
     from .core.registry import methods
     from .engine.engine import Engine
-    from .llm.llm import LLM, Output, Piece
+    from .llm.llm import LLM, AnyPrompt, Output, Piece
     from .llm.remote import remote
+    from .llm.sampling_params import GenerateSettings
     from .llm.sampling_params import SamplingParams as SamplingParams
 
 
@@ -78,12 +81,14 @@ def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
     return LLM(load_model(model, **options))
 
 
-def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | list[Output]:
+def generate(
+    prompt: AnyPrompt, model: str = "smollm2", *, n: int = 1, **settings: Unpack[GenerateSettings]
+) -> Output | list[Output]:
     """Load `model` and decode one prompt; see `LLM.generate`. To decode more than one, load the model once."""
-    return load(model).generate(prompt, **settings)
+    return load(model).generate(prompt, n=n, **settings)
 
 
-def stream(prompt: Any, model: str = "smollm2", **settings: Any) -> Any:
+def stream(prompt: AnyPrompt, model: str = "smollm2", **settings: Unpack[GenerateSettings]) -> Iterator[Piece]:
     """Load `model` and stream one text; see `LLM.stream`."""
     return load(model).stream(prompt, **settings)
 

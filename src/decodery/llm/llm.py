@@ -177,7 +177,7 @@ class LLM(PromptRequests):
     @checked(elsewhere=OTHER_NAMES)
     def stream(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         sampling_params: SamplingParams | None = None,
         *,
         apply_chat_template: bool = True,
@@ -201,7 +201,7 @@ class LLM(PromptRequests):
     @naming
     def search(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         search: Any,
         *,
         scorer: Any = None,
@@ -294,12 +294,13 @@ class LLM(PromptRequests):
 
     def stego_encode(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         message: str | bytes,
         *,
         search: Any = "coupling",
         apply_chat_template: bool = True,
-        **settings: Any,
+        progress: Progress = silent,
+        **settings: Unpack[RequestSettings],
     ) -> Output:
         """A text that carries `message`, which `stego_decode` reads from it; see `decodery.search.Coupling`.
 
@@ -308,33 +309,32 @@ class LLM(PromptRequests):
         method = resolve_carrier(search)
         if method.message:
             raise SettingsError("the message is given twice: leave it out of the search's settings")
-        method = replace(method, message=message)
-        (output,) = self.search(prompt, method, apply_chat_template=apply_chat_template, **settings)
-        return output
+        method, form = replace(method, message=message), {"apply_chat_template": apply_chat_template}
+        return self.search(prompt, method, progress=progress, **form, **settings)[0]
 
     def stego_decode(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         text: str | Ordered[int],
         length: int,
         *,
         search: Any = "coupling",
         apply_chat_template: bool = True,
-        allow_special: bool = False,
-        **settings: Any,
+        **settings: Unpack[RequestSettings],
     ) -> Any:
         """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.Reading`.
 
         text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
-        prompt_tokens = self.encode(prompt, apply_chat_template=apply_chat_template, allow_special=allow_special)
-        request = self.request(prompt_tokens, **{"drafter": None} | settings)
+        given: dict[str, Any] = {"drafter": None, **settings}
+        form = {"apply_chat_template": apply_chat_template, "allow_special": given.pop("allow_special", False)}
+        request = self.request(self.encode(prompt, **form), **given)
         return resolve_carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
     def suggestions(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         k: int = 3,
         *,
         max_new_tokens: int = 10,
