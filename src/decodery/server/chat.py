@@ -121,11 +121,11 @@ def _language(preprocessor: RequestPreprocessor, body: ChatRequest) -> Constrain
 
 @dataclass
 class ChatForm(Form):
-    """logprobs, told, steps: what is reported beside the text; calls: whether it may call tools."""
+    """logprobs, figures, steps: what is reported beside the text; calls: whether it may call tools."""
 
     tokenizer: Tokenizer
     logprobs: bool
-    told: bool
+    figures: bool
     steps: bool
     calls: bool
     _kept: dict[int, _Kept] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class ChatForm(Form):
             "logprobs": answer.chat_logprobs(self.tokenizer, text.logprobs) if self.logprobs else None,
             "finish_reason": self._reason(text, calls),
         }
-        found |= answer.beside(text, self.told)
+        found |= answer.own_fields(text, self.figures)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
@@ -170,7 +170,11 @@ class ChatForm(Form):
             found.append(self._delta(index, {"content": rest}))
         for number, call in enumerate(calls):
             found.append(self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]}))
-        last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)} | answer.beside(text, self.told)
+        last = (
+            self._delta(index, {})
+            | {"finish_reason": self._reason(text, calls)}
+            | answer.own_fields(text, self.figures)
+        )
         return [*found, last]
 
     def _read(self, text: FinishedText) -> tuple[str, list[Call]]:

@@ -79,9 +79,9 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
         requests += [request] if search is not None else several(request, n)
     given = _given(body)
     shown = [_shown(lm.tokenizer, *each) for each in zip(given, prompts, strict=True) for _ in range(n)] if echo else []
-    told = logprobs is not None, own is not None, steps
+    reported = logprobs is not None, own is not None, steps
     form = CompletionForm(
-        lm.tokenizer, *told, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
+        lm.tokenizer, *reported, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
     )
     return Plan(
         requests,
@@ -139,12 +139,12 @@ def _gap(preprocessor: RequestPreprocessor, body: CompletionRequest, prompt: Any
 
 @dataclass
 class CompletionForm(Form):
-    """logprobs, told, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
+    """logprobs, figures, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
     that is echoed, as a text and where its tokens begin; empty for none. bare: nothing but the echo."""
 
     tokenizer: Tokenizer
     logprobs: bool
-    told: bool
+    figures: bool
     steps: bool
     prompts: Sequence[list[int]]
     shown: Sequence[tuple[str, list[int]]]
@@ -171,7 +171,7 @@ class CompletionForm(Form):
             known: list[TokenLogprob | int] = [*first, *text.prompt_logprobs, *text.logprobs]
             own = self._offsets(index, len(before)).of(each.token for each in text.logprobs)
             found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, [*offsets, *own])
-        found |= answer.beside(text, self.told)
+        found |= answer.own_fields(text, self.figures)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
@@ -198,7 +198,7 @@ class CompletionForm(Form):
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         if self.shown and self.logprobs:
             return [self.choice(index, text)]
-        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.beside(text, self.told)
+        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.own_fields(text, self.figures)
         return [*self.grown(index, news), last]
 
     def _offsets(self, index: int, at: int) -> answer.Offsets:

@@ -16,7 +16,7 @@ from .fields import ChatRequest, Message, Tool
 if TYPE_CHECKING:
     from .request_preprocessor import RequestPreprocessor
 
-_TOLD = (
+_TOOL_PROMPT = (
     "You may call tools. Their signatures, as JSON:\n<tools>\n{tools}\n</tools>\n"
     'To call one, answer with:\n<tool_call>\n{{"name": NAME, "arguments": OBJECT}}\n</tool_call>'
 )
@@ -51,14 +51,14 @@ def encoded(
         preprocessor.check_length(message.text, cache_policy)
     knows = "tools" in chat.source
     turns = [_turn(message, knows) for message in messages]
-    told = [tool.model_dump(exclude_none=True) for tool in tools]
-    if told and not knows:
-        text = _TOLD.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in told))
+    specs = [tool.model_dump(exclude_none=True) for tool in tools]
+    if specs and not knows:
+        text = _TOOL_PROMPT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in specs))
         if turns[0]["role"] == "system":
             turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
         else:
             turns.insert(0, {"role": "system", "content": text})
-    functions = told if told and knows else None
+    functions = specs if specs and knows else None
     return chat_tokens(chat, preprocessor.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
 
 

@@ -384,7 +384,7 @@ def test_a_text_larger_than_all_memory_is_refused_and_others_go_on() -> None:
 
 def test_an_engine_that_fails_is_reported_and_ends_the_server(lm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     urls: list[str] = []
-    server = Server(lm, ServerSettings(name="tiny", drain_seconds=0.0), port=0, told=urls.append)
+    server = Server(lm, ServerSettings(name="tiny", drain_seconds=0.0), port=0, on_ready=urls.append)
     failed: list[BaseException] = []
 
     def run() -> None:
