@@ -113,6 +113,21 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.example = example
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments. An option by its name in another tool is refused with the name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from decodery.llm.other_names import OTHER_NAMES
+
+            given = error.option_name.lstrip("-").replace("-", "_")
+            known = {param.name: max(param.opts, key=len) for param in self.params if isinstance(param, click.Option)}
+            words = [given, *re.findall(r"\w+", OTHER_NAMES.get(given, ""))]
+            here = next((known[word] for word in words if word in known), None)
+            if here is None:
+                raise
+            raise click.NoSuchOption(error.option_name, possibilities=[here], ctx=ctx) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Errors of the package name the model that was given."""
         from decodery.core.errors import DecoderyError

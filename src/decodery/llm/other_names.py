@@ -10,7 +10,7 @@ _DRAFTER = 'name a drafter, such as drafter="draft-model:model=NAME" or "prompt-
 _BY_ADVICE = {
     "give max_new_tokens": "max_tokens max_completion_tokens max_length max_tokens_to_sample n_predict num_predict",
     "give min_new_tokens": "min_tokens min_length",
-    "give temperature, where 0 is greedy": "do_sample greedy",
+    "give temperature, where 0 is greedy": "do_sample greedy temp",
     "give stop": "stop_strings stop_sequences stop_words stopping_criteria",
     "give stop_token_ids": "eos_ids eos_token_id eos_token_ids",
     "give seed": "random_seed rng_seed",
@@ -28,7 +28,7 @@ _BY_ADVICE = {
     "give logprobs, the number of most likely tokens to report": "top_logprobs n_probs output_scores",
     "give logit_bias with a low value, such as {id: -100}": "bad_words bad_words_ids suppress_tokens",
     "give predicted_output": "prediction",
-    "give max_draft_tokens": "num_speculative_tokens num_assistant_tokens",
+    "give max_draft_tokens": "num_speculative_tokens num_assistant_tokens draft_max",
     "give prompt_embeds": "inputs_embeds",
     "give reuse=output, of an output made with return_cache=True": "past_key_values use_cache cache_prompt",
     "give it as the prompt, the first argument": "prompts input_ids prompt_token_ids inputs",
@@ -36,7 +36,7 @@ _BY_ADVICE = {
     "give it as the second argument": "params",
     _CONSTRAINT: "regex json_schema grammar choice guided_json guided_regex guided_grammar guided_choice "
     "guided_decoding structured_outputs response_format",
-    _DRAFTER: "assistant_model draft_model speculative_model speculative_config prompt_lookup_num_tokens",
+    _DRAFTER: "assistant_model draft_model model_draft speculative_model speculative_config prompt_lookup_num_tokens",
     'give logits_source="adapter:file=FOLDER"': "lora_request lora",
     "give it to load": "dtype kv_dtype device model",
     "call lm.search(prompt, search, scorer=...) instead of generate": "search scorer",

@@ -82,6 +82,11 @@ def test_examples_are_usage(example: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("generate", "Hi", "--max-tokens", "3"), "No such option '--max-tokens'. Did you mean '--max-new-tokens'?"),
+        (("generate", "Hi", "--n-predict", "3"), "Did you mean '--max-new-tokens'?"),
+        (("generate", "Hi", "--top_k", "3"), "Did you mean '--top-k'?"),
+        (("generate", "Hi", "--temp", "1"), "Did you mean '--temperature'?"),
+        (("chat", "--num-beams", "4"), "No such option '--num-beams'"),
         (("stego", "hide"), "no command is called 'hide': `decodery stego --help` lists them"),
         (("stego", "encode", "Hi"), "Missing option '--message'"),
         (("stego", "decode", "Hi", "--length", "0"), "0 is not in the range x>=1"),
