@@ -126,7 +126,7 @@ class Command(click.Command):
             here = next((known[word] for word in words if word in known), None)
             if here is None:
                 raise
-            raise click.NoSuchOption(error.option_name, possibilities=[here], ctx=ctx) from None
+            raise click.UsageError(f"no option is called {error.option_name!r}: give {here}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Errors of the package name the model that was given."""
