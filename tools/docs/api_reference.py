@@ -95,7 +95,7 @@ def _markdown(found: Any) -> str:
         if heading := _SECTION.match(line):
             parts += [f"**{heading[1]}**", ""]
             listed = True
-        elif listed and (entry := re.match(r"^ {4}(\*{0,2}\w+)(?: \(.*?\))?: (.*)$", line)):
+        elif listed and (entry := re.match(r"^ {4}(\w+)(?: \(.*?\))?: (.*)$", line)):
             parts.append(f"- `{entry[1]}`: {_escaped(entry[2])}")
         elif listed and line.startswith("        "):
             parts.append(f"  {_escaped(line.strip())}")
