@@ -8,6 +8,7 @@ from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Sequence as Ordered
 
     from . import (
         compression,
@@ -24,15 +25,28 @@ if TYPE_CHECKING:
         testing,
         training,
     )
+    from .core.conversation import Message
     from .core.registry import methods
     from .engine.engine import Engine
     from .llm.llm import LLM, AnyPrompt, Output, Piece
     from .llm.remote import remote
-    from .llm.sampling_params import GenerateSettings
+    from .llm.sampling_params import ChatSettings, GenerateSettings
     from .llm.sampling_params import SamplingParams as SamplingParams
 
 
-__all__ = ["LLM", "Engine", "Output", "Piece", "SamplingParams", "generate", "load", "methods", "remote", "stream"]
+__all__ = [
+    "LLM",
+    "Engine",
+    "Output",
+    "Piece",
+    "SamplingParams",
+    "chat",
+    "generate",
+    "load",
+    "methods",
+    "remote",
+    "stream",
+]
 
 _HOMES = {
     "LLM": ".llm.llm",
@@ -86,6 +100,13 @@ def generate(
 ) -> Output | list[Output]:
     """Load `model` and decode one prompt; see `LLM.generate`. To decode more than one, load the model once."""
     return load(model).generate(prompt, n=n, **settings)
+
+
+def chat(
+    messages: Ordered[Message], model: str = "smollm2", *, n: int = 1, **settings: Unpack[ChatSettings]
+) -> Output | list[Output]:
+    """Load `model` and answer one conversation; see `LLM.chat`."""
+    return load(model).chat(messages, n=n, **settings)
 
 
 def stream(prompt: AnyPrompt, model: str = "smollm2", **settings: Unpack[GenerateSettings]) -> Iterator[Piece]:

@@ -22,7 +22,7 @@ _OWN = 1
 _ORDERS = (8, 5, 3)
 
 
-@register("predicted-output", lossless=True)
+@register("predicted-output", lossless=True, requirements=("the setting predicted_output",))
 @dataclass(frozen=True)
 class PredictedOutput(Composite):
     """Drafts an answer that is known in advance but for a few changes, as of a file that is edited.
@@ -64,7 +64,7 @@ class PredictedOutput(Composite):
 
     def start(self, seq: Sequence) -> list[Any]:
         if not self.tokens:
-            raise SettingsError("the drafter predicted-output has no text to draft: give predicted_output=TEXT")
+            raise SettingsError("predicted-output has no text to draft: give predicted_output=TEXT")
         return [*super().start(seq), _Place(self.tokens)]
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
