@@ -38,7 +38,10 @@ def main() -> None:
     writer = decodery.load(given.of, dtype="float32", device="cpu")
     shown = "".join(f"{each.prompt}{each.answer}\n\n" for each in held_out(Adaptation(seed=1), len(TASKS)))
     for name, before in (("from left to right, shown nothing", ""), ("from left to right, shown three answers", shown)):
-        texts = [writer.generate(before + each.prompt, raw=True, max_new_tokens=12, stop=["\n"]).text for each in asked]
+        texts = [
+            writer.generate(before + each.prompt, apply_chat_template=False, max_new_tokens=12, stop=["\n"]).text
+            for each in asked
+        ]
         results[name] = _right(asked, texts)
         print(name, json.dumps(results[name]), flush=True)
     command = f"python benchmarks/adaptation.py DIR --count {given.count} --minutes {given.minutes:g} --out {given.out}"
@@ -48,7 +51,9 @@ def main() -> None:
 
 def _filled(lm: LLM, method: str, asked: list[WordTask]) -> dict[str, float]:
     engine, places = lm.engine(), Adaptation().places
-    begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), method, places)) for each in asked]
+    begun = [
+        lm.begin(engine, lm.fill(lm.encode(each.prompt, apply_chat_template=False), method, places)) for each in asked
+    ]
     engine.run([each.work for each in begun])
     canvases = [each.canvas for each in begun]
     passes = sum(canvas.passes for canvas in canvases)

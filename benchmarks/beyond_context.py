@@ -19,7 +19,7 @@ from rich.progress import track
 
 import decodery
 from decodery.llm.llm import LLM
-from decodery.llm.resolve_settings import resolve_kv
+from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.batch import Batch, Segment
 
 STRETCH, CHUNK = 2048, 256
@@ -62,7 +62,7 @@ def text(lm: LLM, data: Path) -> list[int]:
 @torch.no_grad()
 def read(lm: LLM, way: str, tokens: list[int]) -> dict[str, Any]:
     """Perplexity of every stretch of a text [n + 1], and tokens that the cache holds in a layer in the end."""
-    kv = resolve_kv(way)
+    kv = resolve_cache_policy(way)
     cache = (lm.model if kv is None else kv.over(lm.model, 1)).new_cache()
     losses = list[torch.Tensor]()
     for start in track(range(0, len(tokens) - 1, CHUNK), description=way):

@@ -19,7 +19,7 @@ import torch
 from decodery.bench.contexts.bounds import Oracle, Uniform
 from decodery.bench.contexts.recall import Recall
 from decodery.bench.contexts.settings import ORACLE, UNIFORM
-from decodery.llm.resolve_settings import resolve_kv
+from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.loaders.store import terminal_progress
 
 BUDGETS = (0.25, 0.5, 0.75)
@@ -44,7 +44,7 @@ def main() -> None:
             for budget in BUDGETS:
                 bounds = {UNIFORM: Uniform(budget), ORACLE: Oracle(budget)}
                 spec = f"{name}:budget={budget}" + (f",{rest}" if rest else "")
-                kv = bounds[name] if name in bounds else resolve_kv(spec)
+                kv = bounds[name] if name in bounds else resolve_cache_policy(spec)
                 found.setdefault(policy, {})[str(budget)] = recall.of(kv)
             print(policy, found[policy], flush=True)
     command = "python benchmarks/cache_recall.py --out benchmarks/results/cache-recall.json"

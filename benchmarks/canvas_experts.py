@@ -77,7 +77,9 @@ def measured(lm: LLM, block: int | None, shared: str, items: list[ListExample], 
     places, read, right = canvas_length(TASKS, letters), list[int](), 0
     counted = block
     for item in items:
-        canvas = Canvas.of(model, lm.encode(" ".join(item.prompt), raw=True), places, eos_ids=lm.tokenizer.eos_ids)
+        canvas = Canvas.of(
+            model, lm.encode(" ".join(item.prompt), apply_chat_template=False), places, eos_ids=lm.tokenizer.eos_ids
+        )
         counted = block or len(canvas)
         read += experts(model, canvas, way, counted)
         right += item.right([VOCABULARY[token] for token in canvas.output if token not in canvas.eos_ids])

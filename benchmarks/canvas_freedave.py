@@ -108,7 +108,10 @@ def canvases(lm: LLM, method: str, prompts: list[str], letters: int) -> list[Can
     found, places = list[Canvas](), canvas_length(tuple(LISTS), letters)
     for first in range(0, len(prompts), _TOGETHER):
         engine = lm.engine()
-        fills = [lm.fill(lm.encode(each, raw=True), method, places) for each in prompts[first : first + _TOGETHER]]
+        fills = [
+            lm.fill(lm.encode(each, apply_chat_template=False), method, places)
+            for each in prompts[first : first + _TOGETHER]
+        ]
         begun = [lm.begin(engine, fill) for fill in fills]
         engine.run([each.work for each in begun])
         found += [each.canvas for each in begun]

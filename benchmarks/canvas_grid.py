@@ -78,7 +78,9 @@ def model_rows(lm: LLM, way: str, prompts: int, letters: int) -> list[dict[str, 
     items, found = drawn(tuple(LISTS), prompts, letters, 0), dict[str, list[tuple[bool, Canvas]]]()
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
-        begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), way, PLACES)) for each in some]
+        begun = [
+            lm.begin(engine, lm.fill(lm.encode(each.prompt, apply_chat_template=False), way, PLACES)) for each in some
+        ]
         engine.run([each.work for each in begun])
         for item, each in zip(some, begun, strict=True):
             found.setdefault(item.task, []).append((item.right(each.output()), each.canvas))

@@ -61,7 +61,7 @@ def main(model: str, second: str, tasks: str, count: int) -> None:
     def measured(method: PhaseHandoff) -> dict[str, float]:
         engine, fillings = lm.engine(), []
         for seed, each in enumerate(asked):
-            fill = lm.fill(lm.encode(" ".join(each.prompt), raw=True), method, recipe.canvas)
+            fill = lm.fill(lm.encode(" ".join(each.prompt), apply_chat_template=False), method, recipe.canvas)
             fill.seed = seed
             fillings.append(lm.begin(engine, fill))
         engine.run([each.work for each in fillings])

@@ -67,7 +67,7 @@ def main() -> None:
 
 def trained(lm: LLM, letters: int, path: Path) -> dict[str, float]:
     """What a filter made of prompts that are not asked later says of itself."""
-    prompts = [lm.encode(item.prompt, raw=True) for item in drawn(TASKS, 60, letters, 1)]
+    prompts = [lm.encode(item.prompt, apply_chat_template=False) for item in drawn(TASKS, 60, letters, 1)]
     found = labelled(lm.engine(), lm.model, prompts, LENGTHS[0], FILTERED, eos_ids=lm.tokenizer.eos_ids)
     learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=1500)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,9 @@ def measured(lm: LLM, way: str, spec: str, places: int, items: list[Item]) -> li
     runs: dict[str, list[Any]] = {task: [] for task in TASKS}
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
-        begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), spec, places)) for each in some]
+        begun = [
+            lm.begin(engine, lm.fill(lm.encode(each.prompt, apply_chat_template=False), spec, places)) for each in some
+        ]
         engine.run([each.work for each in begun])
         for item, each in zip(some, begun, strict=True):
             runs[item.task].append((item.right(each.output()), each.canvas))

@@ -116,7 +116,9 @@ def filled(lm: LLM, way: str, items: list[Item], places: int) -> list[Filled]:
     found = list[Filled]()
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
-        begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), way, places)) for each in some]
+        begun = [
+            lm.begin(engine, lm.fill(lm.encode(each.prompt, apply_chat_template=False), way, places)) for each in some
+        ]
         engine.run([each.work for each in begun])
         found += [(item.task, item.right(each.output()), each.canvas) for item, each in zip(some, begun, strict=True)]
     return found

@@ -110,7 +110,7 @@ class Bench:
         assert isinstance(self.lm.model, Transformer)
         self.model = self.lm.model
         self.loaded = decodery.models.loaders.load.load("tiny-1M-chain")
-        prompts = [self.lm.encode(each, raw=True) for each in islice(drawn(Chain(), "train"), TEXTS)]
+        prompts = [self.lm.encode(each, apply_chat_template=False) for each in islice(drawn(Chain(), "train"), TEXTS)]
         self.corpus: Corpus = write_texts(self.loaded, prompts, folder / "text", max_new_tokens=Chain().length, top=20)
         learned, held = self.corpus.split()
         self.read = [np.asarray(self.corpus[number].tokens) for number in learned[:READ]]
@@ -121,7 +121,9 @@ class Bench:
 
     def judged(self, copy: Transformer) -> dict[str, float]:
         drafter = DraftModel(copy, length=DRAFTED)
-        found = self.lm.generate(self.prompts, raw=True, drafter=drafter, max_new_tokens=Chain().length)
+        found = self.lm.generate(
+            self.prompts, apply_chat_template=False, drafter=drafter, max_new_tokens=Chain().length
+        )
         passes = sum(each.trace.tokens for each in found) / sum(each.trace.passes for each in found)
         return judged(copy, self.held) | {"tokens per pass": passes}
 

@@ -148,11 +148,11 @@ def run(lm: LLM, asked: list[tuple[str, str]], module: ModuleType, *, constraine
     solved = [
         (TEMPLATES[number][0].format(**EXAMPLE_NAMES), gold(TEMPLATES[number][1], EXAMPLE_NAMES)) for number in EXAMPLES
     ]
-    engine, settings = lm.engine(), {"drafter": None, "max_new_tokens": 200, "raw": True}
+    engine, settings = lm.engine(), {"drafter": None, "max_new_tokens": 200, "apply_chat_template": False}
     first, waiting, answers = None, [], []
     for sentence, _ in asked:
         own: dict[str, Any] = {"constraint": module.grammar(sentence)} if constrained else {"stop": (CLOSED, '\n"""')}
-        tokens = lm.encode(module.prompt(sentence, examples=solved), raw=True)
+        tokens = lm.encode(module.prompt(sentence, examples=solved), apply_chat_template=False)
         waiting.append(engine.submit(lm.request(tokens, reuse=first, **settings, **own)))
         if first is None or len(waiting) == _TOGETHER or len(answers) + len(waiting) == len(asked):
             engine.run(waiting)

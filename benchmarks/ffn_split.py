@@ -80,7 +80,9 @@ def main(model: str, texts: int) -> None:
         return [(each, puzzle.solve(each, Random(0))) for each in islice(drawn(puzzle, split), texts)]
 
     def tokens_per_pass(drafter: DraftModel | None) -> float:
-        found = lm.generate([each for each, _ in held], raw=True, drafter=drafter, max_new_tokens=puzzle.length)
+        found = lm.generate(
+            [each for each, _ in held], apply_chat_template=False, drafter=drafter, max_new_tokens=puzzle.length
+        )
         return round(sum(each.trace.tokens for each in found) / sum(each.trace.passes for each in found), 2)
 
     given, held = [np.array(encoded("".join(each))) for each in solved("train")], solved("test")

@@ -40,7 +40,9 @@ def written(lm: LLM, contexts: list[list[int]], known: set[tuple[int, ...]], **s
     """How varied the ends of texts are, and how many of their runs of tokens were learned."""
     engine, settings = lm.engine(), {"max_new_tokens": RECIPE.written, "drafter": None} | settings
     # What ends a text would hide whether it runs in circles.
-    drawn = [engine.submit(replace(lm.request(each, raw=True, **settings), eos_ids=())) for each in contexts]
+    drawn = [
+        engine.submit(replace(lm.request(each, apply_chat_template=False, **settings), eos_ids=())) for each in contexts
+    ]
     engine.run(drawn)
     texts = [each.generated for each in drawn]
     runs = [tuple(text[at : at + RUN]) for text in texts for at in range(len(text) - RUN + 1)]

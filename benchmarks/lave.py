@@ -48,7 +48,7 @@ def main() -> None:
         engine = lm.engine()
         fillings = []
         for seed, each in enumerate(asked):
-            fill.prompt, fill.seed = lm.encode(" ".join(each.prompt), raw=True), seed
+            fill.prompt, fill.seed = lm.encode(" ".join(each.prompt), apply_chat_template=False), seed
             fillings.append(lm.begin(engine, fill))
         engine.run([each.work for each in fillings])
         name = f"{method}, {'held' if is_held else 'free'}"

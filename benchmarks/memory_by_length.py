@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from decodery.llm.resolve_settings import resolve_kv
+from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
@@ -39,7 +39,7 @@ def main() -> None:
     for policy in POLICIES:
         found[policy] = {}
         for length in options.lengths:
-            found[policy][str(length)] = [TIMES * each for each in taken(model, resolve_kv(policy), length)]
+            found[policy][str(length)] = [TIMES * each for each in taken(model, resolve_cache_policy(policy), length)]
         print(policy, found[policy], flush=True)
     command = "python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json"
     told = {"command": command, "model": "smollm2", "found": found}

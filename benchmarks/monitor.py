@@ -2,10 +2,10 @@
 
     python benchmarks/monitor.py [--most 400] [--out benchmarks/results]
 
-60 beginnings of functions over the package tests/support/parcels, raw, continued by the embedded model. An attribute
-counts where its object is known: a parameter, or an attribute of one; whether it exists is asked of a real object.
-Nothing is timed, so that the machine's load does not matter. Every text is written into monitor.json when it is done;
-the next call goes on from there. --most: how many texts this call may add.
+60 beginnings of functions over the package tests/support/parcels, without the chat template, continued by the embedded
+model. An attribute counts where its object is known: a parameter, or an attribute of one; whether it exists is asked of
+a real object. Nothing is timed, so that the machine's load does not matter. Every text is written into monitor.json
+when it is done; the next call goes on from there. --most: how many texts this call may add.
 """
 
 from __future__ import annotations
@@ -133,7 +133,12 @@ def main() -> None:
         for count, key in enumerate(missing):
             setting, name, prompt = jobs[key]
             output = lm.generate(
-                prompt, raw=True, drafter=None, max_new_tokens=options.tokens, stop="\n\n", **SETTINGS[setting]
+                prompt,
+                apply_chat_template=False,
+                drafter=None,
+                max_new_tokens=options.tokens,
+                stop="\n\n",
+                **SETTINGS[setting],
             )
             counts = attributes(name, prompt, output)
             texts[key] = {"text": output.text, "attributes": dict(counts)}

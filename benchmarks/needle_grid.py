@@ -20,7 +20,7 @@ import decodery
 from decodery.bench.contexts.cases import DEPTHS
 from decodery.bench.contexts.measure import Bench
 from decodery.bench.contexts.settings import ContextSettings
-from decodery.llm.resolve_settings import resolve_kv
+from decodery.llm.resolve_settings import resolve_cache_policy
 
 FULL = "full"
 KEPT = {FULL: "auto", "full, float16": "float16", "full, int8": "int8"}
@@ -59,7 +59,7 @@ def main() -> None:
             continue
         bench = benches.get(name, benches[FULL])
         spec = name + (f",calibration={arguments.channels}" if name.startswith("double") else "")
-        kv = None if name in KEPT else resolve_kv(spec)
+        kv = None if name in KEPT else resolve_cache_policy(spec)
         start = len(DEPTHS) * lengths.index(length)
         cases = bench.cases["needle"][start : start + len(DEPTHS)]
         with torch.no_grad():

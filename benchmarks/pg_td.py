@@ -2,11 +2,11 @@
 
     python benchmarks/pg_td.py [--most 200] [--passes 200] [--out benchmarks/results]
 
-40 functions of one line, which the embedded model writes after `return`, raw. Each has three public tests, which
-choose, and others that tell whether the chosen program is right. Samples are drawn one after another until one passes
-the public tests; both may take the same number of passes, the prompt's not counted. Nothing is timed, so that the
-machine's load does not matter. Every result is written into pg-td.json when it is there; the next call goes on from
-there.
+40 functions of one line, which the embedded model writes after `return`, without a chat template. Each has three public
+tests, which choose, and others that tell whether the chosen program is right. Samples are drawn one after another until
+one passes the public tests; both may take the same number of passes, the prompt's not counted. Nothing is timed, so
+that the machine's load does not matter. Every result is written into pg-td.json when it is there; the next call goes on
+from there.
 """
 
 from __future__ import annotations
@@ -131,7 +131,13 @@ PROBLEMS = (
 def planned(lm: dc.LLM, problem: Problem, box: Sandbox, passes: int, tokens: int) -> dict[str, Any]:
     """What PG-TD finds: passes until a program passes the public tests (None if none does), and whether it is right."""
     reward = ProgramTests(tests=problem.tests(hidden=False), head=problem.head, sandbox=box)
-    request = lm.request(lm.encode(problem.head, raw=True), raw=True, drafter=None, max_new_tokens=tokens, stop=STOP)
+    request = lm.request(
+        lm.encode(problem.head, apply_chat_template=False),
+        apply_chat_template=False,
+        drafter=None,
+        max_new_tokens=tokens,
+        stop=STOP,
+    )
     settings = PGTD(reward, budget=passes)
     branches = Branches(lm.engine(), request, settings)
     programs = Programs(settings, branches)
@@ -159,8 +165,8 @@ def sampled(
     spent, count, best, score = 0, 0, "", -1.0
     while spent < passes and score < 1:
         output = lm.generate(
-            problem.head, raw=True, drafter=None, max_new_tokens=tokens, stop=STOP, temperature=temperature,
-            seed=1000 * seed + count,
+            problem.head, apply_chat_template=False, drafter=None, max_new_tokens=tokens, stop=STOP,
+            temperature=temperature, seed=1000 * seed + count,
         )  # fmt: skip
         spent, count = spent + output.trace.passes, count + 1
         if (found := reward.verdict(output.text).share) > score:

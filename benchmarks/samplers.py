@@ -53,14 +53,14 @@ class Bench:
     def run(self, prompts: Sequence[str] | None = None, **settings: Any) -> list[dc.Output]:
         """All prompts in one batch, without drafts unless a drafter is given, past the end of text."""
         settings = {"max_new_tokens": self.tokens, "drafter": None, "seed": 1, "ignore_eos": True, **settings}
-        outputs = self.lm.generate(list(prompts or self.prompts), raw=True, **settings)
+        outputs = self.lm.generate(list(prompts or self.prompts), apply_chat_template=False, **settings)
         assert isinstance(outputs, list)
         return outputs
 
     def texts(self, sampler: list[LogitsProcessor]) -> list[Decoded]:
         """As `run`, with what acts on the texts as it stands at their ends."""
         engine, settings = self.lm.engine(), {"max_new_tokens": self.tokens, "seed": 1, "ignore_eos": True}
-        prompts = [self.lm.encode(prompt, raw=True) for prompt in self.prompts]
+        prompts = [self.lm.encode(prompt, apply_chat_template=False) for prompt in self.prompts]
         requests = [self.lm.request(each, drafter=None, sampler=sampler, **settings) for each in prompts]
         found = [engine.submit(request) for request in requests]
         engine.run(found)
@@ -264,7 +264,7 @@ def speculation(bench: Bench, found: Results) -> None:
 
 
 def _searched(bench: Bench, search: Search, **settings: Any) -> list[dc.Output]:
-    settings = {"raw": True, "ignore_eos": True, "max_new_tokens": bench.tokens, **settings}
+    settings = {"apply_chat_template": False, "ignore_eos": True, "max_new_tokens": bench.tokens, **settings}
     return [bench.lm.search(prompt, search, **settings)[0] for prompt in bench.prompts[:4]]
 
 

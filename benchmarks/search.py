@@ -233,7 +233,7 @@ def _bottleneck(rate: float) -> dict[str, float]:
 
 def contrastive(bench: Bench) -> dict[str, Any]:
     """Repetition, distinct pairs and log-probability per token of 96 tokens that go on from a prompt's plain text."""
-    settings = {"max_new_tokens": 96, "raw": True, "ignore_eos": True, "logprobs": 0}
+    settings = {"max_new_tokens": 96, "apply_chat_template": False, "ignore_eos": True, "logprobs": 0}
     found = {}
     for name, search in {
         "greedy": Beam(1),

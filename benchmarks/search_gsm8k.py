@@ -107,11 +107,11 @@ class Bench:
         self._engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, prefixes=PrefixCache(1 << 28))
         head = "".join(f"Question: {shot.text}\nAnswer: {shot.solution}\n\n" for shot in self.shots)
         self._shots = head
-        self._begin = self.lm.encode(head, raw=True)
+        self._begin = self.lm.encode(head, apply_chat_template=False)
         self._read = False
 
     def prompt(self, question: Question) -> list[int]:
-        return self.lm.encode(f"{self._shots}Question: {question.text}\nAnswer:", raw=True)
+        return self.lm.encode(f"{self._shots}Question: {question.text}\nAnswer:", apply_chat_template=False)
 
     def search(
         self, searches: Sequence[Search], asked: Sequence[Question], temperature: float = TEMPERATURE

@@ -93,7 +93,12 @@ class Bench:
         for at in range(0, len(prompts), TOGETHER):
             jobs, texts = list[Any](), list[Any]()
             for number, prompt in enumerate(prompts[at : at + TOGETHER], at):
-                request = lm.request(lm.encode(prompt, raw=True), raw=True, seed=number << 20, **writing)
+                request = lm.request(
+                    lm.encode(prompt, apply_chat_template=False),
+                    apply_chat_template=False,
+                    seed=number << 20,
+                    **writing,
+                )
                 if bound is None:
                     texts.append(engine.submit(request))
                 else:
@@ -148,7 +153,7 @@ def _router(
         search = Arbitrage(oracle, router="oracle", **shared).bind(large.tokenizer)
         requests = []
         for number, prompt in enumerate(islice(drawn(asked, "router"), 3 * bench.prompts)):
-            tokens = large.encode(prompt, raw=True)
+            tokens = large.encode(prompt, apply_chat_template=False)
             request = large.request(tokens, max_new_tokens=asked.length + SPARE, drafter=None, seed=nth_seed(9, number))
             request.search = search
             requests.append(request)
@@ -281,8 +286,10 @@ def _judged(
     """Texts that reason, and whether they are right."""
     search = Edge(reward("constant", direct), n=4, most=None, choose="best", adapter=adapter)
     for number, prompt in enumerate(islice(drawn(direct, "reward"), 150)):
-        tokens = lm.encode(prompt, raw=True)
-        for each in lm.search(prompt, search, raw=True, drafter=None, temperature=1.0, seed=number << 20, **length):
+        tokens = lm.encode(prompt, apply_chat_template=False)
+        for each in lm.search(
+            prompt, search, apply_chat_template=False, drafter=None, temperature=1.0, seed=number << 20, **length
+        ):
             right = each.finish_reason == "stop" and direct.verify(prompt, each.text)
             yield tokens, encoded(each.text), float(right)
 

@@ -61,13 +61,19 @@ class Bench:
     def pools(self, lm: dc.LLM, scorers: dict[str, Any] | None = None, **settings: Any) -> list[dict[str, Any]]:
         """A pool of texts of every puzzle, as `estimated` takes it."""
         found, engine = [], lm.engine()
-        settings = {"temperature": 1.0, "max_new_tokens": self.asked.length + SPARE, "raw": True} | settings
+        settings = {
+            "temperature": 1.0,
+            "max_new_tokens": self.asked.length + SPARE,
+            "apply_chat_template": False,
+        } | settings
         for at in range(0, len(self.prompts), TOGETHER):
             part = self.prompts[at : at + TOGETHER]
             searches = [Sampling(POOL, scorers or {}) for _ in part]
             jobs = []
             for number, (prompt, search) in enumerate(zip(part, searches, strict=True), at):
-                request = lm.request(lm.encode(prompt, raw=True), drafter=None, seed=number << 20, **settings)
+                request = lm.request(
+                    lm.encode(prompt, apply_chat_template=False), drafter=None, seed=number << 20, **settings
+                )
                 jobs.append(engine.enter(search.find(engine, request)))
             engine.run(jobs)
             for prompt, search, job in zip(part, searches, jobs, strict=True):
@@ -96,7 +102,11 @@ class Bench:
 
     def greedy(self, lm: dc.LLM) -> dict[str, Any]:
         outputs = lm.generate(
-            self.prompts, raw=True, drafter=None, temperature=0.0, max_new_tokens=self.asked.length + SPARE
+            self.prompts,
+            apply_chat_template=False,
+            drafter=None,
+            temperature=0.0,
+            max_new_tokens=self.asked.length + SPARE,
         )
         assert isinstance(outputs, list)
         pairs = zip(self.prompts, outputs, strict=True)

@@ -104,7 +104,7 @@ def main() -> None:
         urls.append(url)
         started.set()
 
-    server = Server(lm, ServerSettings(name="smollm2", kv_bytes=2 * GIB, drain_seconds=0.0), port=0, told=told)
+    server = Server(lm, ServerSettings(name="smollm2", kv_bytes=2 * GIB, drain_seconds=0.0), port=0, on_ready=told)
     thread = threading.Thread(target=server.run)
     thread.start()
     started.wait()

@@ -136,7 +136,13 @@ def main() -> None:
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(args.texts)]
     drawn = []
     for seed in range(0, args.texts, 16):
-        settings = {"raw": True, "temperature": 1.0, "seed": seed, "max_new_tokens": args.length, "ignore_eos": True}
+        settings = {
+            "apply_chat_template": False,
+            "temperature": 1.0,
+            "seed": seed,
+            "max_new_tokens": args.length,
+            "ignore_eos": True,
+        }
         drawn += [each.tokens for each in lm.generate(prompts[seed : seed + 16], drafter=None, **settings)]
         print(f"{len(drawn)} of {args.texts} texts", flush=True)
     counts = np.bincount([token for text in drawn for token in text], minlength=model.vocab_size)

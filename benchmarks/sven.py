@@ -185,7 +185,12 @@ def completions(lm: LLM, source: SVEN | None, samples: int) -> dict[str, dict[st
     """Counts of verdicts by weakness."""
     found = {}
     for name, (prompts, rule) in WEAKNESSES.items():
-        settings = {"raw": True, "max_new_tokens": NEW_TOKENS, "temperature": TEMPERATURE, "stop": "\n"}
+        settings = {
+            "apply_chat_template": False,
+            "max_new_tokens": NEW_TOKENS,
+            "temperature": TEMPERATURE,
+            "stop": "\n",
+        }
         outputs = lm.generate(list(prompts), n=samples, logits_source=source, drafter=None, **settings)
         told = Counter(verdict(prompts[number // samples], out.text, rule) for number, out in enumerate(outputs))
         found[name] = {each: told[each] for each in ("secure", "unsafe", "neither")}

@@ -74,7 +74,7 @@ def main() -> None:
         if name in results["rows"]:
             continue
         copy, _ = transformed(model, [resolve("compression", spec) for spec in ROWS[name]], calibration)
-        alone = LLM(LoadedModel(copy, lm.tokenizer, lm.chat, name, "bfloat16"))
+        alone = LLM(LoadedModel(copy, lm.tokenizer, lm.chat_template, name, "bfloat16"))
         drafter = drafter_of(lm, copy)
         ratios: dict[str, list[float]] = {"alone": [], "drafting": []}
         written(alone, None)

@@ -55,7 +55,7 @@ def copy_of(lm: LLM, name: str) -> LLM:
     pages = PAGES[int(name[-1]) - 1 if "pages" in name else 0]
     calibration = pieces(lm, [ROOT / "docs" / f"{page}.md" for page in pages], LENGTH)[:PIECES]
     changed, _ = transformed(model, [resolve("compression", spec) for spec in COPIES[name]], calibration)
-    return LLM(LoadedModel(changed, lm.tokenizer, lm.chat, name, "bfloat16"))
+    return LLM(LoadedModel(changed, lm.tokenizer, lm.chat_template, name, "bfloat16"))
 
 
 def subject_of(lm: LLM, name: str) -> Subject:

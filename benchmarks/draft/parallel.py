@@ -166,10 +166,12 @@ class Bench:
         totals: dict[str, list[list[float]]] = {name: [] for name in (*tables, "nucleus")}
         steps = {name: Known() for name in tables}
         for row in rows[:24]:
-            prompt = self.lm.encode(row["question"], raw=True)[:15]
+            prompt = self.lm.encode(row["question"], apply_chat_template=False)[:15]
             text = self.lm.tokenizer.decode(prompt)
-            greedy = self.lm.generate(text, raw=True, max_new_tokens=10, drafter=None)
-            samples = self.lm.generate(text, raw=True, max_new_tokens=10, drafter=None, n=3, temperature=1.0, top_p=0.9)
+            greedy = self.lm.generate(text, apply_chat_template=False, max_new_tokens=10, drafter=None)
+            samples = self.lm.generate(
+                text, apply_chat_template=False, max_new_tokens=10, drafter=None, n=3, temperature=1.0, top_p=0.9
+            )
             assert isinstance(greedy, Output) and isinstance(samples, list)
             found = {"nucleus": [sample.tokens for sample in samples]}
             for name, ngrams in tables.items():

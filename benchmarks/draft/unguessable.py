@@ -50,7 +50,9 @@ def main() -> None:
         for name in list(seconds)[:: 1 if number % 2 else -1]:
             drafter = None if name == "none" else name
             settings: dict[str, Any] = {"temperature": options.temperature, "seed": number % 2**64, "ignore_eos": True}
-            output = lm.generate(prompt, raw=True, max_new_tokens=options.new, drafter=drafter, **settings)
+            output = lm.generate(
+                prompt, apply_chat_template=False, max_new_tokens=options.new, drafter=drafter, **settings
+            )
             texts.append(output.tokens)
             if number >= 0:
                 seconds[name].append(decode_seconds(output))

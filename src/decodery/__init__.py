@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Ordered
+
     from . import (
         compression,
         constraints,
@@ -22,14 +25,28 @@ if TYPE_CHECKING:
         testing,
         training,
     )
+    from .core.conversation import Message
     from .core.registry import methods
     from .engine.engine import Engine
-    from .llm.llm import LLM, Output, Piece
+    from .llm.llm import LLM, AnyPrompt, Output, Piece
     from .llm.remote import remote
+    from .llm.sampling_params import ChatSettings, GenerateSettings
     from .llm.sampling_params import SamplingParams as SamplingParams
 
 
-__all__ = ["LLM", "Engine", "Output", "Piece", "SamplingParams", "generate", "load", "methods", "remote", "stream"]
+__all__ = [
+    "LLM",
+    "Engine",
+    "Output",
+    "Piece",
+    "SamplingParams",
+    "chat",
+    "generate",
+    "load",
+    "methods",
+    "remote",
+    "stream",
+]
 
 _HOMES = {
     "LLM": ".llm.llm",
@@ -42,30 +59,57 @@ _HOMES = {
 }
 
 
-def load(name: str = "smollm2", **options: Any) -> LLM:
-    """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
+class LoadOptions(TypedDict, total=False):
+    """The keyword arguments of `load`."""
 
-    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
-    `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
+    dtype: str
+    kv_dtype: str
+    device: str
+    revision: str | None
+
+
+def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
+    """Load a model.
+
+    Args:
+        model: An embedded name, a folder, a `.gguf` file, a Hub id, or the URL of a server (see `remote`).
+        **options: `dtype`: "auto" (the checkpoint's own precision), "float32", "bfloat16", "float16", "int8" or "int4".
+            `kv_dtype`: precision of the KV cache, "auto", "float16" or "int8". `device`: "auto", "cpu" or "cuda".
+            `revision`: of a Hub id.
+
+    Raises:
+        ModelNotFound: There is no such model.
+        UnsupportedModel: Its architecture or format is not supported.
+        CorruptFile: A file of it is damaged.
     """
-    if isinstance(name, str) and name.startswith(("http://", "https://")):
+    if isinstance(model, str) and model.startswith(("http://", "https://")):
         from .llm.remote import remote
 
         # A server has chosen all of these itself.
         own = {("dtype", "auto"), ("kv_dtype", "auto")}
-        return remote(name, **{key: value for key, value in options.items() if (key, value) not in own})
+        given: dict[str, Any] = {key: value for key, value in options.items() if (key, value) not in own}
+        return remote(model, **given)
     from .llm.llm import LLM
     from .models.loaders.load import load as load_model
 
-    return LLM(load_model(name, **options))
+    return LLM(load_model(model, **options))
 
 
-def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | list[Output]:
+def generate(
+    prompt: AnyPrompt, model: str = "smollm2", *, n: int = 1, **settings: Unpack[GenerateSettings]
+) -> Output | list[Output]:
     """Load `model` and decode one prompt; see `LLM.generate`. To decode more than one, load the model once."""
-    return load(model).generate(prompt, **settings)
+    return load(model).generate(prompt, n=n, **settings)
 
 
-def stream(prompt: Any, model: str = "smollm2", **settings: Any) -> Any:
+def chat(
+    messages: Ordered[Message], model: str = "smollm2", *, n: int = 1, **settings: Unpack[ChatSettings]
+) -> Output | list[Output]:
+    """Load `model` and answer one conversation; see `LLM.chat`."""
+    return load(model).chat(messages, n=n, **settings)
+
+
+def stream(prompt: AnyPrompt, model: str = "smollm2", **settings: Unpack[GenerateSettings]) -> Iterator[Piece]:
     """Load `model` and stream one text; see `LLM.stream`."""
     return load(model).stream(prompt, **settings)
 

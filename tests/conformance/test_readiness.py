@@ -114,7 +114,7 @@ def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:
     folder = save(make_model("llama"), tmp_path / "own model")
     lm = decodery.load(str(folder), dtype="float32")
     with pytest.raises(SettingsError) as refused:
-        lm.generate("Hi", raw=True, drafter="eagle-3")
+        lm.generate("Hi", apply_chat_template=False, drafter="eagle-3")
     assert f"train head -m {shlex.quote(str(folder))} --kind eagle-3 --out DIR" in str(refused.value)
     done = run("methods", "-m", str(folder), "--json")
     listed = {(each["family"], each["name"]): each["requirements"] for each in json.loads(done.stdout)}

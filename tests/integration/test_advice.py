@@ -28,7 +28,7 @@ NAMED = f"-m '{ORIGIN}'"
 
 def own_lm() -> LLM:
     lm = tiny_lm()
-    return LLM(LoadedModel(lm.model, lm.tokenizer, lm.chat, "own", "float64", origin=ORIGIN))
+    return LLM(LoadedModel(lm.model, lm.tokenizer, lm.chat_template, "own", "float64", origin=ORIGIN))
 
 
 def advised() -> Iterator[tuple[str, str]]:

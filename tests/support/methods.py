@@ -207,7 +207,7 @@ from decodery.speculative.drafters.nested import Nested
 from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.speculative.drafters.ppd import PPD
-from decodery.speculative.drafters.prediction import Prediction
+from decodery.speculative.drafters.predicted_output import PredictedOutput
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.rapid import Rapid
 from decodery.speculative.drafters.rasd import RASD
@@ -395,7 +395,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "union": lambda other: Union((CopySpec(gamma=1), DraftModel(other, length=3))),
     "forced": lambda other: Forced(PromptLookup(length=5)),
     "cascade": lambda other: Cascade((CopySpec(), DraftModel(other, length=3))),
-    "prediction": lambda other: Prediction(
+    "predicted-output": lambda other: PredictedOutput(
         tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
     ),
     "swift": lambda other: Swift(
@@ -436,7 +436,18 @@ ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "deer", "rapid", "jacobi", "cascade", "prediction", "kangaroo"}
+CHAINS = {
+    "easyspec",
+    "pearl",
+    "hierarchical",
+    "nested",
+    "deer",
+    "rapid",
+    "jacobi",
+    "cascade",
+    "predicted-output",
+    "kangaroo",
+}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 

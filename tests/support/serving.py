@@ -58,7 +58,9 @@ def tiny_lm(template: str | None = TEMPLATE, **model: Any) -> LLM:
 def serving(lm: LLM, **settings: Any) -> Iterator[tuple[Server, str]]:
     """A server of this model and its address."""
     urls: list[str] = []
-    server = Server(lm, ServerSettings(**{"name": lm.name, "drain_seconds": 0.0} | settings), port=0, told=urls.append)
+    server = Server(
+        lm, ServerSettings(**{"name": lm.name, "drain_seconds": 0.0} | settings), port=0, on_ready=urls.append
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: bool(urls) or not thread.is_alive())

@@ -64,9 +64,9 @@ class Conversation:
 
     def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
         texts = [self.lm.tokenizer.decode(answer[0]) for answer in answers]
-        if self.lm.chat is None:
+        if self.lm.chat_template is None:
             said = [text for pair in zip(self.question.turns, texts, strict=False) for text in pair]
-            tokens = self.lm.encode("\n\n".join([*said, self.question.turns[turn]]), raw=True)
+            tokens = self.lm.encode("\n\n".join([*said, self.question.turns[turn]]), apply_chat_template=False)
         else:
             messages = []
             for asked, answered in zip(self.question.turns, texts, strict=False):

@@ -163,7 +163,9 @@ _PATH = click.Path(path_type=Path)
     "--input-tokens", type=_Numbers(), show_default="64,256,512,1024", help="Prompt lengths of the throughput split."
 )
 @_how("--max-new-tokens", type=int, metavar="N", show_default="96; jsonschema 512", help="Maximum tokens of an answer.")
-@_how("--max-draft-tokens", type=int, metavar="N", help="Draft at most N tokens per step and prompt (80).")
+@_how(
+    "--max-draft-tokens", type=int, metavar="N", show_default="80", help="Draft at most N tokens per step and prompt."
+)
 @_how("--temperature", type=float, metavar="T", show_default="0", help="Sampling temperature. 0: greedy decoding.")
 @_how(
     "--seed", type=int, metavar="N", show_default="0", help="Seed of the texts, the order of prompts and the intervals."

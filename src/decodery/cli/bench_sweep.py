@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,6 @@ from decodery.core.errors import SettingsError
 from .train_common import command_line
 
 if TYPE_CHECKING:
-    from decodery.engine.output import Output
     from decodery.llm.llm import LLM
     from decodery.step.drafter import Drafter
 
@@ -139,7 +138,7 @@ def _pair(text: str) -> tuple[str, tuple[float, ...]]:
 def _tokens_per_pass(lm: LLM, prompts: list[str], folder: str, new: int) -> float:
     """Greedy, with a chain of four tokens of the draft in `folder`."""
     lm.reset_memory()
-    outputs = cast("list[Output]", lm.generate(prompts, max_new_tokens=new, drafter=_drafter(folder)))
+    outputs = lm.generate(prompts, max_new_tokens=new, drafter=_drafter(folder))
     steps = [step for output in outputs for step in output.trace.decoding]
     return sum(step.emitted for step in steps) / max(len(steps), 1)
 
@@ -168,7 +167,7 @@ def _tokens_per_second(lm: LLM, prompts: list[str], drafter: str, new: int, at_o
     for first in range(0, len(prompts) - at_once + 1, at_once):
         begin = perf_counter()
         some = prompts[first : first + at_once]
-        outputs = cast("list[Output]", lm.generate(some, max_new_tokens=new, drafter=drafter))
+        outputs = lm.generate(some, max_new_tokens=new, drafter=drafter)
         seconds += perf_counter() - begin
         tokens += sum(len(output.tokens) for output in outputs)
     if not tokens:

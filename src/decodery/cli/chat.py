@@ -15,14 +15,8 @@ from decodery.core.errors import DecoderyError, SettingsError
 from .command import command
 from .conversation import Conversation
 from .given import given
-from .options import (
-    check_diffuse,
-    constraint_options,
-    decoding_options,
-    diffuse_option,
-    kv_dtype_option,
-    model_options,
-)
+from .options import kv_dtype_option, model_options
+from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option
 
 _COMMAND = re.compile(r"/[a-zA-Z]+(\s|$)")
 _HELP = """\

@@ -14,7 +14,9 @@ import click
 
 _HEADINGS = {
     **dict.fromkeys(("model", "dtype", "kv_dtype", "draft", "second", "teacher"), "Model"),
-    **dict.fromkeys(("texts", "prompts", "max_new_tokens", "length", "count", "raw", "chat", "pretrain"), "Data"),
+    **dict.fromkeys(
+        ("texts", "prompts", "max_new_tokens", "length", "count", "apply_chat_template", "chat", "pretrain"), "Data"
+    ),
     **dict.fromkeys(("images", "tasks", "letters", "delimiter", "problems", "solutions", "labels", "puzzle"), "Data"),
     **dict.fromkeys(("trajectories", "alternatives", "places", "step_tokens", "temperature", "reward"), "Data"),
     **dict.fromkeys(("steps", "epochs", "batch", "lr", "base_lr", "seed", "iterations", "generations"), "Training"),
@@ -110,6 +112,21 @@ class Command(click.Command):
     def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.example = example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments. An option by its name in another tool is refused with the name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from decodery.llm.other_names import OTHER_NAMES
+
+            given = error.option_name.lstrip("-").replace("-", "_")
+            known = {param.name: max(param.opts, key=len) for param in self.params if isinstance(param, click.Option)}
+            words = [given, *re.findall(r"\w+", OTHER_NAMES.get(given, ""))]
+            here = next((known[word] for word in words if word in known), None)
+            if here is None:
+                raise
+            raise click.UsageError(f"no option is called {error.option_name!r}: give {here}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Errors of the package name the model that was given."""

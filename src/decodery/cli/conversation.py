@@ -133,11 +133,11 @@ class Conversation:
     @property
     def context(self) -> int:
         """Tokens that a prompt and its answer may have together."""
-        from decodery.llm.resolve_settings import resolve_kv
+        from decodery.llm.resolve_settings import resolve_cache_policy
         from decodery.models.config import POSITIONS
 
         config = self.lm.model.config
-        policy = resolve_kv(self.settings.get("cache_policy"))
+        policy = resolve_cache_policy(self.settings.get("cache_policy"))
         return POSITIONS.most if policy is not None and policy.endless(config) else config.max_positions
 
 

@@ -11,16 +11,8 @@ import click
 
 from .command import command
 from .given import given, read_prompt
-from .options import (
-    check_diffuse,
-    constraint_options,
-    decoding_options,
-    diffuse_option,
-    kv_dtype_option,
-    model_options,
-    output_option,
-    search_option,
-)
+from .options import chat_template_option, kv_dtype_option, model_options, output_option
+from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option, search_option
 
 if TYPE_CHECKING:
     from decodery.diffusion.base import DiffusionDecoder
@@ -41,10 +33,11 @@ if TYPE_CHECKING:
     "--n",
     type=click.IntRange(min=1),
     default=1,
+    show_default=True,
     metavar="N",
     help="Write N texts, with different seeds. With --search: the N best texts.",
 )
-@output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
+@chat_template_option("Continue the prompt as plain text, without the chat template.", heading="Output")
 @output_option("--allow-special", is_flag=True, help="Read special tokens in the prompt as such, not as text.")
 @output_option(
     "--json", "as_json", is_flag=True, help="Print one JSON object, or a list for --n above 1, and nothing else."
@@ -61,7 +54,7 @@ def generate(
     dtype: str,
     kv_dtype: str,
     n: int,
-    raw: bool,
+    apply_chat_template: bool,
     allow_special: bool,
     as_json: bool,
     logprobs: int | None,
@@ -89,13 +82,13 @@ def generate(
         check_diffuse({"search": search, "logprobs": logprobs, **settings})
         filling = resolve("diffusion", diffuse)
         lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
-        tokens = lm.encode(text, raw=raw, allow_special=allow_special)
+        tokens = lm.encode(text, apply_chat_template=apply_chat_template, allow_special=allow_special)
         _print_canvases(lm, filling, tokens, n, as_json, settings)
         leave_if_terminated()
         return
     lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
     if method is not None:
-        read: dict[str, Any] = {"raw": raw, "allow_special": allow_special}
+        read: dict[str, Any] = {"apply_chat_template": apply_chat_template, "allow_special": allow_special}
         found = _search(lm, method, text, logprobs=logprobs, **read, **settings)[:n]
         if as_json:
             objects = [output.to_dict() for output in found]
@@ -108,8 +101,12 @@ def generate(
         if found[0].score is not None and (lacking := method.shortcoming(found[0].score)) is not None:
             raise Unsolved(lacking)
         return
-    again: dict[str, Any] = {"raw": raw, "allow_special": allow_special, "logprobs": logprobs}
-    again["tokens"] = lm.encode(text, raw=raw, allow_special=allow_special)
+    again: dict[str, Any] = {
+        "apply_chat_template": apply_chat_template,
+        "allow_special": allow_special,
+        "logprobs": logprobs,
+    }
+    again["tokens"] = lm.encode(text, apply_chat_template=apply_chat_template, allow_special=allow_special)
     first = lm.request_for(text, **again, **settings)
     seeds = [nth_seed(first.seed, number) for number in range(1, n)]
     requests = [first, *(lm.request_for(text, **again, **settings | {"seed": seed}) for seed in seeds)]

@@ -18,6 +18,7 @@ _NOT_WARPING = {
     "stop_token_ids",
     "ignore_eos",
     "drafter",
+    "predicted_output",
     "acceptance_rule",
     "draft_length",
     "max_draft_tokens",
@@ -36,7 +37,12 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     """
     from decodery.core.registry import resolve
     from decodery.engine.request import Request
-    from decodery.llm.resolve_settings import build_sampler, resolve_drafter, resolve_monitors
+    from decodery.llm.resolve_settings import (
+        build_sampler,
+        resolve_drafter,
+        resolve_monitors,
+        with_predicted_output,
+    )
     from decodery.step.draft_length_policy import LARGEST
 
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
@@ -47,6 +53,9 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         chosen["constraint"] = _constraint(constraints[0], chosen.pop(constraints[0]))
     if chosen.get("drafter", "auto") != "auto":
         chosen["drafter"] = resolve_drafter(chosen["drafter"])
+    if "predicted_output" in chosen:
+        chosen["predicted_output"] = _text_or_file(chosen["predicted_output"])
+        with_predicted_output(chosen.get("drafter", "auto"), tuple)
     if chosen.get("logits_source", "none") != "none":
         chosen["logits_source"] = resolve("logits-source", chosen["logits_source"])
     if chosen.get("cache_policy", "none") != "none":
@@ -82,14 +91,27 @@ def _constraint(name: str, value: Any) -> Any:
     if name == "constrain":
         return resolve("constraint", value)
     if isinstance(value, Path):
-        if value.stat().st_size > _MOST_INPUT:
-            raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")
-        try:
-            value = value.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"cannot read {value} as text: {error}") from error
+        value = _read(value)
     languages = {"json_schema": JSONSchema, "regex": Regex, "grammar": Grammar, "choice": Choice}
     return languages[name](value)
+
+
+def _text_or_file(value: str) -> str:
+    """The text of a file where one has this name, else the value itself."""
+    try:
+        return _read(path) if (path := Path(value)).is_file() else value
+    except (OSError, ValueError):
+        # A text that is too long to be a name, or holds characters that no name has.
+        return value
+
+
+def _read(path: Path) -> str:
+    if path.stat().st_size > _MOST_INPUT:
+        raise SettingsError(f"{path} is larger than 16 MiB: give a smaller file")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read {path} as text: {error}") from error
 
 
 def read_prompt(argument: str | None) -> str:

@@ -114,7 +114,7 @@ def serve(
     from .decode import note
 
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
-    server = Server(loaded, settings, host=host, port=port, told=lambda url: _tell(url, settings, note))
+    server = Server(loaded, settings, host=host, port=port, on_ready=lambda url: _tell(url, settings, note))
     run(server)
     if not server.started:
         raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")
@@ -131,7 +131,7 @@ def _fleet(
     from .decode import note
 
     fleet = fleet_of(settings, model, dtype, replicas, shared=shared)
-    run(fleet, host, port, told=lambda url: _tell(url, settings, note))
+    run(fleet, host, port, on_ready=lambda url: _tell(url, settings, note))
 
 
 def _tell(url: str, settings: Any, note: Any) -> None:

@@ -10,7 +10,7 @@ import click
 
 from .command import Entry, Group, command, option
 from .given import read_prompt
-from .options import import_option, model_options, output_option
+from .options import chat_template_option, import_option, model_options, output_option
 
 _MAX_INPUT = 1 << 24
 _SURE = 0.99
@@ -24,7 +24,7 @@ SECTIONS = {
 _json_option = output_option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 
 
-@click.group(cls=Group, sections=SECTIONS)
+@click.group(cls=Group, sections=SECTIONS, example='stego encode "Tell me about rivers." --message "meet at noon"')
 def stego() -> None:
     """Write a message into a generated text, or read it (steganography)."""
 
@@ -46,7 +46,7 @@ def stego() -> None:
 )  # fmt: skip
 @import_option
 @model_options
-@output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
+@chat_template_option("Continue the prompt as plain text, without the chat template.", heading="Output")
 @_json_option
 def encode(
     prompt: str | None,
@@ -56,7 +56,7 @@ def encode(
     seed: int,
     model: str,
     dtype: str,
-    raw: bool,
+    apply_chat_template: bool,
     as_json: bool,
 ) -> None:
     """Answer PROMPT with a text whose tokens carry a message.
@@ -72,7 +72,12 @@ def encode(
     lm = load(model, dtype=dtype)
     with terminal_progress(counts=True) as progress:
         output = lm.stego_encode(
-            *(text, message), search=method, raw=raw, max_new_tokens=max_new_tokens, seed=seed, progress=progress
+            *(text, message),
+            search=method,
+            apply_chat_template=apply_chat_template,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            progress=progress,
         )
     click.echo(json.dumps(output.to_dict(), ensure_ascii=False) if as_json else output.text, nl=as_json)
 
@@ -93,10 +98,17 @@ def encode(
 )  # fmt: skip
 @import_option
 @model_options
-@output_option("--raw", is_flag=True, help="The prompt was continued as plain text, without the chat template.")
+@chat_template_option("The prompt was continued as plain text, without the chat template.", heading="Output")
 @_json_option
 def decode(
-    prompt: str, length: int, file: Path | None, search: str, model: str, dtype: str, raw: bool, as_json: bool
+    prompt: str,
+    length: int,
+    file: Path | None,
+    search: str,
+    model: str,
+    dtype: str,
+    apply_chat_template: bool,
+    as_json: bool,
 ) -> None:
     """Read the message of N bytes that `decodery stego encode` wrote into its answer to PROMPT.
 
@@ -114,7 +126,9 @@ def decode(
     except UnicodeDecodeError as error:
         raise PromptError(f"the text is not UTF-8 (byte {error.start})") from error
     method = resolve("search", search)
-    found = load(model, dtype=dtype).stego_decode(prompt, text, length, search=method, raw=raw)
+    found = load(model, dtype=dtype).stego_decode(
+        prompt, text, length, search=method, apply_chat_template=apply_chat_template
+    )
     shown = found.message.decode(errors="replace")
     if as_json:
         click.echo(json.dumps({"message": shown, "hex": found.message.hex(), "certainty": found.certainty}))

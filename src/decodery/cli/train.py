@@ -81,7 +81,7 @@ SECTIONS = {
 """The commands as the help of `decodery train` lists them."""
 
 
-@click.group(cls=Group, sections=SECTIONS)
+@click.group(cls=Group, sections=SECTIONS, example="train head --kind eagle-3 -m smollm2 --out head")
 def train() -> None:
     """Train what a method needs, such as a draft model, a head or a probe.
 

@@ -42,4 +42,4 @@ def diffusion(
     with resumable(out) as progress:
         history = train_diffusion(recipe, out, command=command_line(), progress=progress)
     click.echo(f"loss on held-out examples: {history.best:.4f} nats a token")
-    click.echo(f"The model is ready: --model {out} --raw --diffuse static")
+    click.echo(f"The model is ready: --model {out} --no-chat-template --diffuse static")

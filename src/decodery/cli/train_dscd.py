@@ -45,4 +45,4 @@ def dscd(
     with resumable(out) as progress:
         history = distil(teacher, settings, out, command=command_line(), progress=progress)
     click.echo(f"loss on held-out examples: {history.best:.4f}")
-    click.echo(f"The model is ready: --model {out} --raw --diffuse cad")
+    click.echo(f"The model is ready: --model {out} --no-chat-template --diffuse cad")

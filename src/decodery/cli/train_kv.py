@@ -21,7 +21,7 @@ SECTIONS = {
 }
 
 
-@click.group(cls=Group, sections=SECTIONS)
+@click.group(cls=Group, sections=SECTIONS, example="train kv lserve notes.txt --out gates")
 def kv() -> None:
     """Train or calibrate what a KV cache policy needs."""
 

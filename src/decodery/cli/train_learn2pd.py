@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .command import command, option
-from .options import OUT_FILE
+from .options import OUT_FILE, chat_template_option
 from .train_common import FILE, model_option, seed_option
 
 
@@ -20,10 +20,18 @@ from .train_common import FILE, model_option, seed_option
 @option("--block", default=32, show_default=True, type=click.IntRange(1), help="Positions of a block.")
 @option("--max-new-tokens", default=256, show_default=True, help="Positions of a canvas.")
 @option("--epochs", default=3000, show_default=True, type=click.IntRange(1), help="Training epochs, full batch.")
-@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@chat_template_option("The prompts are plain text, without the chat template.")
 @seed_option("the initial weights")
 def learn2pd(
-    prompts: Path, out: Path, model: str, dtype: str, block: int, max_new_tokens: int, epochs: int, raw: bool, seed: int
+    prompts: Path,
+    out: Path,
+    model: str,
+    dtype: str,
+    block: int,
+    max_new_tokens: int,
+    epochs: int,
+    apply_chat_template: bool,
+    seed: int,
 ) -> None:
     """Train a filter that tells which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
 
@@ -37,7 +45,7 @@ def learn2pd(
     from decodery.training.learn2pd import fit_filter, labelled
 
     lines, lm = read_prompts(prompts), load(model, dtype=dtype)
-    encoded = [lm.encode(line, raw=raw) for line in lines]
+    encoded = [lm.encode(line, apply_chat_template=apply_chat_template) for line in lines]
     with terminal_progress(counts=True) as progress:
         found = labelled(
             lm.engine(), lm.model, encoded, max_new_tokens, block, eos_ids=lm.tokenizer.eos_ids, progress=progress

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from .command import command, option
+from .options import chat_template_option
 from .train_common import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 
@@ -52,9 +53,9 @@ def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, 
 @option("--steps", default=200, show_default=True, help="Training steps.")
 @option("--batch", default=4, show_default=True, help="Batch size in pairs.")
 @option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
-@option("--raw", is_flag=True, help="The sources are plain text, without the chat template.")
+@chat_template_option("The sources are plain text, without the chat template.")
 @seed_option("the initial weights and the order")
-def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> None:
+def partial(pairs: Path, out: Path, model: str, apply_chat_template: bool, **settings: Any) -> None:
     """Train a second attention that reads the prompt alone, for the source partial-attention.
 
     PAIRS holds one JSON object a line: {"source": ..., "target": ...}. The model does not change; load it in floating
@@ -66,7 +67,10 @@ def partial(pairs: Path, out: Path, model: str, raw: bool, **settings: Any) -> N
     found = read_pairs(pairs)
     lm = load(model, dtype="float32")
     texts = [
-        (lm.encode(source, raw=raw), [*lm.tokenizer.encode(target, special=False), *lm.tokenizer.eos_ids[:1]])
+        (
+            lm.encode(source, apply_chat_template=apply_chat_template),
+            [*lm.tokenizer.encode(target, special=False), *lm.tokenizer.eos_ids[:1]],
+        )
         for source, target in found
     ]
     facts = {"model": lm.name, "command": command_line()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import command, option
-from .options import Decorator, together
+from .options import Decorator, chat_template_option, together
 from .train_common import FILE, command_line, model_option, out_option, print_report, resumable, seed_option
 from .train_states import five_depths
 
@@ -26,7 +26,7 @@ class Asked:
 
     file: Path | None
     count: int
-    raw: bool
+    apply_chat_template: bool
     most: int | None
     seed: int
 
@@ -35,7 +35,7 @@ class Asked:
         from decodery.training.activations import ActivationCollector
         from decodery.training.checkable import built_in, read_checkable
 
-        chat = lm.chat is not None and not self.raw
+        chat = lm.chat_template is not None and self.apply_chat_template
         most = self.most or (64 if chat else 12)
         questions = built_in(self.count, self.seed, chat=chat) if self.file is None else read_checkable(self.file)
         collector = ActivationCollector(lm, out / "answers", sites=sites, k=k, max_new_tokens=most, chat=chat)
@@ -54,17 +54,27 @@ def _asked(most: int = 960) -> Decorator:
             "--count", default=most, show_default=True, type=click.IntRange(1), help="Number of built-in questions."
         ),
         option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms."),
-        option("--raw", is_flag=True, help="Questions are plain texts, without the chat template."),
-        option("--max-new-tokens", type=click.IntRange(1), help="Length of an answer (64; 12 with --raw)."),
+        chat_template_option("Questions are plain texts, without the chat template."),
+        option(
+            "--max-new-tokens",
+            type=click.IntRange(1),
+            show_default="64; 12 with --no-chat-template",
+            help="Length of an answer.",
+        ),
         seed_option("questions, split and training"),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def call(
-            questions: Path | None, count: int, raw: bool, max_new_tokens: int | None, seed: int, **others: Any
+            questions: Path | None,
+            count: int,
+            apply_chat_template: bool,
+            max_new_tokens: int | None,
+            seed: int,
+            **others: Any,
         ) -> Any:
-            return command(asked=Asked(questions, count, raw, max_new_tokens, seed), **others)
+            return command(asked=Asked(questions, count, apply_chat_template, max_new_tokens, seed), **others)
 
         return options(call)
 

@@ -10,7 +10,7 @@ import click
 from decodery.core.errors import SettingsError
 
 from .command import command, option
-from .options import OUT_FILE
+from .options import OUT_FILE, chat_template_option
 from .train_common import FILE, command_line, model_option, out_option, resumable, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
@@ -238,9 +238,11 @@ def grpo(
 @model_option("whose hidden states are read")
 @option("--delimiter", default="\n\n", show_default="a blank line", help="Text that ends a step.")
 @option("--tap", type=int, metavar="N", show_default="all", help="Read the hidden states after N layers.")
-@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@chat_template_option("The prompts are plain text, without the chat template.")
 @seed_option("the initial weights and the order")
-def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None, raw: bool, seed: int) -> None:
+def text_prm(
+    texts: Path, out: Path, model: str, delimiter: str, tap: int | None, apply_chat_template: bool, seed: int
+) -> None:
     """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
 
     TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}. Several samples of MODEL
@@ -254,7 +256,9 @@ def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None
 
     found, lm = read_judged(texts), load(model)
     judged = [
-        JudgedText(lm.encode(prompt, raw=raw), lm.tokenizer.encode(text, special=False), reward)
+        JudgedText(
+            lm.encode(prompt, apply_chat_template=apply_chat_template), lm.tokenizer.encode(text, special=False), reward
+        )
         for prompt, text, reward in found
     ]
     recipe = TextPRMRecipe(delimiter, tap, seed=seed)

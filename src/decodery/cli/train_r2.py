@@ -43,4 +43,4 @@ def r2(
     if seen is not None:
         click.echo(f"{seen.right:.1%} of the trajectories were right and used for training")
     click.echo(f"loss on held-out examples: {history.best:.4f}")
-    click.echo(f"The model is ready: --model {out} --raw --diffuse threshold")
+    click.echo(f"The model is ready: --model {out} --no-chat-template --diffuse threshold")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .command import command, option
-from .options import OUT_FILE
+from .options import OUT_FILE, chat_template_option
 from .train_common import FILE, model_option, seed_option
 
 
@@ -27,7 +27,7 @@ from .train_common import FILE, model_option, seed_option
 @option("--step-tokens", default=128, show_default=True, help="Maximum tokens of a step.")
 @option("--max-new-tokens", default=256, show_default=True, help="Maximum tokens of a text.")
 @option("--temperature", default=0.0, show_default=True, help="Sampling temperature of the steps.")
-@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@chat_template_option("The prompts are plain text, without the chat template.")
 @seed_option("texts and training")
 def router(
     prompts: Path,
@@ -39,7 +39,7 @@ def router(
     step_tokens: int,
     max_new_tokens: int,
     temperature: float,
-    raw: bool,
+    apply_chat_template: bool,
     seed: int,
 ) -> None:
     """Train a router that tells where MODEL would write a better step than a smaller model did.
@@ -62,12 +62,12 @@ def router(
     requests = []
     for number, line in enumerate(lines):
         request = lm.request(
-            lm.encode(line, raw=raw),
+            lm.encode(line, apply_chat_template=apply_chat_template),
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             drafter=None,
             seed=nth_seed(seed, number),
-            raw=raw,
+            apply_chat_template=apply_chat_template,
         )
         request.search = search
         requests.append(request)

@@ -139,7 +139,7 @@ def direction(statements: Path | None, out: Path, model: str, sites: tuple[str, 
     with terminal_progress(counts=True) as progress:
         read = read_by(lm, found, sites, progress)
     facts = {"model": lm.name, "command": command_line()}
-    chat = lm.chat is not None
+    chat = lm.chat_template is not None
     learn = functools.partial(axis_by, kind=kind, model=lm.model.fingerprint, chat=chat, seed=seed, facts=facts)
     trained, report = evaluated(read, learn, seed)
     replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)

@@ -34,4 +34,4 @@ def to_diffusion(out: Path, model: str, tasks: str, steps: int, batch: int, rank
     with resumable(out) as progress:
         history = adapt(load(model, dtype="float32"), settings, out, command=command_line(), progress=progress)
     click.echo(f"loss on held-out lists: {history.best:.4f} nats a token")
-    click.echo(f"The model is ready: --model {out} --raw --diffuse threshold")
+    click.echo(f"The model is ready: --model {out} --no-chat-template --diffuse threshold")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .command import command, option
-from .options import OUT_FILE
+from .options import OUT_FILE, chat_template_option
 from .train_common import FILE, model_option
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @model_option("whose hidden states are read")
 @option("--tap", type=int, metavar="N", show_default="all", help="Read the hidden states after N layers.")
 @option("--ridge", default=1e-2, show_default=True, help="Strength of the ridge penalty.")
-@option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@chat_template_option("The prompts are plain text, without the chat template.")
 @option(
     "--restart",
     is_flag=True,
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 )
 @option("--switch", is_flag=True, help="Predict from the prompt alone whether texts fail, for the search edge.")
 def value(
-    texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool, restart: bool, switch: bool
+    texts: Path,
+    out: Path,
+    model: str,
+    tap: int | None,
+    ridge: float,
+    apply_chat_template: bool,
+    restart: bool,
+    switch: bool,
 ) -> None:
     """Train a head that predicts the reward of a text from its beginning.
 
@@ -56,7 +63,11 @@ def value(
         def judged() -> Iterator[Judged]:
             for number, (prompt, text, reward) in enumerate(found):
                 progress("reading texts", number, len(found))
-                yield lm.encode(prompt, raw=raw), lm.tokenizer.encode(text, special=False), reward
+                yield (
+                    lm.encode(prompt, apply_chat_template=apply_chat_template),
+                    lm.tokenizer.encode(text, special=False),
+                    reward,
+                )
             progress("reading texts", len(found), len(found))
 
         if switch:

@@ -45,7 +45,11 @@ def write(out: Path, model: Transformer, report: Report, original: LoadedModel) 
     kept = precision(model)
     for other in out.glob("*.safetensors"):
         other.unlink()
-    special, template = ({}, None) if original.chat is None else (original.chat.special, original.chat.source)
+    special, template = (
+        ({}, None)
+        if original.chat_template is None
+        else (original.chat_template.special, original.chat_template.source)
+    )
     with replacing(out / TOKENIZER) as temporary:
         original.tokenizer.backend.save(str(temporary), pretty=False)
     write_text(out / DESCRIPTION, Description(model.config, kept, special, template).text())

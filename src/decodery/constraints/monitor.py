@@ -49,15 +49,15 @@ T = TypeVar("T")
 class Monitor:
     """Lets Python code name only attributes that exist, as far as `jedi` can tell; elsewhere everything is allowed.
 
-    The prompt is the file before the cursor, so it is to be given raw. project: the folder modules are looked for in,
-    beside installed packages; path: the file's own, for relative imports; prefix: text of the file before the prompt.
-    policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not after
-    objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a function. strict_dot: tokens
-    that hold a dot and a name are not written, so that no name goes unseen; false is the published behaviour, which
-    lets them pass. underscores: whether names that begin with one are allowed. seconds: for one question; what takes
-    longer is not known, and everything allowed. Idle in strings (fields of f-strings are code), and after a `self` or
-    `cls` that begins a statement, where attributes are made.
-    Cost: a question per attribute, in a process apart that runs no code of the project. Memory: 512 answers.
+    The prompt is the file before the cursor, so it needs `apply_chat_template=False`. project: the folder modules are
+    looked for in, beside installed packages; path: the file's own, for relative imports; prefix: text of the file
+    before the prompt. policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any"
+    masks, but not after objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a
+    function. strict_dot: tokens that hold a dot and a name are not written, so that no name goes unseen; false is the
+    published behaviour, which lets them pass. underscores: whether names that begin with one are allowed. seconds: for
+    one question; what takes longer is not known, and everything allowed. Idle in strings (fields of f-strings are
+    code), and after a `self` or `cls` that begins a statement, where attributes are made. Cost: a question per
+    attribute, in a process apart that runs no code of the project. Memory: 512 answers.
     """
 
     project: str = "."

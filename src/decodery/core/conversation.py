@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,18 +21,22 @@ class PromptTokens(list[int]):
         self.user_spans = None if user_spans is None else tuple(user_spans)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Conversation:
     """A prompt before it is rendered. prompt: a text, or chat messages `{"role": ..., "content": ...}`.
 
     encode: the token ids of such a prompt, by the model's own template. compile: what constrains a text, by name or as
-    a language, for this model's tokens. raw: whether the prompt is read without the model's chat template.
+    a language, for this model's tokens. apply_chat_template: whether the prompt is read with the model's chat template.
     """
 
     prompt: Prompt
     encode: Callable[[Prompt], list[int]]
     compile: Callable[[Any], Any]
-    raw: bool = False
+    apply_chat_template: bool = True
+
+    def __repr__(self) -> str:
+        turns = 1 if isinstance(self.prompt, str) else len(self.prompt)
+        return f"Conversation({textwrap.shorten(self.question, 60)!r}, turns={turns})"
 
     @property
     def question(self) -> str:

@@ -54,11 +54,11 @@ def parts(spec: str) -> tuple[str, str]:
 def build(method: Method, settings: str, further: Mapping[str, Any] | None = None) -> Any:
     """An instance of `method` from the text "key=value,key=value". further: settings that are given as they are."""
     kinds = typing.get_type_hints(method.cls)
-    if _stranger.get() and method.local:
+    if _untrusted.get() and method.local:
         raise NotTrusted(f"{method.name} reads files or runs programs, which is not for requests from a network")
     names = [field.name for field in dataclasses.fields(method.cls) if field.init]
     values = given(method.name, settings, {name: kinds[name] for name in names})
-    if _stranger.get():
+    if _untrusted.get():
         for key, value in values.items():
             _check_stranger(method, key, kinds[key], value)
     for key, value in (further or {}).items():
@@ -114,20 +114,20 @@ def given(name: str, settings: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def from_network() -> Iterator[None]:
-    """Within it, and on this thread, specs are a stranger's: settings that may be paths or models are refused.
+    """Within it, and on this thread, specs are untrusted: settings that may be paths or models are refused.
 
     Integers beyond `MOST_NUMBER` are refused too, as memory and time grow with them.
     """
-    token = _stranger.set(True)
+    token = _untrusted.set(True)
     try:
         yield
     finally:
-        _stranger.reset(token)
+        _untrusted.reset(token)
 
 
-def of_stranger() -> bool:
+def is_untrusted() -> bool:
     """Whether what is done on this thread is done for a request from a network."""
-    return _stranger.get()
+    return _untrusted.get()
 
 
 def spelled(method: Any, name: str, **further: str) -> str:
@@ -219,7 +219,7 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
 MOST_NUMBER = 1024
 """The largest integer in a stranger's settings."""
 
-_stranger: ContextVar[bool] = ContextVar("stranger", default=False)
+_untrusted: ContextVar[bool] = ContextVar("stranger", default=False)
 
 _SIGN = re.compile(r'"[^"]*"|.', re.DOTALL)
 """One sign of a method's settings; what stands between double quotes is one."""
@@ -233,7 +233,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 def _kind_name(kind: Any) -> str:
     names = {
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         bool: "true or false",
         str: "a text",

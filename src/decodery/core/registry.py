@@ -72,9 +72,9 @@ def register(
     the law of the output as it is. needs: what it asks for beyond its table (`cls.requirements`), such as "a trained
     head". slower: whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results).
     The family is the package the class lives in or, for a class outside this project, the package of the base class it
-    derives from. texts: settings that strangers may give because they are text and nothing else: no path, model or
-    program. Settings of other kinds of text are for whoever runs the process, and so is a `local` method, which reads
-    files or runs programs whatever its settings are.
+    derives from. texts: settings that untrusted requests may give because they are text and nothing else: no path,
+    model or program. Settings of other kinds of text are for whoever runs the process, and so is a `local` method,
+    which reads files or runs programs whatever its settings are.
 
     Raises TypeError for a class that is no frozen dataclass, has no family or lacks a method of its base, ValueError
     for a name taken by another class.

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _WORDS: dict[Any, tuple[str, str]] = {
     bool: ("True or False", "truth values"),
-    int: ("a whole number", "whole numbers"),
+    int: ("an integer", "integers"),
     float: ("a number", "numbers"),
     str: ("a text", "texts"),
     type(None): ("None", "None"),
@@ -33,7 +33,8 @@ def checked(
 
     further: functions that get what else is given, all but the arguments in `but`; without them a function with
     `**settings` leaves names it does not know to whomever it hands them to. elsewhere: what to do where one of these
-    names is given, which belong to other functions. Raises SettingsError.
+    names is given, which belong to other functions or other tools; it holds for
+    functions with `**settings` too. Raises SettingsError.
     """
 
     def decorate(function: F) -> F:
@@ -53,15 +54,19 @@ def checked(
                     settings[name] = value = plain(value, kinds()[name])
                     if not _fits(value, kinds()[name]):
                         raise SettingsError(f"{name} must be {_words(kinds()[name])}, not {value!r:.80}")
-                elif not open_ended:
-                    near = difflib.get_close_matches(name, kinds(), n=3, cutoff=0.5) or sorted(kinds())
-                    advice = (elsewhere or {}).get(name) or f"try {', '.join(near)}"
-                    raise SettingsError(f"there is no setting {name!r}; {advice}")
+                elif not open_ended or name in (elsewhere or ()):
+                    raise SettingsError(f"there is no setting {name!r}; {advice(name, kinds(), elsewhere or {})}")
             return function(*arguments, **settings)
 
         return typing.cast(F, call)
 
     return decorate
+
+
+def advice(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
+    """What to do in place of a setting that does not exist: as `elsewhere` says, else the names most like it."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
+    return elsewhere.get(name) or f"try {', '.join(near)}"
 
 
 def plain(value: Any, kind: Any = Any) -> Any:

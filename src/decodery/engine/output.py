@@ -29,7 +29,7 @@ class TextCheck:
     passed: bool | None
 
 
-_SHOWN = 200
+_SHOWN = 80
 """Characters of a text in its `repr`."""
 
 

@@ -22,7 +22,7 @@ from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
 
 from .writing import WholeTexts, cut, end, keep, own
 
-RAW = 1
+PLAIN_PROMPT = 1
 """The number that stands for a prompt that is to be continued as it is, without a chat template."""
 _MOST_STOPS = 4
 """Stop strings that every server takes; further ones are watched for here."""
@@ -93,12 +93,12 @@ class RemoteModel(WholeTexts):
         """Route and request for a text. Raises UnsupportedModel for what servers have no field for."""
         if seq.request.conversation is None:
             self.refuse("reads no token ids")
-        prompt, raw = seq.request.conversation.prompt, seq.tokens[0] == RAW
-        path = PLAIN if raw else CHAT
-        if raw and not (self.offers.plain and isinstance(prompt, str)):
-            self.refuse("continues no plain text: leave out raw, or")
-        if not raw and not self.offers.chat:
-            self.refuse("takes no chat messages: give raw=True, or")
+        prompt, plain = seq.request.conversation.prompt, seq.tokens[0] == PLAIN_PROMPT
+        path = PLAIN if plain else CHAT
+        if plain and not (self.offers.plain and isinstance(prompt, str)):
+            self.refuse("continues no plain text: leave out apply_chat_template=False, or")
+        if not plain and not self.offers.chat:
+            self.refuse("takes no chat messages: give apply_chat_template=False, or")
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
         stop = list(seq.text.stop[:_MOST_STOPS]) if seq.text is not None else []
         most = self.offers.logprobs.get(path)
@@ -108,7 +108,7 @@ class RemoteModel(WholeTexts):
         top = None if most is None else min(seq.request.logprobs or 0, most)
         return path, {
             "model": self.offers.model,
-            **({"prompt": prompt} if raw else {"messages": turns}),
+            **({"prompt": prompt} if plain else {"messages": turns}),
             "max_tokens": seq.request.max_new_tokens,
             **sampling(seq.request.sampler),
             "seed": seq.request.seed & (1 << 63) - 1,

@@ -53,7 +53,7 @@ class Harness(TemplateLM):
         super().__init__()
         # The harness asks for a GPU where nobody has said anything.
         named = device is not None and (torch.cuda.is_available() or not device.startswith("cuda"))
-        self.lm = load(model, dtype=dtype, **({"device": device} if named else {}))
+        self.lm = load(model, dtype=dtype, device=device if named and device else "auto")
         self._settings: dict[str, Any] = {
             "drafter": None if drafter == "none" else drafter,
             "acceptance_rule": acceptance_rule,
@@ -84,13 +84,13 @@ class Harness(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The prompt for these messages."""
-        if self.lm.chat is None:
+        if self.lm.chat_template is None:
             raise SettingsError("this model has no chat template: leave --apply_chat_template out")
-        return self.lm.chat.render(chat_history, add_generation_prompt=add_generation_prompt)
+        return self.lm.chat_template.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """What the harness notes of the template: nothing but that there is one."""
-        return "the model's own" if chat_template and self.lm.chat is not None else None
+        return "the model's own" if chat_template and self.lm.chat_template is not None else None
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, in windows of the model's context."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack, overload
+from functools import partial
+from typing import Any, Literal, Self, Unpack, overload
 from weakref import ref
 
-from decodery.core.conversation import Prompt
+from decodery.core.conversation import Message, Prompt
 from decodery.core.errors import SettingsError
-from decodery.core.ledger import Ledger
 from decodery.core.noise import nth_seed
 from decodery.core.registry import resolve
 from decodery.core.settings import checked
@@ -24,69 +22,80 @@ from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.engine import Engine
 from decodery.engine.monitoring import monitor_reports
 from decodery.engine.output import Output, Piece
-from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.extras.simultaneous.base import SourceStream, StreamOutput, listening
+from decodery.extras.simultaneous.base import SourceStream, StreamOutput, stream_outputs
 from decodery.extras.superposed.ngrams import NGrams, ngrams_for
 from decodery.extras.superposed.superposed import Draft, Superposition, superpose
 from decodery.models.cache.own_caches import bare
 from decodery.models.loaders.store import Progress, silent
-from decodery.models.mapped_memory import trim
 from decodery.step.sequence import KeptText, Sequence
 
-from .checked import another
 from .checked import checked as checked_text
+from .other_names import OTHER_NAMES
 from .prompt_request import PromptRequests, naming
+from .prompts import conversations, single
 from .prompts import each as each_prompt
-from .prompts import single
 from .resolve_settings import resolve_carrier
-from .sampling_params import RequestSettings, SamplingParams, merged
+from .sampling_params import ChatSettings, GenerateSettings, RequestSettings, SamplingParams, merged
+from .texts import MOST_TEXTS, all_outputs, outputs, submit
 
-MOST_TEXTS = 32
-"""Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
-_AHEAD = 8 * MOST_TEXTS
-"""Outputs that wait at most for one before them that is longer."""
+AnyPrompt = Prompt | Ordered[int]
 
 
 class LLM(PromptRequests):
-    """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
+    """A loaded model with its tokenizer and chat template, as `decodery.load` returns it.
+
+    Attributes:
+        name: What the model is called.
+        dtype: Precision of its weights.
+        chat_template: Turns messages into a prompt; None where the model has none.
+        memory: What drafters have learned from its texts.
+    """
+
+    def __new__(cls, *loaded: Any, **options: Any) -> Self:
+        # Elsewhere a class of this name loads the model that it is given the name of.
+        if "model" in options or (loaded and isinstance(loaded[0], str)):
+            raise SettingsError(f"load makes an LLM: call decodery.load({options.get('model', *loaded)!r})")
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, dtype={self.dtype!r}, context={self.model.config.max_positions})"
 
     @overload
-    def generate(
-        self,
-        prompt: Iterator[Prompt],
-        sampling_params: SamplingParams | None = None,
-        *,
-        n: int = 1,
-        raw: bool = False,
-        return_cache: bool = False,
-        **settings: Unpack[RequestSettings],
-    ) -> Iterator[Output]: ...
-
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: Iterator[AnyPrompt], sampling_params: SamplingParams | None = None, *, n: int = 1,
+        **settings: Unpack[GenerateSettings],
+    ) -> Iterator[Output]: ...  # fmt: skip
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, *, n: Literal[1] = 1,
+        **settings: Unpack[GenerateSettings],
+    ) -> Output: ...  # fmt: skip
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, *, n: int,
+        **settings: Unpack[GenerateSettings],
+    ) -> Output | list[Output]: ...  # fmt: skip
     @overload
     def generate(
-        self,
-        prompt: Prompt | Ordered[int] | Ordered[Prompt | Ordered[int]],
-        sampling_params: SamplingParams | None = None,
-        *,
-        n: int = 1,
-        raw: bool = False,
-        return_cache: bool = False,
-        **settings: Unpack[RequestSettings],
-    ) -> Output | list[Output]: ...
-
-    @checked()
+        self, prompt: Iterable[AnyPrompt], sampling_params: SamplingParams | None = None, *, n: int = 1,
+        **settings: Unpack[GenerateSettings],
+    ) -> list[Output]: ...  # fmt: skip
+    @checked(elsewhere=OTHER_NAMES)
     def generate(
         self,
-        prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
+        prompt: AnyPrompt | Iterable[AnyPrompt],
         sampling_params: SamplingParams | None = None,
         *,
         n: int = 1,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Output | list[Output] | Iterator[Output]:
         """Decode a prompt to the end.
+
+        A text becomes one turn of the user where the model has a chat template, unlike in vLLM and `transformers`.
+        Pass `apply_chat_template=False` to continue the text as it is. Token ids are never changed.
 
         Up to `MOST_TEXTS` texts are decoded together, and each is what it would be alone.
 
@@ -94,7 +103,7 @@ class LLM(PromptRequests):
             prompt: A text, chat messages or token ids, or any iterable of such prompts.
             sampling_params: Settings for several calls; keyword arguments take precedence.
             n: Number of samples of each prompt; sample i has seed `seed + i`, modulo 2^64.
-            raw: Continue a text as it is, without the chat template.
+            apply_chat_template: Whether a text becomes one turn of the user. False continues the text as it is.
             return_cache: Let outputs keep the KV cache, so that a later text with the same beginning continues from
                 there (`reuse=output`). It takes the memory of the whole text until the output is freed.
             **settings: See `request`.
@@ -106,33 +115,79 @@ class LLM(PromptRequests):
         Raises:
             SettingsError: For a setting that does not exist or has a wrong value.
         """
-        given = merged(sampling_params, settings)
+        given, form = merged(sampling_params, settings), {"apply_chat_template": apply_chat_template}
         only = single(prompt)
-        several = only is None
-        engine = self.engine()
-        prompts: Iterable[Any] = each_prompt(prompt) if several else [only]
-        texts = (self._submit(engine, one, n, raw, given) for one in prompts)
+        prompts: Iterable[Any] = each_prompt(prompt) if only is None else [only]
+        engine, finish = self.engine(), partial(self.output, return_cache=return_cache)
+        texts = (submit(self, engine, each, n, form, given) for each in prompts)
         if isinstance(prompt, Iterator):
-            return self._outputs(engine, texts, return_cache)
-        # What cannot be read is refused before anything is.
-        waiting = deque(texts)
-        outputs = list(self._outputs(engine, (waiting.popleft() for _ in range(len(waiting))), return_cache))
-        return outputs if several or n > 1 else outputs[0]
+            return outputs(engine, texts, finish)
+        # All prompts are read before the first text is decoded, so that a wrong one costs nothing.
+        found = all_outputs(engine, texts, finish)
+        return found if only is None or n > 1 else found[0]
 
-    @checked()
-    def stream(
+    @overload
+    def chat(
+        self, messages: Ordered[Message], sampling_params: SamplingParams | None = None, *, n: Literal[1] = 1,
+        **settings: Unpack[ChatSettings],
+    ) -> Output: ...  # fmt: skip
+    @overload
+    def chat(
+        self, messages: Ordered[Message], sampling_params: SamplingParams | None = None, *, n: int,
+        **settings: Unpack[ChatSettings],
+    ) -> Output | list[Output]: ...  # fmt: skip
+    @overload
+    def chat(
+        self, messages: Iterable[Ordered[Message]], sampling_params: SamplingParams | None = None, *, n: int = 1,
+        **settings: Unpack[ChatSettings],
+    ) -> list[Output]: ...  # fmt: skip
+    @checked(elsewhere=OTHER_NAMES)
+    def chat(
         self,
-        prompt: Prompt,
+        messages: Ordered[Message] | Iterable[Ordered[Message]],
         sampling_params: SamplingParams | None = None,
         *,
-        raw: bool = False,
+        n: int = 1,
+        tools: Ordered[Mapping[str, Any]] | None = None,
+        return_cache: bool = False,
+        **settings: Unpack[RequestSettings],
+    ) -> Output | list[Output]:
+        """Answer one conversation, or several.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` each; or a list of such lists, which are decoded together.
+            sampling_params: Settings for several calls; keyword arguments take precedence.
+            n: Number of answers to each conversation; answer i has seed `seed + i`, modulo 2^64.
+            tools: Functions that the model may call, as JSON schemas in the form of the OpenAI API.
+            return_cache: See `generate`.
+            **settings: See `request`.
+
+        Returns:
+            An output; a list of outputs for several conversations or n > 1, conversation by conversation.
+
+        Raises:
+            PromptError: For messages that the chat template does not accept.
+            SettingsError: For a model without a chat template, or a wrong setting.
+        """
+        given, (prompts, many) = merged(sampling_params, settings), conversations(messages)
+        engine, form = self.engine(), {} if tools is None else {"tools": tools}
+        texts = (submit(self, engine, each, n, form, given) for each in prompts)
+        found = all_outputs(engine, texts, partial(self.output, return_cache=return_cache))
+        return found if many or n > 1 else found[0]
+
+    @checked(elsewhere=OTHER_NAMES)
+    def stream(
+        self,
+        prompt: AnyPrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        apply_chat_template: bool = True,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Iterator[Piece]:
         """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`."""
-        engine = self.engine()
-        (text,) = self._submit(engine, prompt, 1, raw, merged(sampling_params, settings))
-        seq = text.seq
+        engine, form = self.engine(), {"apply_chat_template": apply_chat_template}
+        seq = submit(self, engine, prompt, 1, form, merged(sampling_params, settings))[0].seq
         try:
             while not seq.finished:
                 engine.step()
@@ -147,11 +202,11 @@ class LLM(PromptRequests):
     @naming
     def search(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         search: Any,
         *,
         scorer: Any = None,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         progress: Progress = silent,
         **settings: Unpack[RequestSettings],
     ) -> list[Output]:
@@ -164,18 +219,18 @@ class LLM(PromptRequests):
         further = {} if scorer is None else {"scorer": scorer}
         method = resolve("search", search, **further).bind(self.tokenizer)
         given: dict[str, Any] = {"drafter": None, **settings}
-        request = self.request_for(prompt, raw=raw, **given)
+        request = self.request_for(prompt, apply_chat_template=apply_chat_template, **given)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     @checked()
     @naming
     def diffuse(
         self,
-        prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
+        prompt: AnyPrompt | Iterable[AnyPrompt],
         method: Any = "static",
         *,
         n: int = 1,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         allow_special: bool = False,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
@@ -191,19 +246,15 @@ class LLM(PromptRequests):
         """
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        only = single(prompt)
-        several = only is None
-        prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
+        only, engine = single(prompt), self.engine()
         fill = self.fill([], method, max_new_tokens, temperature=temperature, constraint=constraint)
-        engine = self.engine()
-        fillings = [
-            self.begin(engine, replace(fill, prompt=tokens, seed=nth_seed(seed, number)))
-            for tokens in [self.encode(one, raw=raw, allow_special=allow_special) for one in prompts]
-            for number in range(n)
-        ]
+        read = partial(self.encode, apply_chat_template=apply_chat_template, allow_special=allow_special)
+        fills = [replace(fill, prompt=read(each)) for each in (each_prompt(prompt) if only is None else [only])]
+        seeds = [nth_seed(seed, number) for number in range(n)]
+        fillings = [self.begin(engine, replace(each, seed=each_seed)) for each in fills for each_seed in seeds]
         engine.run([each.work for each in fillings])
-        outputs = [each.output() for each in fillings]
-        return outputs if several or n > 1 else outputs[0]
+        found = [each.output() for each in fillings]
+        return found if only is None or n > 1 else found[0]
 
     def simultaneous(
         self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
@@ -214,21 +265,9 @@ class LLM(PromptRequests):
         `decodery.methods("simultaneous")` lists them. trace: counts passes and rows. The model must read its source in
         blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
         """
-        found, engine = resolve("simultaneous", method), self.engine()
         stream = SourceStream.of(self.model, self.tokenizer.eos_ids)
         stream.trace = trace or stream.trace
-        coming = iter(chunks)
-        chunk = next(coming, None)
-        while chunk is not None:
-            following = next(coming, None)
-            tokens = self.tokenizer.encode(chunk, special=False) if isinstance(chunk, str) else list(chunk)
-            job = engine.enter(listening(found, stream, tokens, following is None), stream.trace)
-            engine.run([job])
-            heard = stream.heard
-            whole = self.tokenizer.decode([*heard.committed, *heard.guess])
-            text = self.tokenizer.decode(heard.committed)
-            yield replace(heard, text=text, guessed=whole.removeprefix(text))
-            chunk = following
+        return stream_outputs(self.engine(), self.tokenizer, resolve("simultaneous", method), stream, chunks)
 
     @naming
     def fill(
@@ -255,7 +294,14 @@ class LLM(PromptRequests):
         return Filling(engine, self.model, fill, self.tokenizer.eos_ids, self._continuation)
 
     def stego_encode(
-        self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any
+        self,
+        prompt: AnyPrompt,
+        message: str | bytes,
+        *,
+        search: Any = "coupling",
+        apply_chat_template: bool = True,
+        progress: Progress = silent,
+        **settings: Unpack[RequestSettings],
     ) -> Output:
         """A text that carries `message`, which `stego_decode` reads from it; see `decodery.search.Coupling`.
 
@@ -264,39 +310,38 @@ class LLM(PromptRequests):
         method = resolve_carrier(search)
         if method.message:
             raise SettingsError("the message is given twice: leave it out of the search's settings")
-        method = replace(method, message=message)
-        (output,) = self.search(prompt, method, raw=raw, **settings)
-        return output
+        method, form = replace(method, message=message), {"apply_chat_template": apply_chat_template}
+        return self.search(prompt, method, progress=progress, **form, **settings)[0]
 
     def stego_decode(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         text: str | Ordered[int],
         length: int,
         *,
         search: Any = "coupling",
-        raw: bool = False,
-        allow_special: bool = False,
-        **settings: Any,
+        apply_chat_template: bool = True,
+        **settings: Unpack[RequestSettings],
     ) -> Any:
         """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.DecodedMessage`.
 
         text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
-        prompt_tokens = self.encode(prompt, raw=raw, allow_special=allow_special)
-        request = self.request(prompt_tokens, **{"drafter": None} | settings)
+        given: dict[str, Any] = {"drafter": None, **settings}
+        form = {"apply_chat_template": apply_chat_template, "allow_special": given.pop("allow_special", False)}
+        request = self.request(self.encode(prompt, **form), **given)
         return resolve_carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
     def suggestions(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         k: int = 3,
         *,
         max_new_tokens: int = 10,
         ngrams: NGrams | None = None,
         settings: Superposition | None = None,
-        raw: bool = True,
+        apply_chat_template: bool = False,
     ) -> list[Draft]:
         """k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
 
@@ -304,22 +349,16 @@ class LLM(PromptRequests):
         the embedded model, none for others. The prompt's own are counted beside them. settings: None for the
         published ones. Source: Superposed Decoding (2024).
         """
-        tokens = self.encode(prompt, raw=raw)
-        found = self.engine().finish(
-            superpose(
-                self.model,
-                tokens,
-                k,
-                length=max_new_tokens,
-                settings=settings or Superposition.published(k),
-                ngrams=(ngrams or ngrams_for(self.model.config.vocabulary)) + NGrams.count([tokens]),
-                eos_ids=self.tokenizer.eos_ids,
-            )
-        )
+        tokens = self.encode(prompt, apply_chat_template=apply_chat_template)
+        known = ngrams or ngrams_for(self.model.config.vocabulary)
+        settings = settings or Superposition.published(k)
+        form: dict[str, Any] = {"ngrams": known + NGrams.count([tokens]), "eos_ids": self.tokenizer.eos_ids}
+        writing = superpose(self.model, tokens, k, length=max_new_tokens, settings=settings, **form)
+        found = self.engine().finish(writing)
         return [replace(draft, text=self._continuation(tokens, draft.tokens)) for draft in found]
 
     def ngrams(self, texts: Iterable[str]) -> NGrams:
-        """What follows what in `texts`, for `drafts`."""
+        """Counts of n-grams in `texts`, for `suggestions`."""
         return NGrams.count(self.tokenizer.encode(text, special=False) for text in texts)
 
     def engine(self) -> Engine:
@@ -358,63 +397,3 @@ class LLM(PromptRequests):
         stream = self.tokenizer.stream()
         stream.push(prompt)
         return stream.push(tokens) + stream.finish()
-
-    def _outputs(self, engine: Engine, texts: Iterator[list[_Text]], return_cache: bool) -> Iterator[Output]:
-        """What texts that are submitted prompt by prompt become, in order; each becomes its output as it ends."""
-        found, taken, more = deque[_Text | Output](), 0, True
-        try:
-            while more or found:
-                while more and len(found) < _AHEAD and sum(_runs(each) for each in found) < MOST_TEXTS:
-                    following = next(texts, None)
-                    more = following is not None
-                    found += following or ()
-                    taken += len(following or ())
-                engine.step()
-                for place, each in enumerate(found):
-                    if not isinstance(each, Output) and each.seq.finished and each.seq.error is None:
-                        found[place] = self._ended(engine, each, return_cache)
-                while found and not _runs(first := found[0]):
-                    del found[0]
-                    yield first if isinstance(first, Output) else self.output(first.seq)
-        finally:
-            if taken > 1:
-                # Else what many texts have held stays with the process.
-                trim()
-
-    def _ended(self, engine: Engine, text: _Text, return_cache: bool) -> _Text | Output:
-        """What a text that has ended becomes: its output, or another try where the check of its constraint fails."""
-        output = self.output(text.seq, return_cache=return_cache, tries=text.tries)
-        if text.failed is not None:
-            output.trace.ledger.add(text.failed)
-            output.trace.ledger.counts["discarded"] = text.tries - 1
-        further = another(output, text.seq.request.sampler)
-        if further is None:
-            return output
-        request = copy(text.request)
-        request.seed, request.sampler = further
-        return _Text(request, engine.submit(request), text.tries + 1, output.trace.ledger)
-
-    @naming
-    def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[_Text]:
-        if n < 1:
-            raise SettingsError(f"n must be at least 1, not {n}")
-        tokens = self.encode(prompt, raw=raw, allow_special=settings.get("allow_special", False))
-        first = self.request_for(prompt, raw=raw, tokens=tokens, **settings)
-        seeds = [nth_seed(first.seed, number) for number in range(1, n)]
-        others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
-        begun = engine.submit(first)
-        return [_Text(first, begun), *(_Text(each, engine.submit(each, like=begun)) for each in others)]
-
-
-class _Text(NamedTuple):
-    """A text in progress, and what was asked for. tries: texts written for it; failed: what earlier ones spent."""
-
-    request: Request
-    seq: Sequence
-    tries: int = 1
-    failed: Ledger | None = None
-
-
-def _runs(text: _Text | Output) -> bool:
-    """Whether a text is still being written."""
-    return not isinstance(text, Output) and not text.seq.finished

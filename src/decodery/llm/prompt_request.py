@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from decodery.constraints.json_schema import JSONSchema
 from decodery.core.conversation import Conversation, Prompt, PromptTokens
 from decodery.core.errors import DecoderyError, PromptError, SettingsError
-from decodery.core.method_spec import of_stranger
+from decodery.core.method_spec import is_untrusted
 from decodery.core.registry import resolve
 from decodery.core.settings import checked
 from decodery.engine.output import Output
@@ -34,32 +34,22 @@ from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
+from .other_names import OTHER_NAMES
 from .prompts import one
 from .resolve_settings import (
     build_sampler,
     left_by,
-    resolve_drafter,
-    resolve_kv,
+    resolve_cache_policy,
+    resolve_logits_source,
     resolve_monitors,
-    resolve_source,
     stop_ids,
     stop_tokens,
     warn_of_idle,
+    with_predicted_output,
 )
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
-
-_ELSEWHERE = {
-    **dict.fromkeys(("search", "scorer"), "call lm.search(prompt, search, scorer=...) instead of generate"),
-    "diffuse": "call lm.diffuse(prompt, method) instead of generate",
-    **dict.fromkeys(("dtype", "kv_dtype"), "give it to load"),
-    **dict.fromkeys(
-        ("constraint", "regex", "json_schema", "grammar", "choice"),
-        "give a constraint, such as constraint=Regex(pattern), JSONSchema(schema), Grammar(text) or Choice(options)",
-    ),
-}
-"""What to do with settings of other functions, and of the command line."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,7 +65,7 @@ def naming(method: F) -> F:
         try:
             return method(self, *arguments, **settings)
         except DecoderyError as error:
-            if not of_stranger():
+            if not is_untrusted():
                 error.name_model(self.origin)
             raise
 
@@ -91,20 +81,28 @@ class PromptRequests:
     def __init__(self, loaded: LoadedModel) -> None:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
-        self.chat = loaded.chat
+        self.chat_template = loaded.chat_template
         self.name = loaded.name
         self.origin = loaded.origin
         self.dtype = loaded.dtype
         self.memory = Memory()
 
-    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
-        """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
+    def encode(
+        self,
+        prompt: Prompt | Ordered[int],
+        *,
+        apply_chat_template: bool = True,
+        allow_special: bool = False,
+        tools: Ordered[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids of a prompt: one turn of the user where the model has a chat template.
 
         Args:
             prompt: a text, chat messages `{"role": ..., "content": ...}`, or token ids, which stay as they are.
-            raw: take a text as it is, template and all: special tokens that it spells are special tokens.
+            apply_chat_template: False takes a text as it is: special tokens that it spells are special tokens.
             allow_special: let special tokens that a chat message spells be special tokens, too; they are text
                 otherwise, in every role.
+            tools: functions that the model may call, as JSON schemas, for the chat template.
 
         Returns:
             The ids, as `PromptTokens`.
@@ -117,12 +115,16 @@ class PromptRequests:
         if isinstance(given, PromptTokens):
             return given
         if isinstance(given, str):
-            if raw or self.chat is None:
+            if not apply_chat_template or self.chat_template is None:
                 return self.tokenizer.encode(given)
             given = [{"role": "user", "content": given}]
-        elif self.chat is None or raw:
-            raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
-        return chat_tokens(self.chat, self.tokenizer, given, allow_special=allow_special)
+        elif self.chat_template is None:
+            raise SettingsError("this model has no chat template, so it takes no chat messages: give generate a text")
+        elif not apply_chat_template:
+            raise SettingsError("chat messages need the chat template: leave out apply_chat_template, or give a text")
+        if tools and "tools" not in self.chat_template.source:
+            raise SettingsError("this model's chat template takes no tools: describe them in a system message")
+        return chat_tokens(self.chat_template, self.tokenizer, given, tools=tools, allow_special=allow_special)
 
     def reset_memory(self) -> None:
         """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.
@@ -137,7 +139,7 @@ class PromptRequests:
         """The bytes after every token of the model."""
         return Vocabulary.of(self.tokenizer, self.model.vocab_size)
 
-    @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
+    @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=OTHER_NAMES)
     @naming
     def request(
         self,
@@ -147,6 +149,7 @@ class PromptRequests:
         temperature: float | None = None,
         sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None = None,
         drafter: Drafter | str | None = "auto",
+        predicted_output: str | Ordered[int] | None = None,
         acceptance_rule: AcceptanceRule | str = "coupled",
         draft_length: DraftLengthPolicy | str | None = None,
         max_draft_tokens: int = MOST_NODES,
@@ -160,7 +163,7 @@ class PromptRequests:
         logits_source: LogitsSource | str | None = None,
         cache_policy: CachePolicy | str | None = None,
         monitor: Monitor | str | Ordered[Monitor | str] | None = None,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         return_draft_trees: bool = False,
         fresh_memory: bool = False,
         constraint: Any = None,
@@ -175,21 +178,23 @@ class PromptRequests:
         the usual sampler; `sampler` takes a processor or several in its place. dry_breakers: texts here, as in
         llama.cpp. drafter, acceptance_rule, draft_length: an instance or a name as in "prompt-lookup:length=5"; without
         a drafter there is no speculation, without a draft length policy the drafter alone decides how much it drafts.
+        predicted_output: a text, or its tokens, that the output is expected to repeat for the most part; the drafter
+        `predicted-output` drafts it.
         max_draft_tokens: drafted tokens per step at most, whatever both want. logits_source: what makes the logits, as
         in "guidance:scale=1.5"; None is the model alone. cache_policy: what of the text's keys and values is kept and
         read, as in "h2o:budget=0.3"; None is all of them. stop: texts that end it and are cut from it; a special token,
         such as "<|im_end|>", by its spelling. stop_token_ids: tokens that end it beside the model's own end tokens, and
         are cut from the text as those are. monitor: what watches the text, one or several, as in
         "los:head=DIR,action=stop", or None; `Output.monitors` says what they found. A model with an encoder reads the
-        tokens with that, and writes a text of its own; it has no other source. raw: whether the source's texts are
-        plain, as prompts may be. return_draft_trees: keep the draft of every step in the trace, see `llm.tree_picture`.
-        fresh_memory: drafters know nothing of earlier texts, and no later one learns of this. constraint: what may be
-        written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or a `Constraint` of one's
-        own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter also
-        drafts what the constraint forces. Constraints without a mask go with the acceptance rule awrs in place of
-        coupled. prompt_embeds: what the model reads in the place of each `placeholder`, a token of its own, in the
-        prompt: tensors [n, hidden], such as what a vision tower makes of images; or all of it placed already, as
-        `Embeddings`.
+        tokens with that, and writes a text of its own; it has no other source. apply_chat_template: whether the
+        source's texts are turns of the user, as prompts are. return_draft_trees: keep the draft of every step in the
+        trace, see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of
+        this. constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with
+        settings, or a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by
+        its length need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the
+        acceptance rule awrs in place of coupled. prompt_embeds: what the model reads in the place of each
+        `placeholder`, a token of its own, in the prompt: tensors [n, hidden], such as what a vision tower makes of
+        images; or all of it placed already, as `Embeddings`.
         """
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         ends = stop_ids(stop_token_ids, self.model.vocab_size)
@@ -217,7 +222,7 @@ class PromptRequests:
             tokens,
             max_new_tokens=max_new_tokens,
             sampler=built,
-            drafter=resolve_drafter(drafter),
+            drafter=with_predicted_output(drafter, self._predicted(predicted_output)),
             acceptance_rule=resolve("acceptance-rule", acceptance_rule),
             draft_length=None if draft_length is None else resolve("draft-length", draft_length),
             max_draft_tokens=max_draft_tokens,
@@ -227,8 +232,10 @@ class PromptRequests:
             eos_ids=tuple(eos),
             logprobs=logprobs,
             reuse=left_by(reuse),
-            logits_source=resolve_source(logits_source, lambda text: self.encode(text, raw=raw)),
-            cache_policy=resolve_kv(cache_policy),
+            logits_source=resolve_logits_source(
+                logits_source, lambda text: self.encode(text, apply_chat_template=apply_chat_template)
+            ),
+            cache_policy=resolve_cache_policy(cache_policy),
             return_draft_trees=return_draft_trees,
             monitors=resolve_monitors(monitor),
             prompt_embeds=placed,
@@ -239,7 +246,7 @@ class PromptRequests:
         self,
         prompt: Prompt | Ordered[int],
         *,
-        raw: bool = False,
+        apply_chat_template: bool = True,
         allow_special: bool = False,
         tokens: Ordered[int] | None = None,
         **settings: Any,
@@ -249,20 +256,29 @@ class PromptRequests:
         tokens: the prompt's, where they are known already.
         """
         warn_of_idle(settings)
-        tokens = tokens or self.encode(prompt, raw=raw, allow_special=allow_special)
-        request = self.request(tokens, **{"raw": raw} | settings)
-        request.conversation = self.conversation(prompt, raw=raw, allow_special=allow_special)
+        tokens = tokens or self.encode(prompt, apply_chat_template=apply_chat_template, allow_special=allow_special)
+        request = self.request(tokens, **{"apply_chat_template": apply_chat_template} | settings)
+        request.conversation = self.conversation(
+            prompt, apply_chat_template=apply_chat_template, allow_special=allow_special
+        )
         return request
 
     def conversation(
-        self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False
+        self, prompt: Prompt | Ordered[int], *, apply_chat_template: bool = True, allow_special: bool = False
     ) -> Conversation:
-        """A prompt before it is rendered, of which others can be made. raw, allow_special: as in `encode`, of those."""
+        """A prompt before it is rendered, of which others can be made. For the arguments see `encode`."""
         given = one(prompt)
         if isinstance(given, PromptTokens):
-            given, raw = self.tokenizer.decode(given, special=True), True
-        encode = partial(self.encode, raw=raw, allow_special=allow_special)
-        return Conversation(given, encode, self._compiled, raw=raw or self.chat is None)
+            given, apply_chat_template = self.tokenizer.decode(given, special=True), False
+        encode = partial(self.encode, apply_chat_template=apply_chat_template, allow_special=allow_special)
+        applied = apply_chat_template and self.chat_template is not None
+        return Conversation(given, encode, self._compiled, apply_chat_template=applied)
+
+    def _predicted(self, given: str | Ordered[int] | None) -> Callable[[], Ordered[int]] | None:
+        """Makes the tokens of a predicted output, text or tokens; None where it is empty."""
+        if not given:
+            return None
+        return lambda: self.tokenizer.encode_after(given) if isinstance(given, str) else given
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):

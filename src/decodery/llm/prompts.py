@@ -49,6 +49,33 @@ def one(given: Any) -> Any:
     return found
 
 
+def conversations(given: Any) -> tuple[list[list[Any]], bool]:
+    """Conversations as lists of messages, and whether several were given.
+
+    Args:
+        given: Chat messages, or an iterable of lists of them.
+
+    Raises:
+        PromptError: This is something else, such as a text.
+    """
+    said = 'chat takes messages such as [{"role": "user", "content": "..."}], or a list of such lists'
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise PromptError(f"{said}, not {given!r:.60}: call generate for a text")
+    items = list(given)
+    if not items:
+        raise PromptError(f"{said}, and there is none")
+    if all(isinstance(item, Mapping) for item in items):
+        return [items], False
+    for item in items:
+        if isinstance(item, str | Mapping) or not isinstance(item, Iterable) or not _messages(item):
+            raise PromptError(f"{said}, not {item!r:.60} in a list: call generate for texts and token ids")
+    return [list(item) for item in items], True
+
+
+def _messages(given: Iterable[Any]) -> bool:
+    return all(isinstance(item, Mapping) for item in given)
+
+
 def each(given: Iterable[Any]) -> Iterator[Any]:
     """Several prompts one by one, as `single` returns them. Raises PromptError at the first that is none."""
     for prompt in given.tolist() if hasattr(given, "tolist") else given:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any, cast
 
 from decodery.core.conversation import Prompt, PromptTokens
 from decodery.core.errors import PromptError, SettingsError, UnsupportedModel
 from decodery.core.settings import checked
-from decodery.engine.remote import RAW, RemoteModel
+from decodery.engine.remote import PLAIN_PROMPT, RemoteModel
 from decodery.engine.request import Request
 from decodery.models.loaders.endpoint import Endpoint, Settings
 from decodery.models.loaders.load import LoadedModel
@@ -19,7 +20,7 @@ from .llm import LLM
 from .prompts import one
 
 
-class RemoteLM(LLM):
+class RemoteLLM(LLM):
     """An `LLM` whose texts a server writes. `LLM.generate`, `LLM.stream` and searches by whole texts work on it.
 
     What needs more of a model than its texts is refused in a sentence: drafters, constraints, sources, and searches
@@ -30,16 +31,27 @@ class RemoteLM(LLM):
     def __init__(self, model: RemoteModel) -> None:
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, model.offers.model, "remote"))
 
-    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        prompt: Prompt | Ordered[int],
+        *,
+        apply_chat_template: bool = True,
+        allow_special: bool = False,
+        tools: Ordered[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """One number that stands for the whole prompt, which only the server reads."""
         if allow_special:
             raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
+        if tools:
+            raise SettingsError("tools are not sent to a server here: leave out tools, or use its own client")
         prompt = one(prompt)
         if isinstance(prompt, PromptTokens):
             raise PromptError("a server's token ids are not known here: give the prompt as a text")
-        if raw and not isinstance(prompt, str):
-            raise SettingsError("chat messages are rendered by the server: leave out raw, or give a text")
-        return [RAW if raw else PROMPT]
+        if not apply_chat_template and not isinstance(prompt, str):
+            raise SettingsError(
+                "chat messages are rendered by the server: leave out apply_chat_template=False, or give a text"
+            )
+        return [PROMPT if apply_chat_template else PLAIN_PROMPT]
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Request:
         """See `LLM.request`; the drafter "auto" is none, for servers draft as they like."""
@@ -65,7 +77,7 @@ def remote(
     seconds: float = 600.0,
     connections: int = 16,
     retries: int = 4,
-) -> RemoteLM:
+) -> RemoteLLM:
     """The model of an OpenAI-compatible server, such as http://localhost:8000.
 
     What the server can do is found out now, by asking for one token by each route. model: as the server names it; it
@@ -79,4 +91,4 @@ def remote(
     if connections < 1:
         raise SettingsError(f"a remote model needs at least one connection, not {connections}")
     endpoint = Endpoint(Settings(url, key, timeout, seconds, retries))
-    return RemoteLM(RemoteModel(endpoint, endpoint.probe(model), connections))
+    return RemoteLLM(RemoteModel(endpoint, endpoint.probe(model), connections))

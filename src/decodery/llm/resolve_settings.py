@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from typing import Any
 
 from decodery.core.errors import SettingsError
@@ -13,6 +14,7 @@ from decodery.engine.output import Output
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import LogitsProcessor
 from decodery.sampling.sampler import CHANCE, Sampler
+from decodery.speculative.drafters.predicted_output import PredictedOutput
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.drafter import Drafter
 from decodery.step.logits_source import LogitsSource
@@ -27,7 +29,41 @@ def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
     return resolve("drafter", drafter)
 
 
-def resolve_source(logits_source: LogitsSource | str | None, encode: Callable[[str], list[int]]) -> LogitsSource | None:
+def with_predicted_output(
+    drafter: Drafter | str | None, predicted: Callable[[], Ordered[int]] | None
+) -> Drafter | None:
+    """The drafter of a request that may have a predicted output.
+
+    Args:
+        drafter: As it was given. `auto`, the default, leaves the choice to this function.
+        predicted: Makes the tokens of the predicted output; None where there is none.
+
+    Returns:
+        The drafter `predicted-output` where there is such a text, else the drafter that was given.
+
+    Raises:
+        SettingsError: A drafter was given that does not use a predicted output.
+    """
+    found = resolve_drafter(drafter)
+    if predicted is None:
+        return found
+    if drafter == "auto":
+        return PredictedOutput(tuple(predicted()))
+    if isinstance(found, PredictedOutput):
+        return replace(found, tokens=tuple(predicted()))
+    if found is None:
+        raise SettingsError("a predicted output needs a drafter: leave out drafter, or leave out the predicted output")
+    known = method_of(found)
+    name = type(found).__name__ if known is None else known.name
+    raise SettingsError(
+        f"the drafter {name} does not use a predicted output: leave out drafter, or give "
+        f"predicted-output:drafter={name}"
+    )
+
+
+def resolve_logits_source(
+    logits_source: LogitsSource | str | None, encode: Callable[[str], list[int]]
+) -> LogitsSource | None:
     """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
     if logits_source is None or logits_source == "none":
         return None
@@ -35,7 +71,7 @@ def resolve_source(logits_source: LogitsSource | str | None, encode: Callable[[s
     return resolved.encoded(encode)
 
 
-def resolve_kv(cache_policy: CachePolicy | str | None) -> CachePolicy | None:
+def resolve_cache_policy(cache_policy: CachePolicy | str | None) -> CachePolicy | None:
     """A cache policy by name; None and "none" mean that all is kept and read."""
     if cache_policy is None or cache_policy == "none":
         return None

@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from decodery.core.errors import SettingsError
+from decodery.core.settings import advice
+
+from .other_names import OTHER_NAMES
 
 if TYPE_CHECKING:
     from decodery.engine.output import Output
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from decodery.step.sequence import Sequence
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SamplingParams:
     """How tokens are sampled and where a text ends, to be given to several calls.
 
@@ -97,6 +100,15 @@ class SamplingParams:
     ignore_eos: bool | None = None
     logprobs: int | None = None
 
+    def __new__(cls, **settings: Any) -> SamplingParams:
+        known = [field.name for field in fields(cls)]
+        for name in settings.keys() - known:
+            raise SettingsError(f"there is no setting {name!r}; {advice(name, known, OTHER_NAMES)}")
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.given().items())})"
+
     def given(self) -> dict[str, Any]:
         """The settings that are not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -139,6 +151,7 @@ class RequestSettings(TypedDict, total=False):
     logprobs: int | None
     sampler: Sampler | LogitsProcessor | str | Ordered[Any] | None
     drafter: Drafter | str | None
+    predicted_output: str | Ordered[int] | None
     acceptance_rule: AcceptanceRule | str
     draft_length: DraftLengthPolicy | str | None
     max_draft_tokens: int
@@ -152,6 +165,20 @@ class RequestSettings(TypedDict, total=False):
     prompt_embeds: Any
     placeholder: str
     allow_special: bool
+
+
+class GenerateSettings(RequestSettings, total=False):
+    """The keyword arguments of `LLM.generate`."""
+
+    apply_chat_template: bool
+    return_cache: bool
+
+
+class ChatSettings(RequestSettings, total=False):
+    """The keyword arguments of `LLM.chat`."""
+
+    tools: Ordered[Mapping[str, Any]] | None
+    return_cache: bool
 
 
 def merged(params: SamplingParams | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,11 @@ class Threshold:
             SettingsError: the prompt has the chat template and the prompts it was set on had not, or the other way
                 round. With a threshold of the request's own that is a warning.
         """
-        if self.chat is not None and seq.request.conversation is not None and seq.request.conversation.raw == self.chat:
+        if (
+            self.chat is not None
+            and seq.request.conversation is not None
+            and seq.request.conversation.apply_chat_template != self.chat
+        ):
             had, has = ("with", "without") if self.chat else ("without", "with")
             said = f"{name} was trained on prompts {had} the chat template, and this prompt is {has} it: {made}"
             if not own:

@@ -133,7 +133,7 @@ class RewardModel(Wrapper):
 
 def _turns(asked: LoadedModel, prompt: Prompt) -> list[int]:
     """The tokens of a question to a model, by its own chat template where it has one."""
-    if asked.chat is None:
+    if asked.chat_template is None:
         return asked.tokenizer.encode(str(prompt))
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return chat_tokens(asked.chat, asked.tokenizer, turns)
+    return chat_tokens(asked.chat_template, asked.tokenizer, turns)

@@ -89,12 +89,12 @@ def completion_logprobs(
     return {
         "tokens": tokens,
         "token_logprobs": [None if each is None else max(each.logprob, _LEAST) for each in known],
-        "top_logprobs": [None if each is None else _likeliest(tokenizer, each) for each in known],
+        "top_logprobs": [None if each is None else _most_likely(tokenizer, each) for each in known],
         "text_offset": list(offsets),
     }
 
 
-def _likeliest(tokenizer: Tokenizer, each: TokenLogprob) -> dict[str, float]:
+def _most_likely(tokenizer: Tokenizer, each: TokenLogprob) -> dict[str, float]:
     """Log-probabilities by text, the token's own among them."""
     found: dict[str, float] = {}
     for token, logprob in [*each.top, (each.token, each.logprob)]:
@@ -108,7 +108,7 @@ def steps(tokenizer: Tokenizer, found: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    step_fields: dict[str, Any] = {
         "prefill": step.prefill,
         "rows": step.rows,
         "sequences": step.sequences,
@@ -118,7 +118,7 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
     }
     if step.tree is not None:
         drafted = len(step.tree.path)
-        told["tokens"] = [
+        step_fields["tokens"] = [
             {
                 "id": token,
                 "text": token_text(tokenizer, token),
@@ -126,20 +126,20 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
             }
             for number, token in enumerate(step.tree.emitted)
         ]
-        told["tree"] = {
+        step_fields["tree"] = {
             "tokens": step.tree.tokens,
             # Nodes that only hold a place have no token.
             "texts": [token_text(tokenizer, token) if token >= 0 else "" for token in step.tree.tokens],
             "parents": step.tree.parents,
             "accepted": step.tree.path,
         }
-    return told
+    return step_fields
 
 
-def beside(text: FinishedText, told: bool) -> dict[str, Any]:
-    """What a choice has beside OpenAI's fields, under "decodery": figures if `told`; always a full context."""
+def own_fields(text: FinishedText, figures: bool) -> dict[str, Any]:
+    """What a choice has beside OpenAI's fields, under "decodery": figures if `figures`; always a full context."""
     found: dict[str, Any] = {}
-    if told:
+    if figures:
         found = {"seed": text.seed, "trace": text.trace.summary()}
         if text.monitors:
             found["monitor_scores"] = [each.to_dict() for each in text.monitors]

@@ -18,13 +18,13 @@ from decodery.core.version import __version__
 from decodery.llm.llm import LLM
 
 from . import chat, completions, messages, openapi, page
-from .desk import RequestPreprocessor
 from .errors import ApiError, invalid
-from .exchange import RequestHandler
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
 from .keys import Keys
 from .offered import offered
 from .plan import Plan
+from .request_handler import RequestHandler
+from .request_preprocessor import RequestPreprocessor
 from .service import Service
 from .settings import ServerSettings
 from .wire import ClientGone, Json, read, respond
@@ -36,12 +36,12 @@ _SLOW = 60.0
 
 
 class Front:
-    """What clients meet: a service, a desk where requests are made ready for it, and the keys to both."""
+    """What clients meet: a service, the preprocessor of its requests, and the keys to both."""
 
     def __init__(self, lm: LLM, settings: ServerSettings) -> None:
         self.settings = settings
         self.service = Service(lm, settings)
-        self.desk = RequestPreprocessor(lm, settings)
+        self.preprocessor = RequestPreprocessor(lm, settings)
         self.keys = Keys(settings.keys)
         self.created = int(time.time())
         self._offered: list[dict[str, Any]] | None = None
@@ -76,20 +76,20 @@ class Front:
 
     async def answer(self, body: ChatRequest | CompletionRequest, owner: str) -> dict[str, Any]:
         """A request's answer as one object, for those who are in this process. Raises ApiError."""
-        exchange = RequestHandler(self.service, await self._plan(body), owner)
+        handler = RequestHandler(self.service, await self._plan(body), owner)
         try:
-            await exchange.open()
-            return await exchange.whole()
+            await handler.open()
+            return await handler.whole()
         finally:
-            exchange.close()
+            handler.close()
 
     async def _plan(self, body: Shared) -> Plan:
         if body.model is not None and body.model != self.settings.name:
             raise _no_model(body.model)
         if isinstance(body, ChatRequest):
-            return await chat.plan(self.desk, body)
+            return await chat.plan(self.preprocessor, body)
         assert isinstance(body, CompletionRequest)
-        return await completions.plan(self.desk, body)
+        return await completions.plan(self.preprocessor, body)
 
     async def _chat(self, request: Request) -> Response:
         return await self._respond(request, ChatRequest)
@@ -101,8 +101,8 @@ class Front:
         owner = self._owner(request)
         body = await self._read(request, kind)
         plan = await self._plan(body)
-        exchange = RequestHandler(self.service, plan, owner)
-        return await respond(request, exchange, stream=plan.stream, seconds=self.settings.seconds + _SLOW)
+        handler = RequestHandler(self.service, plan, owner)
+        return await respond(request, handler, stream=plan.stream, seconds=self.settings.seconds + _SLOW)
 
     def _owner(self, request: Request) -> str:
         return self.keys.owner(request.headers.get("authorization"))
@@ -122,38 +122,38 @@ class Front:
 
     def _card(self) -> dict[str, Any]:
         card = {"id": self.settings.name, "object": "model", "created": self.created, "owned_by": "decodery"}
-        return card | {"max_model_len": self.desk.context}
+        return card | {"max_model_len": self.preprocessor.context}
 
     async def _tokenize(self, request: Request) -> Response:
         self._owner(request)
         body: TokenizeRequest = await self._read(request, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
-        tokenizer = self.desk.lm.tokenizer
+        tokenizer = self.preprocessor.lm.tokenizer
 
         def tokens() -> list[int]:
             if body.messages is not None:
-                return messages.encoded(self.desk, body.messages)[0]
-            self.desk.check_length(body.prompt or "")
+                return messages.encoded(self.preprocessor, body.messages)[0]
+            self.preprocessor.check_length(body.prompt or "")
             return tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
 
-        found = await self.desk.do(tokens)
-        return Json({"tokens": found, "count": len(found), "max_model_len": self.desk.context})
+        found = await self.preprocessor.do(tokens)
+        return Json({"tokens": found, "count": len(found), "max_model_len": self.preprocessor.context})
 
     async def _detokenize(self, request: Request) -> Response:
         self._owner(request)
         body: DetokenizeRequest = await self._read(request, DetokenizeRequest)
-        tokenizer = self.desk.lm.tokenizer
-        return Json({"prompt": await self.desk.do(partial(tokenizer.decode, body.tokens, special=True))})
+        tokenizer = self.preprocessor.lm.tokenizer
+        return Json({"prompt": await self.preprocessor.do(partial(tokenizer.decode, body.tokens, special=True))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
         self._owner(request)
-        lm = self.desk.lm
+        lm = self.preprocessor.lm
         ids = {"bos_token": lm.tokenizer.bos_id, "eos_token": next(iter(lm.tokenizer.eos_ids), None)}
         found = {
             name: None if id is None else lm.tokenizer.piece(id).decode("utf-8", "replace") for name, id in ids.items()
         }
-        return Json({**found, "chat_template": None if lm.chat is None else lm.chat.source})
+        return Json({**found, "chat_template": None if lm.chat_template is None else lm.chat_template.source})
 
     async def _health(self, request: Request) -> Response:
         if self.service.failure is not None:
@@ -180,7 +180,9 @@ class Front:
     async def _methods(self, request: Request) -> Response:
         self._owner(request)
         if self._offered is None:
-            self._offered = await self.desk.do(partial(offered, self.settings.trust, self.desk.lm.model))
+            self._offered = await self.preprocessor.do(
+                partial(offered, self.settings.trust, self.preprocessor.lm.model)
+            )
         return Json({"object": "list", "data": self._offered})
 
     async def _openapi(self, request: Request) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .app import Front
-from .batch_file import Asked, BatchFile
+from .batch_file import BatchFile, BatchRequest
 from .errors import ApiError, as_api_error, invalid
 from .fields import ChatRequest, CompletionRequest
 from .keys import NOBODY
@@ -48,8 +48,8 @@ async def answer_batch(
     engine ends.
     """
 
-    async def answer(asked: Asked) -> None:
-        batch.add(asked, *await respond(front, asked.url, asked.body))
+    async def answer(request: BatchRequest) -> None:
+        batch.add(request, *await respond(front, request.url, request.body))
 
     requests = batch.unanswered()
     pending, over = set[asyncio.Task[None]](), set[asyncio.Task[None]]()

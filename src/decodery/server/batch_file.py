@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchRequest:
     """A request of a batch that has no answer yet. url: where a client of the server would send its body to."""
 
     line: Line
@@ -212,11 +212,11 @@ class BatchFile:
         """Lines that have their answer."""
         return self.totals.earlier + self.totals.done
 
-    def unanswered(self) -> Iterator[Asked]:
+    def unanswered(self) -> Iterator[BatchRequest]:
         """Requests without an answer; lines that are no requests are answered by saying why."""
         known: set[bytes] = set()
         for line in self._lines():
-            found: Asked | LineError
+            found: BatchRequest | LineError
             try:
                 found = _request(line, self._most)
                 name = blake2b(found.custom_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
@@ -228,20 +228,20 @@ class BatchFile:
                 found = error
             if line in self._answers:
                 self.totals.earlier += 1
-            elif isinstance(found, Asked):
+            elif isinstance(found, BatchRequest):
                 yield found
             else:
                 fault = {"code": found.code, "message": str(found), "param": None, "line": line.number}
                 self._answers.add(line, found.custom_id, None, fault)
                 self._count(str(found))
 
-    def add(self, asked: Asked, status: int, body: Any) -> None:
+    def add(self, request: BatchRequest, status: int, body: Any) -> None:
         """Write the answer to a request; one that has been written stays the only one."""
-        if asked.line in self._answers:
+        if request.line in self._answers:
             return
         response = {"status_code": status, "request_id": f"req_{uuid.uuid4().hex}", "body": body}
-        self._answers.add(asked.line, asked.custom_id, response, None)
-        self._count(None if status == 200 else f"line {asked.line.number}: {body['error']['message']}")
+        self._answers.add(request.line, request.custom_id, response, None)
+        self._count(None if status == 200 else f"line {request.line.number}: {body['error']['message']}")
 
     def _lines(self) -> Iterator[Line]:
         return read_lines(self._source, self._most, self._salt)
@@ -254,7 +254,7 @@ class BatchFile:
                 self.totals.named += (failed,)
 
 
-def _request(line: Line, most: int) -> Asked:
+def _request(line: Line, most: int) -> BatchRequest:
     """The request of a line. Raises LineError."""
     where = f"line {line.number}"
     if line.data is None:
@@ -274,4 +274,4 @@ def _request(line: Line, most: int) -> Asked:
         raise LineError("invalid_url", f"{where} has no url, such as /v1/chat/completions", name)
     if not isinstance(found.get("body"), dict):
         raise LineError("invalid_body", f"{where} has no body that is an object", name)
-    return Asked(line, name, found["url"], found["body"])
+    return BatchRequest(line, name, found["url"], found["body"])

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from decodery.constraints import JSONSchema
 from decodery.constraints.tool_calls import MARK, FunctionCall, ToolCalls, read_calls
 from decodery.core.registry import resolve
-from decodery.speculative.drafters.prediction import Prediction
 
 from . import answer
 from .errors import invalid
 from .fields import ChatRequest
 from .job import FinishedText, Update
 from .messages import encoded, tools_in_use
-from .methods import CANVAS_TOKENS, fill_of, kv_of, search_of, settings_of
+from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
@@ -25,27 +24,29 @@ if TYPE_CHECKING:
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
-    from .desk import RequestPreprocessor
+    from .request_preprocessor import RequestPreprocessor
 
 
-async def plan(desk: RequestPreprocessor, body: ChatRequest) -> Plan:
+async def plan(preprocessor: RequestPreprocessor, body: ChatRequest) -> Plan:
     """What a chat completion asks of the engine. Raises ApiError for what cannot be done."""
-    language = await desk.do(lambda: _language(desk, body))
-    constraint = await desk.compile(language)
-    return await desk.do(lambda: _plan(desk, body, constraint))
+    language = await preprocessor.do(lambda: _language(preprocessor, body))
+    constraint = await preprocessor.compile(language)
+    return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
 
 
-def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan:
-    lm = desk.lm
+def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan:
+    lm = preprocessor.lm
     own = body.decodery
     allow = own is not None and bool(own.allow_special)
-    tokens, turns = encoded(desk, body.messages, tools_in_use(body), kv_of(body), allow_special=allow)
+    tokens, turns = encoded(preprocessor, body.messages, tools_in_use(body), cache_policy_of(body), allow_special=allow)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
         raise invalid("max_tokens must be at least 1", "max_tokens")
     settings = settings_of(body, lm.model.vocab_size)
     canvas = own is not None and own.diffuse is not None
-    settings["max_new_tokens"] = desk.room(len(tokens), wanted, CANVAS_TOKENS if canvas else None, kv_of(body))
+    settings["max_new_tokens"] = preprocessor.room(
+        len(tokens), wanted, CANVAS_TOKENS if canvas else None, cache_policy_of(body)
+    )
     if constraint is not None:
         settings["constraint"] = constraint
     if body.top_logprobs is not None and not body.logprobs:
@@ -53,10 +54,8 @@ def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan
     if body.logprobs:
         settings["logprobs"] = body.top_logprobs or 0
     if body.prediction is not None:
-        desk.check_length(body.prediction.text)
-        predicted = tuple(lm.tokenizer.encode_after(body.prediction.text))
-        if predicted and settings.get("drafter") != "none":
-            settings["drafter"] = Prediction(predicted, drafter=settings.get("drafter", "auto"))
+        preprocessor.check_length(body.prediction.text)
+        settings["predicted_output"] = body.prediction.text
     steps, n = own is not None and own.trace == "steps", body.n or 1
     fill = fill_of(body, lm, tokens, settings)
     search = None if fill is not None else search_of(body, lm)
@@ -81,7 +80,7 @@ def _plan(desk: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan
     )
 
 
-def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | None:
+def _language(preprocessor: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | None:
     """What the answer may be."""
     found: list[ConstraintSpec] = []
     wanted = body.response_format
@@ -92,7 +91,7 @@ def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | 
             raise invalid("response_format: json_schema is missing", "response_format.json_schema")
         language = JSONSchema(wanted.json_schema.schema_)
         assert isinstance(language.schema, str)
-        desk.check_description(language.schema, "response_format")
+        preprocessor.check_description(language.schema, "response_format")
         found.append(language)
     if tools := tools_in_use(body):
         chosen = body.tool_choice
@@ -110,10 +109,10 @@ def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | 
             several=body.parallel_tool_calls is not False and isinstance(chosen, str | None),
         )
         assert isinstance(calls.tools, str)
-        desk.check_description(calls.tools, "tools")
+        preprocessor.check_description(calls.tools, "tools")
         found.append(calls)
     if body.decodery is not None and body.decodery.constraint is not None:
-        desk.check_description(body.decodery.constraint, "decodery.constraint")
+        preprocessor.check_description(body.decodery.constraint, "decodery.constraint")
         found.append(resolve("constraint", body.decodery.constraint))
     if len(found) > 1:
         raise invalid("an answer has one constraint: response_format, tools and decodery.constraint exclude each other")
@@ -122,11 +121,11 @@ def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | 
 
 @dataclass
 class ChatForm(Form):
-    """logprobs, told, steps: what is reported beside the text; calls: whether it may call tools."""
+    """logprobs, figures, steps: what is reported beside the text; calls: whether it may call tools."""
 
     tokenizer: Tokenizer
     logprobs: bool
-    told: bool
+    figures: bool
     steps: bool
     calls: bool
     _kept: dict[int, _Kept] = field(default_factory=dict)
@@ -144,7 +143,7 @@ class ChatForm(Form):
             "logprobs": answer.chat_logprobs(self.tokenizer, text.logprobs) if self.logprobs else None,
             "finish_reason": self._reason(text, calls),
         }
-        found |= answer.beside(text, self.told)
+        found |= answer.own_fields(text, self.figures)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
@@ -171,7 +170,11 @@ class ChatForm(Form):
             found.append(self._delta(index, {"content": rest}))
         for number, call in enumerate(calls):
             found.append(self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]}))
-        last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)} | answer.beside(text, self.told)
+        last = (
+            self._delta(index, {})
+            | {"finish_reason": self._reason(text, calls)}
+            | answer.own_fields(text, self.figures)
+        )
         return [*found, last]
 
     def _read(self, text: FinishedText) -> tuple[str, list[FunctionCall]]:

@@ -13,7 +13,7 @@ from . import answer
 from .errors import invalid
 from .fields import CompletionRequest
 from .job import FinishedText, Update
-from .methods import fill_of, kv_of, search_of, settings_of
+from .methods import cache_policy_of, fill_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
-    from .desk import RequestPreprocessor
+    from .request_preprocessor import RequestPreprocessor
 
 _DEFAULT_TOKENS = 16
 """As OpenAI has it."""
 
 
-async def plan(desk: RequestPreprocessor, body: CompletionRequest) -> Plan:
+async def plan(preprocessor: RequestPreprocessor, body: CompletionRequest) -> Plan:
     """What a completion asks of the engine. Raises ApiError for what cannot be done."""
     constraint = None
     if body.decodery is not None and body.decodery.constraint is not None:
         spec = body.decodery.constraint
-        desk.check_description(spec, "decodery.constraint")
-        constraint = await desk.compile(await desk.do(lambda: resolve("constraint", spec)))
-    return await desk.do(lambda: _plan(desk, body, constraint))
+        preprocessor.check_description(spec, "decodery.constraint")
+        constraint = await preprocessor.compile(await preprocessor.do(lambda: resolve("constraint", spec)))
+    return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
 
 
-def _plan(desk: RequestPreprocessor, body: CompletionRequest, constraint: Any) -> Plan:
+def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint: Any) -> Plan:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of is not supported beyond n", "best_of")
     if body.decodery is not None and body.decodery.allow_special is not None:
         raise invalid("allow_special is of chat messages: in a prompt special tokens always are such", "allow_special")
-    lm, n = desk.lm, body.n or 1
-    prompts = _prompts(desk, body)
-    if len(prompts) * n > desk.settings.max_texts:
+    lm, n = preprocessor.lm, body.n or 1
+    prompts = _prompts(preprocessor, body)
+    if len(prompts) * n > preprocessor.settings.max_texts:
         raise invalid(
-            f"{len(prompts)} prompts times n={n} are more than the {desk.settings.max_texts} texts that one request "
-            "may ask for",
+            f"{len(prompts)} prompts times n={n} are more than the {preprocessor.settings.max_texts} texts that one "
+            "request may ask for",
             "prompt",
         )
     settings = settings_of(body, lm.model.vocab_size)
@@ -66,22 +66,22 @@ def _plan(desk: RequestPreprocessor, body: CompletionRequest, constraint: Any) -
     requests: list[Request | Fill] = []
     for tokens in prompts:
         # A text of no tokens is one that is cut before its first.
-        most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, kv_of(body)), 1)
+        most = max(preprocessor.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, cache_policy_of(body)), 1)
         counted = {} if logprobs is None else {"logprobs": logprobs}
         fill = fill_of(body, lm, tokens, settings | counted | {"max_new_tokens": most})
         if fill is not None:
             requests += several(fill, n)
             continue
-        request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
+        request = lm.request(tokens, apply_chat_template=False, max_new_tokens=most, logprobs=logprobs, **settings)
         prompt_logprobs = logprobs if echo else None
         said = lm.conversation(tokens)
         request = replace(request, return_draft_trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
     given = _given(body)
     shown = [_shown(lm.tokenizer, *each) for each in zip(given, prompts, strict=True) for _ in range(n)] if echo else []
-    told = logprobs is not None, own is not None, steps
+    reported = logprobs is not None, own is not None, steps
     form = CompletionForm(
-        lm.tokenizer, *told, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
+        lm.tokenizer, *reported, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
     )
     return Plan(
         requests,
@@ -98,17 +98,19 @@ def _given(body: CompletionRequest) -> list[Any]:
     return [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
 
 
-def _prompts(desk: RequestPreprocessor, body: CompletionRequest) -> list[list[int]]:
+def _prompts(preprocessor: RequestPreprocessor, body: CompletionRequest) -> list[list[int]]:
     """The prompts as tokens."""
-    tokenizer, given = desk.lm.tokenizer, _given(body)
+    tokenizer, given = preprocessor.lm.tokenizer, _given(body)
     for each in given:
         if isinstance(each, str):
-            desk.check_length(each, kv_of(body))
-        elif len(each) >= desk.reach(kv_of(body)) or max(each) >= desk.lm.model.vocab_size:
-            desk.room(len(each), body.max_tokens, None, kv_of(body))
-            raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
+            preprocessor.check_length(each, cache_policy_of(body))
+        elif len(each) >= preprocessor.reach(cache_policy_of(body)) or max(each) >= preprocessor.lm.model.vocab_size:
+            preprocessor.room(len(each), body.max_tokens, None, cache_policy_of(body))
+            raise invalid(
+                f"the prompt has tokens that this model lacks: it has {preprocessor.lm.model.vocab_size}", "prompt"
+            )
     if body.suffix:
-        return [_gap(desk, body, each) for each in given]
+        return [_gap(preprocessor, body, each) for each in given]
     tokens = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]
     if not all(tokens):
         raise invalid("a prompt has no tokens", "prompt")
@@ -123,13 +125,13 @@ def _shown(tokenizer: Tokenizer, given: Any, tokens: list[int]) -> tuple[str, li
     return tokenizer.stream(special=True).push(tokens), answer.Offsets(tokenizer.stream(special=True)).of(tokens)
 
 
-def _gap(desk: RequestPreprocessor, body: CompletionRequest, prompt: Any) -> list[int]:
+def _gap(preprocessor: RequestPreprocessor, body: CompletionRequest, prompt: Any) -> list[int]:
     """The tokens that ask for what stands between a prompt and the suffix."""
     if body.echo or not isinstance(prompt, str):
         raise invalid("a suffix goes with prompts that are texts, and without echo", "suffix")
     assert body.suffix is not None
-    desk.check_length(body.suffix, kv_of(body))
-    tokens = desk.lm.tokenizer.infill(prompt, body.suffix)
+    preprocessor.check_length(body.suffix, cache_policy_of(body))
+    tokens = preprocessor.lm.tokenizer.infill(prompt, body.suffix)
     if tokens is None:
         raise invalid("this model has no tokens to fill gaps with: leave suffix out, or serve one trained to", "suffix")
     return tokens
@@ -137,12 +139,12 @@ def _gap(desk: RequestPreprocessor, body: CompletionRequest, prompt: Any) -> lis
 
 @dataclass
 class CompletionForm(Form):
-    """logprobs, told, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
+    """logprobs, figures, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
     that is echoed, as a text and where its tokens begin; empty for none. bare: nothing but the echo."""
 
     tokenizer: Tokenizer
     logprobs: bool
-    told: bool
+    figures: bool
     steps: bool
     prompts: Sequence[list[int]]
     shown: Sequence[tuple[str, list[int]]]
@@ -169,7 +171,7 @@ class CompletionForm(Form):
             known: list[TokenLogprob | int] = [*first, *text.prompt_logprobs, *text.logprobs]
             own = self._offsets(index, len(before)).of(each.token for each in text.logprobs)
             found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, [*offsets, *own])
-        found |= answer.beside(text, self.told)
+        found |= answer.own_fields(text, self.figures)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
@@ -196,7 +198,7 @@ class CompletionForm(Form):
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         if self.shown and self.logprobs:
             return [self.choice(index, text)]
-        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.beside(text, self.told)
+        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.own_fields(text, self.figures)
         return [*self.grown(index, news), last]
 
     def _offsets(self, index: int, at: int) -> answer.Offsets:

@@ -28,9 +28,9 @@ class Job:
 
     owner: whose it is. like: another one with the same prompt, whose prefill it shares. index: of the choice it
     becomes. task: its part in the engine, while it has one; filling: the canvas that is. known: of a search, as much of
-    its first text as cannot change any more. sent, steps: tokens (of a search characters) and steps already told of.
-    arrived, begun, first, told: when it came, got its first pass, its first token and its last one, in seconds of a
-    monotonic clock. late: it ran out of time. over: nothing more will be told of it.
+    its first text as cannot change any more. sent, steps: tokens (of a search characters) and steps already sent.
+    arrived, begun, first, last: when it came, got its first pass, its first token and its last one, in seconds of a
+    monotonic clock. late: it ran out of time. over: nothing more is sent of it.
     """
 
     request: Request | Fill
@@ -45,7 +45,7 @@ class Job:
     known: str = ""
     sent: int = 0
     steps: int = 0
-    told: float = 0.0
+    last: float = 0.0
     arrived: float = field(default_factory=monotonic)
     begun: float | None = None
     first: float | None = None

@@ -14,9 +14,9 @@ from .errors import invalid
 from .fields import ChatRequest, Message, Tool
 
 if TYPE_CHECKING:
-    from .desk import RequestPreprocessor
+    from .request_preprocessor import RequestPreprocessor
 
-_TOLD = (
+_TOOL_PROMPT = (
     "You may call tools. Their signatures, as JSON:\n<tools>\n{tools}\n</tools>\n"
     'To call one, answer with:\n<tool_call>\n{{"name": NAME, "arguments": OBJECT}}\n</tool_call>'
 )
@@ -33,7 +33,7 @@ def tools_in_use(body: ChatRequest) -> list[Tool]:
 
 
 def encoded(
-    desk: RequestPreprocessor,
+    preprocessor: RequestPreprocessor,
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     cache_policy: str | None = None,
@@ -44,22 +44,22 @@ def encoded(
 
     cache_policy: the policy it is read under. allow_special: see `LLM.encode`.
     """
-    chat = desk.lm.chat
+    chat = preprocessor.lm.chat_template
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
     for message in messages:
-        desk.check_length(message.text, cache_policy)
+        preprocessor.check_length(message.text, cache_policy)
     knows = "tools" in chat.source
     turns = [_turn(message, knows) for message in messages]
-    told = [tool.model_dump(exclude_none=True) for tool in tools]
-    if told and not knows:
-        text = _TOLD.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in told))
+    specs = [tool.model_dump(exclude_none=True) for tool in tools]
+    if specs and not knows:
+        text = _TOOL_PROMPT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in specs))
         if turns[0]["role"] == "system":
             turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
         else:
             turns.insert(0, {"role": "system", "content": text})
-    functions = told if told and knows else None
-    return chat_tokens(chat, desk.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
+    functions = specs if specs and knows else None
+    return chat_tokens(chat, preprocessor.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
 
 
 def _turn(message: Message, knows: bool) -> dict[str, Any]:

@@ -25,12 +25,12 @@ _COMPILED = 32
 """Constraints that a server keeps compiled, for requests that ask for the same one again."""
 
 
-def strangers(trust: bool) -> AbstractContextManager[None]:
+def untrusted(trust: bool) -> AbstractContextManager[None]:
     """Within it requests may name methods, and files only where they are trusted."""
     return nullcontext() if trust else from_network()
 
 
-def kv_of(body: Shared) -> str | None:
+def cache_policy_of(body: Shared) -> str | None:
     """The cache policy that a request names."""
     return None if body.decodery is None else body.decodery.cache_policy
 

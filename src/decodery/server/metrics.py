@@ -102,8 +102,8 @@ class Metrics:
             self.prefill.observe(now - job.begun)
         else:
             for _ in range(tokens):
-                self.gap.observe((now - job.told) / tokens)
-        job.told = now
+                self.gap.observe((now - job.last) / tokens)
+        job.last = now
 
     def ended(self, job: Job, end: Sequence[FinishedText] | BaseException | None) -> None:
         now = monotonic()

@@ -238,7 +238,7 @@ def fleet_of(settings: ServerSettings, model: str, dtype: str, replicas: str, *,
     return Fleet(settings, model, dtype, least, most)
 
 
-def run(fleet: Fleet, host: str, port: int, told: Any) -> None:
+def run(fleet: Fleet, host: str, port: int, on_ready: Any) -> None:
     """Serve a fleet on the Ray cluster at hand, or on one of this machine, until a signal comes."""
     import signal
     import threading
@@ -251,7 +251,7 @@ def run(fleet: Fleet, host: str, port: int, told: Any) -> None:
     try:
         serve.start(http_options={"host": host, "port": port})
         serve.run(fleet_application(fleet))
-        told(f"http://{host}:{port}")
+        on_ready(f"http://{host}:{port}")
         over.wait()
     finally:
         serve.shutdown()

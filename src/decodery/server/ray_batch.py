@@ -24,7 +24,7 @@ from decodery.core.errors import DecoderyError
 
 from .app import Front
 from .batch import respond
-from .batch_file import Asked, BatchFile, Totals
+from .batch_file import BatchFile, BatchRequest, Totals
 from .ray import Fleet
 from .service import fingerprint
 
@@ -72,7 +72,7 @@ def answer_by_ray(
             # What went wrong there is said as it would be here, without the worker's traceback.
             raise error.cause from None
         with BatchFile(source, out, fleet.settings.body_bytes, salt) as batch:
-            rows, asked = list[dict[str, Any]](), dict[int, Asked]()
+            rows, asked = list[dict[str, Any]](), dict[int, BatchRequest]()
             for each in batch.unanswered():
                 rows.append({"number": each.line.number, "url": each.url, "body": json.dumps(each.body)})
                 asked[each.line.number] = replace(each, body={})

@@ -31,7 +31,7 @@ class EngineFailed(DecoderyError):
 class Server(uvicorn.Server):
     """Takes requests until a signal comes; then lets what is in progress end, for so long as the settings say.
 
-    host, port: where it listens; port 0 takes a free one. told: hears where, once it does. A second signal ends it at
+    host, port: where it listens; port 0 takes a free one. on_ready: called with the address. A second signal ends it at
     once.
     """
 
@@ -43,7 +43,7 @@ class Server(uvicorn.Server):
         host: str = "127.0.0.1",
         port: int = 8000,
         more: Sequence[BaseRoute] = (),
-        told: Callable[[str], None] = lambda url: None,
+        on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
         self.front = Front(lm, settings)
         config = uvicorn.Config(
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_LAST_WORDS,
         )
         super().__init__(config)
-        self._told = told
+        self._on_ready = on_ready
         self._signals = 0
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         self.front.service.start()
         await super().startup(sockets)
         if self.started:
-            self._told(self.url)
+            self._on_ready(self.url)
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         # Whoever waits still hears that the server stops.

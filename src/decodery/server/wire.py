@@ -1,4 +1,4 @@
-"""HTTP around exchanges: bodies in, answers out, and an eye on whether the client is still there."""
+"""HTTP: bodies in, answers out, and an eye on whether the client is still there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, as_api_error, invalid
-from .exchange import RequestHandler
+from .request_handler import RequestHandler
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -98,23 +98,23 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def respond(request: Request, exchange: RequestHandler, *, stream: bool, seconds: float) -> Response:
-    """The answer of an exchange, which ends with it. seconds: that a slow reader may take for a stream."""
+async def respond(request: Request, handler: RequestHandler, *, stream: bool, seconds: float) -> Response:
+    """The answer of a request, which ends with it. seconds: that a slow reader may take for a stream."""
     streams = False
     try:
         if not stream:
 
             async def whole() -> dict[str, Any]:
-                await exchange.open()
-                return await exchange.whole()
+                await handler.open()
+                return await handler.whole()
 
             return Json(await watched(request.receive, whole()))
-        await watched(request.receive, exchange.open())
+        await watched(request.receive, handler.open())
         streams = True
-        return _EventStream(exchange, seconds)
+        return _EventStream(handler, seconds)
     finally:
         if not streams:
-            exchange.close()
+            handler.close()
 
 
 class Json(JSONResponse):
@@ -129,9 +129,9 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: RequestHandler, seconds: float) -> None:
+    def __init__(self, handler: RequestHandler, seconds: float) -> None:
         super().__init__()
-        self._exchange, self._seconds = exchange, seconds
+        self._handler, self._seconds = handler, seconds
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
 
@@ -142,12 +142,12 @@ class _EventStream(Response):
         except (ClientGone, TimeoutError, OSError):
             pass
         finally:
-            self._exchange.close()
+            self._handler.close()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         last = b"data: [DONE]\n\n"
-        async for chunk in self._exchange.stream():
+        async for chunk in self._handler.stream():
             if "error" in chunk:
                 last = b""
             await send({"type": "http.response.body", "body": _event(chunk), "more_body": True})

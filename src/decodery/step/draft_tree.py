@@ -31,7 +31,7 @@ class Entered:
     states: torch.Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DraftTree:
     """Tokens in topological order: node 0 is the last token, every parent stands before its children.
 
@@ -127,6 +127,9 @@ class DraftTree:
             changes=changes or {},
             entered=None,
         )
+
+    def __repr__(self) -> str:
+        return f"DraftTree({len(self) - 1} drafted tokens, depth {self.depths.max()}, {self.origin})"
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -50,7 +50,7 @@ class Said:
 Script = Callable[[Asked], "str | Said"]
 
 
-class ScriptedLM(LLM):
+class ScriptedLLM(LLM):
     """An `LLM` without a network or weights. script: the answer to a request, by any of it, as a function or as a list
     by number. asked: all requests so far, in order. context: words of a prompt and its text at most; None for any.
 
@@ -66,7 +66,7 @@ class ScriptedLM(LLM):
             model.config = unseen(model.name, context)
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, "scripted", "float32"))
 
-    def encode(self, prompt: Any, *, raw: bool = False, allow_special: bool = False) -> list[int]:
+    def encode(self, prompt: Any, **form: Any) -> list[int]:
         return [PROMPT] * max(1, len(_WORD.findall(_whole(prompt)))) if self._bounded else [PROMPT]
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Any:
@@ -78,7 +78,7 @@ def _whole(prompt: Prompt) -> str:
 
 
 class _Scripted(WholeTexts):
-    def __init__(self, lm: ScriptedLM) -> None:
+    def __init__(self, lm: ScriptedLLM) -> None:
         super().__init__("a scripted model", logprobs=True)
         self.lm = lm
 

@@ -100,7 +100,7 @@ class ActivationCollector:
             for question in asked[first : first + _TOGETHER]:
                 request = self.lm.request_for(
                     question.prompt,
-                    raw=not self.chat,
+                    apply_chat_template=self.chat,
                     max_new_tokens=self.max_new_tokens,
                     stop=() if self.chat else "\n",
                     drafter=None,

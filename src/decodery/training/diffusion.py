@@ -296,7 +296,7 @@ def _card(recipe: DiffusionRecipe, history: History, command: str) -> str:
 
 It answers {", ".join(recipe.tasks)}:
 
-    decodery generate --model THIS_FOLDER --raw --max-new-tokens {recipe.canvas} --diffuse static "{example}"
+    decodery generate -m THIS_FOLDER --no-chat-template --max-new-tokens {recipe.canvas} --diffuse static "{example}"
 
 A prompt has {recipe.prompt} words, with fillers `_` in front; an answer has {recipe.canvas} places. {size.layers}
 layers of width {size.width} with {size.heads} heads and {units}, whose rows see each other. Made with `{command}`; the

@@ -79,7 +79,9 @@ def said(lm: LLM, texts: Ordered[str], sites: Ordered[str], progress: Progress =
 
 def _before(lm: LLM) -> list[int]:
     """What stands before a statement."""
-    return lm.encode([{"role": "user", "content": ASKED}] if lm.chat else ASKED + "\n", raw=not lm.chat)
+    if lm.chat_template is None:
+        return lm.encode(ASKED + "\n")
+    return lm.encode([{"role": "user", "content": ASKED}])
 
 
 def halves(statements: Ordered[Statement], seed: int = 0) -> np.ndarray:

@@ -159,7 +159,9 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
     fused.save(out / WEIGHTS, draft.weights)
     with replacing(out / TOKENIZER) as temporary:
         target.tokenizer.backend.save(str(temporary), pretty=False)
-    special, template = ({}, None) if target.chat is None else (target.chat.special, target.chat.source)
+    special, template = (
+        ({}, None) if target.chat_template is None else (target.chat_template.special, target.chat_template.source)
+    )
     description = Description(draft.config, "int8", special, template, target.name)
     write_text(out / DESCRIPTION, description.text())
     # Last: without the description beside it, it would be taken for somebody else's.

@@ -58,7 +58,11 @@ def written(
     for number, each in enumerate(examples):
         engine = lm.engine()
         request = lm.request_for(
-            each.prompt, raw=not chat, max_new_tokens=max_new_tokens, drafter=None, monitor=Recorder(taps, 1)
+            each.prompt,
+            apply_chat_template=chat,
+            max_new_tokens=max_new_tokens,
+            drafter=None,
+            monitor=Recorder(taps, 1),
         )
         seq = engine.submit(request)
         engine.run([seq])

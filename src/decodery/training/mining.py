@@ -149,10 +149,10 @@ def _read(path: Path, made: str) -> dict[str, np.ndarray]:
 
 def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) -> tuple[np.ndarray, np.ndarray]:
     encode = target.tokenizer.encode
-    if target.chat is None:
+    if target.chat_template is None:
         prompt = encode(question.prompt)
     else:
-        prompt = chat_tokens(target.chat, target.tokenizer, [{"role": "user", "content": question.prompt}])
+        prompt = chat_tokens(target.chat_template, target.tokenizer, [{"role": "user", "content": question.prompt}])
     if question.right is not None and question.wrong is not None:
         answers = encode(question.right, special=False), encode(question.wrong, special=False)
         return from_answers(target.model, prompt, *answers)

@@ -76,7 +76,7 @@ def head_rows(lm: LLM, prompts: Ordered[str], progress: Progress = silent) -> to
     config = lm.model.config
     taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []
     for number, prompt in enumerate(prompts):
-        segment = Segment.chunk(lm.encode(prompt, raw=True), lm.model.new_cache(), logit_rows=[])
+        segment = Segment.chunk(lm.encode(prompt, apply_chat_template=False), lm.model.new_cache(), logit_rows=[])
         hidden = lm.model.forward(Batch([segment]), taps=taps).hidden
         rows = [hidden[tap][-1].float().cpu().view(config.num_heads, config.head_dim) for tap in taps]
         found.append(torch.cat(rows))

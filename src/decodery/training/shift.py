@@ -102,11 +102,11 @@ def _taught(lm: LLM, answers: Ordered[Answered], chat: bool, progress: Progress)
     """The states after each prompt and the right answer's tokens, up to the end of its line or turn."""
     states, tokens, wrong = [], list[int](), list[bool]()
     for number, each in enumerate(answers):
-        prompt = lm.encode(each.question.prompt, raw=not chat)
+        prompt = lm.encode(each.question.prompt, apply_chat_template=chat)
         if chat:
             whole = [*prompt, *lm.tokenizer.encode(each.question.answer, special=False), *lm.tokenizer.eos_ids[:1]]
         else:
-            whole = lm.encode(f"{each.question.prompt} {each.question.answer}\n", raw=True)
+            whole = lm.encode(f"{each.question.prompt} {each.question.answer}\n", apply_chat_template=False)
         # Where the answer's beginning changes how the prompt's end is cut, it cannot be learned from.
         if whole[: len(prompt)] != prompt:
             continue

@@ -231,7 +231,8 @@ def _card(found: Prefixes, history: History) -> str:
 
 They turn {facts["model"]} towards code as it is after a fix, or before it; nothing else about the model changes:
 
-    decodery generate "..." --raw -m {facts["model"]} --logits-source sven:control={CONTROLS[0]},prefix=THIS_FOLDER
+    decodery generate "..." -m {facts["model"]} --no-chat-template \\
+      --logits-source sven:control={CONTROLS[0]},prefix=THIS_FOLDER
 
 ## What they are
 

@@ -121,7 +121,7 @@ def end_and_mask(loaded: LoadedModel) -> tuple[int, int]:
 
     Raises UnsupportedModel where there is none.
     """
-    chat, config = loaded.chat, loaded.model.config
+    chat, config = loaded.chat_template, loaded.model.config
     taken = set(config.eos_ids) | {config.bos_id}
     named = "" if chat is None else chat.source + " ".join(map(str, chat.special.values()))
     for id, token in sorted(loaded.tokenizer.backend.get_added_tokens_decoder().items(), reverse=True):
@@ -254,7 +254,8 @@ def _card(loaded: LoadedModel, settings: Adaptation, history: History, command: 
 
 It answers {", ".join(settings.tasks)} about lists of {settings.least} to {settings.most} words, and nothing else:
 
-    decodery generate -m THIS_FOLDER --raw --max-new-tokens {settings.places} --diffuse threshold $'{example}'
+    decodery generate -m THIS_FOLDER --no-chat-template --max-new-tokens {settings.places} \\
+      --diffuse threshold $'{example}'
 
 Made with `{command}`: thin matrices of rank {settings.rank} and a row for the mask token learned, while attention
 opened. The loss on lists held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of

@@ -44,7 +44,7 @@ def lm(folder: Path) -> LLM:
 
 def test_transformers_writes_what_we_write(lm: LLM, folder: Path) -> None:
     settings = Settings(model=str(folder))
-    prompts = [lm.encode(text, raw=True) for text in ("abcabcabcabc", "one two one two one")]
+    prompts = [lm.encode(text, apply_chat_template=False) for text in ("abcabcabcabc", "one two one two one")]
     expected = Own(lm, "none", 0.0).decode(prompts, max_new_tokens=20, seed=0)
     for name in ("transformers", "transformers-lookup"):
         peer = open_peer(Order.of(name, lm, settings))
@@ -58,7 +58,7 @@ def test_transformers_writes_what_we_write(lm: LLM, folder: Path) -> None:
 
 
 def test_transformers_stops_where_we_stop(lm: LLM, folder: Path) -> None:
-    prompt = lm.encode("abcabc", raw=True)
+    prompt = lm.encode("abcabc", apply_chat_template=False)
     (whole,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=12, seed=0).outputs
     order = Order.of("transformers", lm, Settings(model=str(folder)))
     peer = open_peer(replace(order, eos_ids=(whole[4],)))
@@ -72,7 +72,7 @@ def test_a_peer_in_a_process_of_its_own(lm: LLM, folder: Path) -> None:
     assert isinstance(peer, Apart) and (peer.name, peer.dtype, peer.own) == (here.name, here.dtype, here.own)
     with pytest.raises(DecoderyError, match=r"transformers failed .*: leave it out"):
         peer.generate([10**9], 4, 0)
-    prompt = lm.encode("one two one two", raw=True)
+    prompt = lm.encode("one two one two", apply_chat_template=False)
     assert peer.generate(prompt, 8, 0).tokens == here.generate(prompt, 8, 0).tokens, "one failure does not end it"
     peer.process.kill()
     with pytest.raises(DecoderyError, match="the process of transformers ended while it was measured"):

@@ -35,7 +35,7 @@ ASKED = Asked(TEXTS, questions=questions()[::20], harsh=("hate",), replies=2, le
 
 
 def with_model(lm: LLM, model: Transformer) -> LLM:
-    return LLM(LoadedModel(model, lm.tokenizer, lm.chat, "copy", lm.dtype))
+    return LLM(LoadedModel(model, lm.tokenizer, lm.chat_template, "copy", lm.dtype))
 
 
 def test_nothing_changes_where_the_text_stays_and_a_lossy_rule_is_seen() -> None:

@@ -106,7 +106,7 @@ def test_several_texts() -> None:
 
 @pytest.mark.usefixtures("loaded")
 def test_raw_text_stop_strings_and_a_sampler_by_name() -> None:
-    arguments = ("--raw", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
+    arguments = ("--no-chat-template", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
     code, text, errors = inside("generate", "The days of the week are Monday, Tuesday,", *arguments)
     assert (code, errors) == (0, "")
     assert text.startswith(" Wednesday, Thursday") and text.count("\n") == 1
@@ -160,7 +160,7 @@ def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.Monk
 
 def test_bad_prompts(model: Path) -> None:
     assert "the prompt is empty" in failure("generate", "")
-    assert "the prompt is empty" in failure("generate", "--raw", text="\n")
+    assert "the prompt is empty" in failure("generate", "--no-chat-template", text="\n")
     assert "the model's context 8192" in failure("generate", text="tide " * 9000)
 
 
@@ -225,7 +225,7 @@ def test_a_hidden_message_is_read_back_through_pipes(loaded: LLM) -> None:
 def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny_lm(max_positions=32)
     monkeypatch.setattr(decodery, "load", lambda *name, **settings: lm)
-    asked = ("generate", "tides", "--raw", "--ignore-eos", "--drafter", "none", "--max-new-tokens")
+    asked = ("generate", "tides", "--no-chat-template", "--ignore-eos", "--drafter", "none", "--max-new-tokens")
     code, _, errors = inside(*asked, "99")
     assert code == 0 and errors.count("\n") == 1
     assert "the text was cut at the end of the model's context of 32 tokens" in errors
@@ -253,7 +253,7 @@ def test_fewer_texts_than_asked_for_are_said(loaded: LLM) -> None:
 def test_a_program_that_fails_its_tests_is_said(loaded: LLM, tmp_path: Path) -> None:
     tests = tmp_path / "tests.py"
     search = (
-        "--raw",
+        "--no-chat-template",
         "--max-new-tokens",
         "3",
         "--drafter",

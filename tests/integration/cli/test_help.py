@@ -49,6 +49,13 @@ def test_help_fits_80_columns_and_ends_with_an_example(
     text, _, examples = shown.partition("\nExample:\n")
     assert max(map(len, text.splitlines())) <= 80, text
     assert "Options:" not in text
+    # The first screen has an example at each command.
+    assert command.example or command is cli
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.is_flag:
+            # A default stands in brackets after the help.
+            assert option.show_default or not isinstance(option.get_default(context), str | int | float), option.name
+            assert not re.search(r"\((none|\d+|coupled)\)\.?$", option.help or ""), option.name
     if isinstance(command, Command):
         assert examples.startswith(f"  {path} ") or examples.startswith(f"  {path}\n"), examples
 
@@ -75,6 +82,11 @@ def test_examples_are_usage(example: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("generate", "Hi", "--max-tokens", "3"), "no option is called '--max-tokens': give --max-new-tokens"),
+        (("generate", "Hi", "--n-predict", "3"), "'--n-predict': give --max-new-tokens"),
+        (("generate", "Hi", "--top_k", "3"), "'--top_k': give --top-k"),
+        (("generate", "Hi", "--temp", "1"), "'--temp': give --temperature"),
+        (("chat", "--num-beams", "4"), "No such option '--num-beams'"),
         (("stego", "hide"), "no command is called 'hide': `decodery stego --help` lists them"),
         (("stego", "encode", "Hi"), "Missing option '--message'"),
         (("stego", "decode", "Hi", "--length", "0"), "0 is not in the range x>=1"),

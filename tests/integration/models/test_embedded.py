@@ -76,7 +76,7 @@ def test_pull_without_a_network_says_what_to_do(home: Path, monkeypatch: pytest.
 
 def test_the_embedded_model_answers_sensibly_at_every_precision(smollm2: LLM, smollm2_int8: LLM) -> None:
     for lm in (smollm2, smollm2_int8):
-        model, tokenizer, chat = lm.model, lm.tokenizer, lm.chat
+        model, tokenizer, chat = lm.model, lm.tokenizer, lm.chat_template
         assert chat is not None
         prompt = chat.render([{"role": "user", "content": "What is the capital of France?"}])
         ids, cache = tokenizer.encode(prompt, special=False), model.new_cache()
@@ -124,8 +124,8 @@ def test_texts_of_the_embedded_model(smollm2: LLM) -> None:
     assert smollm2.tokenizer.encode(TEXT) == IDS
     assert smollm2.tokenizer.decode(IDS) == TEXT
     assert smollm2.tokenizer.eos_ids == (2, 0)
-    assert smollm2.chat is not None
-    assert smollm2.chat.render([{"role": "user", "content": "Hi"}]) == (
+    assert smollm2.chat_template is not None
+    assert smollm2.chat_template.render([{"role": "user", "content": "Hi"}]) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )

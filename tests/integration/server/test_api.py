@@ -114,17 +114,17 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("asked", "settings"), SETTINGS, ids=[json.dumps(asked)[:60] for asked, _ in SETTINGS])
 def test_every_setting_reaches_the_text(lm: LLM, api: OpenAI, asked: dict[str, Any], settings: dict[str, Any]) -> None:
-    expected = alone(lm, "once upon", raw=True, max_new_tokens=30, **settings)
+    expected = alone(lm, "once upon", apply_chat_template=False, max_new_tokens=30, **settings)
     found = api.completions.create(model="tiny", prompt="once upon", max_tokens=30, **asked)
     assert (found.choices[0].text, found.choices[0].finish_reason) == (expected.text, expected.finish_reason)
     if settings:
-        assert expected.text != alone(lm, "once upon", raw=True, max_new_tokens=30).text or settings == {
-            "drafter": None
-        }
+        assert expected.text != alone(
+            lm, "once upon", apply_chat_template=False, max_new_tokens=30
+        ).text or settings == {"drafter": None}
 
 
 def test_stop_strings_end_a_text_and_are_not_in_it(lm: LLM, api: OpenAI) -> None:
-    whole = alone(lm, "abc", raw=True, max_new_tokens=60, temperature=1.0).text
+    whole = alone(lm, "abc", apply_chat_template=False, max_new_tokens=60, temperature=1.0).text
     stop = whole[20:23]
     found = api.completions.create(model="tiny", prompt="abc", max_tokens=60, temperature=1.0, stop=[stop, "\x00never"])
     assert found.choices[0].finish_reason == "stop"
@@ -175,7 +175,7 @@ def test_several_texts_have_seeds_that_count_up(lm: LLM, api: OpenAI) -> None:
 def test_prompts_of_every_kind(lm: LLM, api: OpenAI) -> None:
     texts = ["sea and sky", "tide"]
     tokens = [lm.tokenizer.encode(text) for text in texts]
-    expected = [alone(lm, text, raw=True, max_new_tokens=12).text for text in texts]
+    expected = [alone(lm, text, apply_chat_template=False, max_new_tokens=12).text for text in texts]
     for prompt, wanted in ((texts[0], expected[:1]), (texts, expected), (tokens[0], expected[:1]), (tokens, expected)):
         found = api.completions.create(model="tiny", prompt=prompt, max_tokens=12)
         assert [choice.text for choice in found.choices] == wanted
@@ -196,7 +196,9 @@ def test_gaps_are_filled_by_models_that_have_signs_for_them(lm: LLM, api: OpenAI
     with serving(filler) as (_, url):
         asked = {"model": "tiny", "suffix": "\nb", "max_tokens": 8}
         found = client(url).completions.create(prompt=["a = ", "b = "], **asked)
-        expected = alone(filler, "<fim_prefix>a = <fim_suffix>\nb<fim_middle>", raw=True, max_new_tokens=8).text
+        expected = alone(
+            filler, "<fim_prefix>a = <fim_suffix>\nb<fim_middle>", apply_chat_template=False, max_new_tokens=8
+        ).text
         assert found.choices[0].text == expected != found.choices[1].text
         assert found.usage is not None and found.usage.prompt_tokens == 2 * len(tokens)
         for wrong in ({"prompt": tokens}, {"prompt": "a", "echo": True}):
@@ -222,7 +224,7 @@ def test_logprobs_of_echoed_prompts_are_the_models_own(lm: LLM, api: OpenAI) -> 
     found = api.completions.create(model="tiny", prompt=tokens, max_tokens=5, echo=True, logprobs=2)
     told = found.choices[0].logprobs
     assert told is not None and told.token_logprobs is not None and told.tokens is not None
-    text = alone(lm, "the sea, the sea", raw=True, max_new_tokens=5, logprobs=2)
+    text = alone(lm, "the sea, the sea", apply_chat_template=False, max_new_tokens=5, logprobs=2)
     whole = [*tokens, *text.tokens]
     scores = lm.model.forward(Batch([Segment.chunk(whole, lm.model.new_cache())])).logits.log_softmax(dim=-1)
     expected = [float(row[token]) for row, token in zip(scores, whole[1:], strict=False)]
@@ -288,7 +290,7 @@ def test_steps_tell_how_every_token_came(lm: LLM, api: OpenAI, stream: bool) -> 
     else:
         last = (api.completions.create(**asked).choices[0].model_extra or {})["decodery"]
         steps = last["steps"]
-    expected = alone(lm, "ab" * 20, raw=True, max_new_tokens=40)
+    expected = alone(lm, "ab" * 20, apply_chat_template=False, max_new_tokens=40)
     assert [token["id"] for step in steps for token in step["tokens"]] == expected.tokens
     assert last["trace"]["passes"] == sum(not step["prefill"] for step in steps) and last["seed"] == 0
     drafted = 0
@@ -307,7 +309,7 @@ def test_steps_tell_how_every_token_came(lm: LLM, api: OpenAI, stream: bool) -> 
 
 
 def test_searches_are_served(lm: LLM, api: OpenAI) -> None:
-    expected = lm.search("once", "beam:width=3", raw=True, max_new_tokens=10)
+    expected = lm.search("once", "beam:width=3", apply_chat_template=False, max_new_tokens=10)
     asked: dict[str, Any] = {"model": "tiny", "prompt": "once", "max_tokens": 10, "n": 2}
     asked["extra_body"] = {"decodery": {"search": "beam:width=3"}}
     found = api.completions.create(**asked)
@@ -323,7 +325,7 @@ def test_a_search_streams_what_cannot_change_any_more(lm: LLM, api: OpenAI) -> N
     spec = "step-beam:scorer=log-probability,n=2,m=2,delimiter=none,step_tokens=4"
     asked: dict[str, Any] = {"model": "tiny", "prompt": "once", "max_tokens": 24, "temperature": 1.0, "seed": 3, "n": 2}
     asked["extra_body"] = {"decodery": {"search": spec}}
-    expected = lm.search("once", spec, raw=True, max_new_tokens=24, temperature=1.0, seed=3)
+    expected = lm.search("once", spec, apply_chat_template=False, max_new_tokens=24, temperature=1.0, seed=3)
     pieces: dict[int, list[str]] = {0: [], 1: []}
     for chunk in api.completions.create(**asked, stream=True):
         pieces[chunk.choices[0].index].append(chunk.choices[0].text)
@@ -333,7 +335,10 @@ def test_a_search_streams_what_cannot_change_any_more(lm: LLM, api: OpenAI) -> N
 
 
 def test_many_at_once_are_what_each_is_alone(lm: LLM, url: str) -> None:
-    expected = [alone(lm, f"text {n}", raw=True, max_new_tokens=25, temperature=1.0, seed=n).text for n in range(24)]
+    expected = [
+        alone(lm, f"text {n}", apply_chat_template=False, max_new_tokens=25, temperature=1.0, seed=n).text
+        for n in range(24)
+    ]
 
     async def all_of_them() -> list[str]:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as asked:
@@ -513,9 +518,9 @@ def test_monitors_know_who_speaks_in_a_chat_as_in_python(action: str) -> None:
         (told,) = (choice.model_extra or {})["decodery"]["monitor_scores"]
         assert told["scores"][1:] == pytest.approx(expected.monitors[0].scores[1:])
         assert choice.message.content == expected.text
-        whole = alone(lm, lm.chat.render(messages), raw=True, monitor=spec, max_new_tokens=6)  # type: ignore[union-attr]
+        whole = alone(lm, lm.chat_template.render(messages), apply_chat_template=False, monitor=spec, max_new_tokens=6)  # type: ignore[union-attr]
         assert whole.monitors[0].scores[1:] != pytest.approx(expected.monitors[0].scores[1:])
-        raw = alone(lm, "help", raw=True, monitor=spec, max_new_tokens=6)
+        raw = alone(lm, "help", apply_chat_template=False, monitor=spec, max_new_tokens=6)
         (plain,) = client(address).completions.create(prompt="help", **own).choices
         (told,) = (plain.model_extra or {})["decodery"]["monitor_scores"]
         assert told["scores"][1:] == pytest.approx(raw.monitors[0].scores[1:]) and plain.text == raw.text

@@ -26,7 +26,9 @@ def denoising() -> LLM:
     lm = tiny_lm()
     base = tiny_transformer(1, vocab_size=VOCAB + 1, max_positions=2048)
     model = Transformer(replace(base.config, causal=False, mask_id=VOCAB), base.weights)
-    return LLM(LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), lm.chat, "tiny", "float64"))
+    return LLM(
+        LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), lm.chat_template, "tiny", "float64")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_answers_are_those_of_canvases_alone(served: tuple[LLM, Any]) -> None:
         assert [each.finish_reason for each in told.choices] == [each.finish_reason for each in alone]
         assert told.usage.completion_tokens == sum(len(each.tokens) for each in alone)
     plain = api.completions.create(model="tiny", prompt="Hello", max_tokens=12, extra_body=canvas("static"))
-    assert plain.choices[0].text == lm.diffuse("Hello", "static", raw=True, max_new_tokens=12).text  # type: ignore[union-attr]
+    assert plain.choices[0].text == lm.diffuse("Hello", "static", apply_chat_template=False, max_new_tokens=12).text  # type: ignore[union-attr]
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
     held = api.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=8, response_format=schema, extra_body=canvas("static")

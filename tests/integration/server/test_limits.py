@@ -190,7 +190,7 @@ def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LLM) -> None:
         found = post(url, max_tokens=LONG, decodery={"ignore_eos": True, "search": spec}).json()
     choice, written = found["choices"][0], found["usage"]["completion_tokens"]
     assert choice["finish_reason"] == "cancelled" and 0 < written < LONG
-    whole = lm.search("x", spec, raw=True, max_new_tokens=64, ignore_eos=True)[0].text
+    whole = lm.search("x", spec, apply_chat_template=False, max_new_tokens=64, ignore_eos=True)[0].text
     assert choice["text"][:50] == whole[: min(50, len(choice["text"]))]
 
 
@@ -200,7 +200,7 @@ def test_time_runs_out_for_one_text_alone(lm: LLM) -> None:
         assert found["choices"][0]["finish_reason"] == "cancelled"
         written = found["usage"]["completion_tokens"]
         assert 0 < written < LONG
-        expected = lm.generate("x", raw=True, max_new_tokens=written, ignore_eos=True)
+        expected = lm.generate("x", apply_chat_template=False, max_new_tokens=written, ignore_eos=True)
         assert expected.text.startswith(found["choices"][0]["text"].removesuffix("\ufffd"))  # type: ignore[union-attr]
         assert post(url).status_code == 200
         wait_until(lambda: server.front.service.idle)
@@ -225,7 +225,9 @@ def test_a_client_that_leaves_a_stream_ends_its_texts(lm: LLM, n: int) -> None:
         assert server.front.service.load.passes < passes + LONG / 2
         assert f'reason="cancelled"}} {n}.0' in httpx.get(f"{url}/metrics").text
         left_nothing(server)
-        assert post(url).json()["choices"][0]["text"] == lm.generate("x", raw=True, max_new_tokens=4).text  # type: ignore[union-attr]
+        assert (
+            post(url).json()["choices"][0]["text"] == lm.generate("x", apply_chat_template=False, max_new_tokens=4).text
+        )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("read", [0, 3], ids=["whole", "stream"])
@@ -382,7 +384,7 @@ def test_a_text_larger_than_all_memory_is_refused_and_others_go_on() -> None:
 
 def test_an_engine_that_fails_is_reported_and_ends_the_server(lm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     urls: list[str] = []
-    server = Server(lm, ServerSettings(name="tiny", drain_seconds=0.0), port=0, told=urls.append)
+    server = Server(lm, ServerSettings(name="tiny", drain_seconds=0.0), port=0, on_ready=urls.append)
     failed: list[BaseException] = []
 
     def run() -> None:

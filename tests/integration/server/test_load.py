@@ -76,7 +76,9 @@ class Traffic:
 
     def alone(self, asked: dict[str, Any], index: int) -> str:
         settings = {"max_new_tokens": asked["max_tokens"], "temperature": float(asked["temperature"])}
-        output = self.lm.generate(asked["prompt"], raw=True, seed=asked["seed"] + index, drafter=None, **settings)
+        output = self.lm.generate(
+            asked["prompt"], apply_chat_template=False, seed=asked["seed"] + index, drafter=None, **settings
+        )
         return output.text  # type: ignore[union-attr]
 
     async def send(self, http: httpx.AsyncClient, number: int) -> None:
@@ -153,13 +155,17 @@ def test_texts_are_preempted_where_memory_is_short(lm: LLM) -> None:
 
         texts = asyncio.run(all_of_them())
         assert server.front.service.load.preemptions > 0
-    expected = [lm.generate(letter * 150, raw=True, max_new_tokens=150, ignore_eos=True) for letter in "abcd"]
+    expected = [
+        lm.generate(letter * 150, apply_chat_template=False, max_new_tokens=150, ignore_eos=True) for letter in "abcd"
+    ]
     assert texts == [output.text for output in expected]  # type: ignore[union-attr]
 
 
 def test_a_text_can_be_left_at_any_point(lm: LLM) -> None:
     chance = random.Random(5)
-    expected = lm.generate("the tide", raw=True, max_new_tokens=400, ignore_eos=True, temperature=1.0).text  # type: ignore[union-attr]
+    expected = lm.generate(
+        "the tide", apply_chat_template=False, max_new_tokens=400, ignore_eos=True, temperature=1.0
+    ).text  # type: ignore[union-attr]
     with serving(lm, max_running=6, chunk=3) as (server, url):
         service = server.front.service
         audited(service)

@@ -52,7 +52,7 @@ def test_one_sides_error_stands_at_that_side(page: Any) -> None:
     b.get_by_label("Settings of the drafter").fill("length=x")
     page.locator("#compare").get_by_label("Tokens at most").fill("8")
     page.locator("#compare").get_by_role("button", name="Compare").click()
-    expect(b.locator("> .error")).to_contain_text("prompt-lookup: length=x is not a whole number")
+    expect(b.locator("> .error")).to_contain_text("prompt-lookup: length=x is not an integer")
     expect(page.locator("#compare .verdict")).to_have_text("One of the texts failed.")
 
 

@@ -61,7 +61,7 @@ def test_a_wheel_has_all_files() -> None:
         assert any(fnmatch(f"server/page/{name}", pattern) for pattern in patterns), name
 
 
-def test_methods_are_offered_that_strangers_may_name(url: str) -> None:
+def test_methods_are_offered_that_untrusted_requests_may_name(url: str) -> None:
     found = httpx.get(f"{url}/decodery/methods").json()["data"]
     names = {(method["family"], method["name"]) for method in found}
     assert {

@@ -37,7 +37,7 @@ def both() -> Iterator[tuple[Any, Any]]:
 def test_texts_are_those_of_the_model_itself(both: tuple[Any, Any]) -> None:
     lm, remote = both
     assert remote.model.offers.chat and remote.model.offers.plain and remote.model.capabilities.logprobs
-    for settings in ({}, {"raw": True}):
+    for settings in ({}, {"apply_chat_template": False}):
         here, there = (each.generate("Is it so?", n=2, **WRITING, **settings) for each in (lm, remote))
         assert [out.text for out in there] == [out.text for out in here]
         assert [out.finish_reason for out in there] == [out.finish_reason for out in here]
@@ -49,7 +49,7 @@ def test_texts_are_those_of_the_model_itself(both: tuple[Any, Any]) -> None:
     *pieces, last = remote.stream("Is it so?", **WRITING)
     assert "".join(piece.text for piece in pieces) == last.output.text
     stop = here[0].text[2]
-    stopped = remote.generate("Is it so?", stop=stop, raw=True, **WRITING)
+    stopped = remote.generate("Is it so?", stop=stop, apply_chat_template=False, **WRITING)
     assert stopped.text == here[0].text.partition(stop)[0] and stopped.finish_reason == "stop"
 
 

@@ -35,8 +35,8 @@ def run(folder: Path, dtype: str = "float32") -> None:
     loaded = load(folder, dtype=dtype, device="cpu")
     ids = loaded.tokenizer.encode("ab c")
     loaded.tokenizer.decode(ids)
-    if loaded.chat is not None:
-        loaded.chat.render([{"role": "user", "content": "Hi"}])
+    if loaded.chat_template is not None:
+        loaded.chat_template.render([{"role": "user", "content": "Hi"}])
     with torch.inference_mode():
         loaded.model.forward(Batch([Segment.chunk([1, 2, 3], loaded.model.new_cache())]))
 

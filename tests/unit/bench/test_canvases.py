@@ -55,7 +55,7 @@ def test_published_prompts_hold_an_example_and_their_own_answer_is_right(tmp_pat
     row = {"input": {"context": shown(ITEMS[::-1]), "word": "Ed Oak", "index": 3, "icl_examples": [example]}}
     (folder / "waiting_line__insert_index.jsonl").write_text(json.dumps(row) + "\n")
     (item,) = published(["insert-index"], 5, tmp_path)
-    assert "Ed Oak" in item.prompt and example["answer"] in item.prompt and not item.raw
+    assert "Ed Oak" in item.prompt and example["answer"] in item.prompt and item.apply_chat_template
     said: Any = SimpleNamespace(text=shown([*ITEMS[::-1], "Ed Oak"]))
     assert item.right(said) and not item.right(SimpleNamespace(text=example["answer"]))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="--data"):

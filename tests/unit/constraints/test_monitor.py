@@ -370,7 +370,12 @@ def test_the_embedded_model_writes_the_same_with_and_without_drafts(smollm2_int8
     for text in ("return parcel.", "if depot.is_crowded():\n        depot."):
         plain, fast = (
             smollm2_int8.generate(
-                HEAD + text, raw=True, constraint=monitor, drafter=drafter, max_new_tokens=10, stop="\n\n"
+                HEAD + text,
+                apply_chat_template=False,
+                constraint=monitor,
+                drafter=drafter,
+                max_new_tokens=10,
+                stop="\n\n",
             )
             for drafter in (None, "prompt-lookup")
         )

@@ -207,10 +207,10 @@ def test_an_unknown_name_names_the_nearest(spec: str, said: str) -> None:
         ("top-p:p=0.5,p=0.6", "p is given twice"),
         ("top-p:p=1.5", "top-p must be a finite number above 0 and at most 1, not 1.5"),
         ("top-p:p=nan", "top-p must be"),
-        ("top-k:k=1.5", "k=1.5 is not a whole number"),
+        ("top-k:k=1.5", "k=1.5 is not an integer"),
         ("settings", "settings needs whole, as in settings:whole=..."),
         ("settings:whole=1,switch=maybe", "switch=maybe is not true or false"),
-        ("settings:whole=1,maybe=x", "maybe=x is not a whole number or none"),
+        ("settings:whole=1,maybe=x", "maybe=x is not an integer or none"),
         ("settings:whole=1,which=z", "which=z is not x or y"),
         ("settings:whole=1,several=1/b", "several=1/b is not a list like a/b/c"),
         ("settings:whole=1,pairs=1", "pairs=1 is not a list like a:b/c:d"),
@@ -375,7 +375,7 @@ LOCAL = {
 """Settings that are text and may be a path, a model or a program: no stranger gives them."""
 
 
-def test_every_setting_that_takes_any_text_is_known_to_be_harmless_or_refused_to_strangers() -> None:
+def test_every_setting_that_takes_any_text_is_known_to_be_harmless_or_refused_to_untrusted_requests() -> None:
     found = set()
     for method in methods():
         kinds = typing.get_type_hints(method.cls)
@@ -400,7 +400,7 @@ def method_is_own(setting: tuple[str, str, str]) -> bool:
         *(("search", "beam:width=100000"), ("drafter", "auto:orders=2000/3")),
     ],
 )
-def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
+def test_untrusted_requests_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
     with from_network(), pytest.raises(NotTrusted, match="request"):
         resolve(family, spec)
     with from_network():

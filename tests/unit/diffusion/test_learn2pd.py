@@ -106,7 +106,10 @@ def test_one_command_trains_it_and_another_uses_it(tmp_path: Path, monkeypatch: 
     train_diffusion(recipe, tmp_path / "m")
     lines = tmp_path / "prompts.txt"
     lines.write_text("\n".join(" ".join(each.prompt) for each in held_out(recipe, 12)))
-    model, out = ["-m", str(tmp_path / "m"), "--dtype", "float32", "--raw", "--max-new-tokens", "8"], tmp_path / "f"
+    model, out = (
+        ["-m", str(tmp_path / "m"), "--dtype", "float32", "--no-chat-template", "--max-new-tokens", "8"],
+        tmp_path / "f",
+    )
     status, said, _ = inside(
         "train", "learn2pd", str(lines), "--out", str(out), *model, "--block", "8", "--epochs", "20"
     )

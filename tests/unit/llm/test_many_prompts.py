@@ -11,7 +11,8 @@ import pytest
 
 from decodery.core.errors import ContextFull, PromptError
 from decodery.engine.output import Output
-from decodery.llm.llm import LLM, MOST_TEXTS
+from decodery.llm.llm import LLM
+from decodery.llm.texts import MOST_TEXTS
 from decodery.models.cache.page_memory import PageMemory
 from tiny_models import tiny_loaded
 

@@ -42,7 +42,7 @@ def test_token_ids_are_a_prompt(lm: LLM) -> None:
     for ids in ((104, 105), np.array([104, 105]), torch.tensor([104, 105]), np.array([104, 105], dtype=np.uint8)):
         assert lm.generate(ids, **SHORT).tokens == expected.tokens
         assert lm.encode(ids) == [104, 105]
-    assert expected.tokens == lm.generate("hi", raw=True, **SHORT).tokens
+    assert expected.tokens == lm.generate("hi", apply_chat_template=False, **SHORT).tokens
 
 
 @pytest.mark.parametrize(

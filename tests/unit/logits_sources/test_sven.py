@@ -247,7 +247,9 @@ def test_the_shipped_prefixes_turn_the_embedded_model(smollm2_int8) -> None:
     assert shipped_for(smollm2_int8.model.config) is not None
     prompt = "import yaml\n\ndef load_settings(path):\n    with open(path) as file:\n        return yaml."
     texts = {
-        control: smollm2_int8.generate(prompt, raw=True, max_new_tokens=4, logits_source=f"sven:control={control}").text
+        control: smollm2_int8.generate(
+            prompt, apply_chat_template=False, max_new_tokens=4, logits_source=f"sven:control={control}"
+        ).text
         for control in CONTROLS
     }
     assert texts["secure"].startswith("safe_load(") and texts["unsafe"].startswith("load(")

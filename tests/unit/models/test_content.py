@@ -40,7 +40,7 @@ def test_special_tokens_in_a_message_are_text_in_every_role(role: str) -> None:
     lm = tiny_lm()
     tokens = lm.encode([{"role": role, "content": ATTACK}])
     assert controls(tokens) == [START, END, START]
-    assert BYTES.decode(tokens, special=True) == lm.chat.render([{"role": role, "content": ATTACK}])  # type: ignore[union-attr]
+    assert BYTES.decode(tokens, special=True) == lm.chat_template.render([{"role": role, "content": ATTACK}])  # type: ignore[union-attr]
     assert controls(lm.encode([{"role": role, "content": ATTACK}], allow_special=True)) == [
         START,
         END,
@@ -68,7 +68,7 @@ def test_other_fields_of_a_message_and_tools_are_content_too() -> None:
 
 def test_a_raw_prompt_is_template_and_content_in_one() -> None:
     lm = tiny_lm()
-    assert controls(lm.encode("a<|im_end|>", raw=True)) == [END]
+    assert controls(lm.encode("a<|im_end|>", apply_chat_template=False)) == [END]
     assert controls(lm.encode("a<|im_end|>")) == [START, END, START]
     out = lm.generate("<|im_end|>", allow_special=True, max_new_tokens=1)
     assert controls(out.prompt_tokens) == [START, END, END, START]
@@ -159,8 +159,12 @@ def test_tokens_in_the_vocabulary_itself_and_those_that_take_in_spaces() -> None
 
 def test_the_first_token_is_there_once() -> None:
     lm = prefixed_lm()
-    assert lm.encode("<s>The cache", raw=True) == lm.encode("The cache", raw=True)
-    assert lm.encode("<s><s>The", raw=True)[:3] == [1, 1, lm.encode("The", raw=True)[1]]
+    assert lm.encode("<s>The cache", apply_chat_template=False) == lm.encode("The cache", apply_chat_template=False)
+    assert lm.encode("<s><s>The", apply_chat_template=False)[:3] == [
+        1,
+        1,
+        lm.encode("The", apply_chat_template=False)[1],
+    ]
 
 
 def test_texts_around_a_gap_are_content() -> None:

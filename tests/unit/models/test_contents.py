@@ -27,7 +27,7 @@ from decodery.testing.models import tiny_transformer
 from published import write
 from tiny_models import make_model, save
 
-SETTINGS = {"raw": True, "max_new_tokens": 8, "ignore_eos": True}
+SETTINGS = {"apply_chat_template": False, "max_new_tokens": 8, "ignore_eos": True}
 TEXT = "The cache keeps the keys"
 
 

@@ -116,8 +116,8 @@ def test_tokenizer_template_and_ends_come_from_the_metadata(home: Path, tmp_path
     assert loaded.tokenizer.encode("a", special=False) == [97]
     assert set(loaded.tokenizer.eos_ids) == {257, 259} == set(loaded.model.config.eos_ids)
     assert loaded.tokenizer.bos_id == 256
-    assert loaded.chat is not None and loaded.chat.source == TEMPLATE
-    assert loaded.chat.render([{"role": "user", "content": "x"}]) == "<|im_start|>user\nx<|im_end|>\n"
+    assert loaded.chat_template is not None and loaded.chat_template.source == TEMPLATE
+    assert loaded.chat_template.render([{"role": "user", "content": "x"}]) == "<|im_start|>user\nx<|im_end|>\n"
 
 
 @pytest.fixture(scope="module")

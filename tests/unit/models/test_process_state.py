@@ -143,10 +143,17 @@ def test_a_cache_made_in_one_mode_is_gone_on_with_in_another(outer: str, folder:
     first, second = modes if outer == "inference_mode" else modes[::-1]
     with first():
         lm = LLM(load(folder, dtype="int8", device="cpu"))
-        begun = lm.generate("The cache keeps", raw=True, max_new_tokens=6, return_cache=True, ignore_eos=True)
+        begun = lm.generate(
+            "The cache keeps", apply_chat_template=False, max_new_tokens=6, return_cache=True, ignore_eos=True
+        )
     with second():
-        went_on = lm.generate("The cache keeps the", raw=True, max_new_tokens=6, reuse=begun, ignore_eos=True)
-    assert went_on.tokens == lm.generate("The cache keeps the", raw=True, max_new_tokens=6, ignore_eos=True).tokens
+        went_on = lm.generate(
+            "The cache keeps the", apply_chat_template=False, max_new_tokens=6, reuse=begun, ignore_eos=True
+        )
+    assert (
+        went_on.tokens
+        == lm.generate("The cache keeps the", apply_chat_template=False, max_new_tokens=6, ignore_eos=True).tokens
+    )
 
 
 def test_a_model_loaded_without_gradients_still_has_them(folder: Path) -> None:

@@ -304,20 +304,20 @@ def test_what_was_trained_on_another_form_of_text_is_refused_or_warned_of() -> N
         with pytest.raises(
             SettingsError, match=f"{name} was trained on prompts with the chat template, and this prompt"
         ):
-            lm.generate("abc", raw=True, monitor=monitor(), **settings)
+            lm.generate("abc", apply_chat_template=False, monitor=monitor(), **settings)
         with pytest.warns(UserWarning, match="this prompt is without it"):
-            lm.generate("abc", raw=True, monitor=monitor(threshold=0.7), **settings)
+            lm.generate("abc", apply_chat_template=False, monitor=monitor(threshold=0.7), **settings)
     plain = FactCheckmate(replace(probe("prompt"), threshold=replace(made, chat=False)))
     with pytest.raises(SettingsError, match=r"without the chat template, and this prompt is with it: .* like this one"):
         lm.generate("abc", monitor=plain, **settings)
-    lm.generate("abc", raw=True, monitor=plain, **settings)
+    lm.generate("abc", apply_chat_template=False, monitor=plain, **settings)
     with pytest.warns(
         UserWarning, match=r"rate of 0\.1 is promised for texts of up to 8 tokens, and this one may have more"
     ):
         lm.generate("abc", monitor=monitors["los"](), **settings | {"max_new_tokens": 9})
     axis = Probe(probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 20, "", chat=True))
     with pytest.warns(UserWarning, match="neurofeedback was trained on prompts with the chat template"):
-        lm.generate("abc", raw=True, monitor=Neurofeedback(axis), **settings)
+        lm.generate("abc", apply_chat_template=False, monitor=Neurofeedback(axis), **settings)
     # Of what was made of tokens alone nothing is known.
     decode(EXACT, [[1, 2, 3]], monitors=[monitors["factcheckmate"]()], max_new_tokens=2)
 

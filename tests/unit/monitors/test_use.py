@@ -110,7 +110,7 @@ def test_what_does_not_go_together_is_said() -> None:
     with pytest.raises(UnknownMethod, match="no monitor method is called 'confidense'; try confidence"):
         given({"monitor": ("confidense",)})
     with pytest.raises(SettingsError, match="monitors watch a text that is written once, and the search beam"):
-        tiny_lm().search("ab", "beam:width=2", monitor="confidence", raw=True)
+        tiny_lm().search("ab", "beam:width=2", monitor="confidence", apply_chat_template=False)
     for name in ("los", "truthprint", "factcheckmate"):
         with pytest.raises(SettingsError, match="make one with `decodery train"):
             given({"monitor": (name,)})
@@ -118,7 +118,7 @@ def test_what_does_not_go_together_is_said() -> None:
 
 def test_a_monitor_can_be_asked_for_everywhere() -> None:
     lm = tiny_lm()
-    settings = {"max_new_tokens": 6, "raw": True, "ignore_eos": True}
+    settings = {"max_new_tokens": 6, "apply_chat_template": False, "ignore_eos": True}
     free = lm.generate("abc", **settings)
     watched = lm.generate("abc", monitor=["confidence:measure=entropy", "confidence:threshold=0"], **settings)
     assert watched.text == free.text and free.monitors == () and "monitors" not in free.to_dict()

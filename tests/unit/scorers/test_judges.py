@@ -17,7 +17,7 @@ from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
-from decodery.testing.scripted import Said, ScriptedLM
+from decodery.testing.scripted import Said, ScriptedLLM
 from serving import tiny_lm
 
 
@@ -43,7 +43,7 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
         run_sync(judge(LLMJudge(labels=("aa", "ab")).bind(lm.tokenizer), candidates))
     # After a server: spellings of one label are summed, and what is not listed counts as nothing.
     heard = {"no": math.log(0.5), " yes": math.log(0.2), "yes": math.log(0.1), "other": math.log(0.2)}
-    remote = ScriptedLM(lambda asked: Said("no", heard) if "Question:" in asked.text else "text")
+    remote = ScriptedLLM(lambda asked: Said("no", heard) if "Question:" in asked.text else "text")
     (found,) = remote.search("q", BestOfN(LLMJudge(labels=("no", "maybe", "yes")), n=1))
     assert found.score == pytest.approx(0.3 / 0.8) and found.trace.ledger.counts["unheard"] == 1
     assert remote.asked[-1].max_tokens == 1 and remote.asked[-1].temperature == 0
@@ -51,7 +51,7 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
 
 def test_what_a_server_says_beside_the_labels_is_no_score() -> None:
     def found(heard: dict[str, float], labels: tuple[str, ...] = ("bad", "better", "good")) -> float:
-        lm = ScriptedLM(lambda asked: Said(next(iter(heard)), heard) if "Question:" in asked.text else "text")
+        lm = ScriptedLLM(lambda asked: Said(next(iter(heard)), heard) if "Question:" in asked.text else "text")
         return lm.search("q", BestOfN(LLMJudge(labels=labels), n=1))[0].score
 
     # A token that begins two labels tells of neither: .4 of better and .1 of good are left.
@@ -97,18 +97,18 @@ def test_calibration_takes_the_scale_out_of_a_reward_and_leaves_its_order() -> N
 
     def found(how: Any, search: Any = WeightedVote) -> list[tuple[str, float]]:
         scorer = InfAlign(TextScore(how), samples=40, transform="identity")
-        outputs = ScriptedLM(script).search("q", search(scorer, n=8), temperature=1.0)
+        outputs = ScriptedLLM(script).search("q", search(scorer, n=8), temperature=1.0)
         return [(out.text, out.score) for out in outputs]
 
     plain = found(lambda text: float(text))
     assert found(lambda text: math.exp(float(text) / 100)) == plain
     scores = [score for _, score in found(lambda text: float(text), BestOfN)]
     assert scores == sorted(scores, reverse=True) and all(0 <= score <= 1 for score in scores)
-    best = ScriptedLM(script).search("q", BestOfN(TextScore(lambda text: float(text)), n=8), temperature=1.0)
+    best = ScriptedLLM(script).search("q", BestOfN(TextScore(lambda text: float(text)), n=8), temperature=1.0)
     assert found(lambda text: float(text), BestOfN)[0][0] == best[0].text
     # Without calibration the scale decides the vote.
     raw = [
-        [out.score for out in ScriptedLM(script).search("q", WeightedVote(TextScore(how), n=8), temperature=1.0)]
+        [out.score for out in ScriptedLLM(script).search("q", WeightedVote(TextScore(how), n=8), temperature=1.0)]
         for how in (lambda text: float(text), lambda text: math.exp(float(text) / 100))
     ]
     assert raw[0] != pytest.approx(raw[1], abs=1e-3)

@@ -17,7 +17,7 @@ from decodery.search import BestOfN, StepBeam
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
-from decodery.testing.scripted import ScriptedLM
+from decodery.testing.scripted import ScriptedLLM
 from serving import VOCAB, tiny_lm
 
 PROMPT, OUTPUTS = [5, 9, 2], [[7, 3, 9], [1], [8] * 20]
@@ -40,7 +40,7 @@ def test_other_tokens_are_read_as_text_and_the_same_ones_as_they_are() -> None:
     made = tiny_transformer(4, vocab_size=VOCAB, max_positions=2048)
     alike = LoadedModel(made, lm.tokenizer, None, "other", "float64")
     told = Candidates(
-        lm.encode("once", raw=True),
+        lm.encode("once", apply_chat_template=False),
         [lm.tokenizer.encode(text, special=False) for text in ("upon", "a time")],
         [True, False],
         texts=["upon", "a time"],
@@ -66,12 +66,12 @@ def test_searches_ask_it_and_its_passes_are_its_own() -> None:
     asked = LLM(LoadedModel(tiny_transformer(4, vocab_size=VOCAB), other.tokenizer, None, "other", "float64"))
     scorer = RewardModel(SelfEvaluation(question=(65, 66), yes=(89,), no=(78,)), model=asked.model)
     for search in (BestOfN(scorer, n=3), StepBeam(scorer, n=2, m=2, delimiter=None, step_tokens=4)):
-        best, *others = lm.search("once", search, raw=True, temperature=1.0, max_new_tokens=8)
+        best, *others = lm.search("once", search, apply_chat_template=False, temperature=1.0, max_new_tokens=8)
         passes = best.trace.ledger.passes
         assert passes["reward"] >= 1 and best.trace.ledger.rows["reward"] > 0
         assert all(best.score >= each.score for each in others)
     # After a server: nothing is asked of the writer but its texts.
-    far = ScriptedLM(lambda each: f"text {each.number}")
+    far = ScriptedLLM(lambda each: f"text {each.number}")
     judged = RewardModel(LogProbability("mean"), model=LoadedModel(asked.model, other.tokenizer, None, "o", "float64"))
     assert {each.text for each in far.search("?", BestOfN(judged, n=2), temperature=1.0)} == {"text 0", "text 1"}
 
@@ -101,7 +101,7 @@ def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
         weights = logits.double().softmax(0)[[ord(letter) for letter in "nmy"]]
         return float((weights[1] / 2 + weights[2]) / weights.sum())
 
-    found = lm.search("Is it?", BestOfN(scorer, n=3), raw=True, temperature=1.0, max_new_tokens=6)
+    found = lm.search("Is it?", BestOfN(scorer, n=3), apply_chat_template=False, temperature=1.0, max_new_tokens=6)
     for output in found:
         assert output.score == pytest.approx(law(output.text, made.model, "<{}>"), abs=1e-9)
         # Neither the writer nor a prompt without the template of the judge says so.
@@ -111,10 +111,10 @@ def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
     assert ledger.rows["reward"] == ledger.counts["judge_tokens_in"] > 0 and ledger.passes["reward"] > 0
     # Named without a tokenizer, the judge has the writer's.
     alike = RewardModel(LLMJudge(labels=("no", "maybe", "yes")), model=made.model)
-    (best, *_) = lm.search("Is it?", BestOfN(alike, n=2), raw=True, temperature=1.0, max_new_tokens=6)
+    (best, *_) = lm.search("Is it?", BestOfN(alike, n=2), apply_chat_template=False, temperature=1.0, max_new_tokens=6)
     assert best.score == pytest.approx(law(best.text, made.model, "{}"), abs=1e-9)
     # After a server, too, which is asked for texts alone.
-    far = ScriptedLM(lambda each: f"text {each.number}")
+    far = ScriptedLLM(lambda each: f"text {each.number}")
     outputs = far.search("Is it?", BestOfN(scorer, n=2), temperature=1.0)
     assert all(each.score == pytest.approx(law(each.text, made.model, "<{}>"), abs=1e-9) for each in outputs)
     assert len(far.asked) == 2

@@ -33,7 +33,7 @@ from decodery.search import PGTD, SMC, BestOfN, ControlledBlocks
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score_all
 from decodery.step.scorer import Candidates, Scorer, judge, log_scores
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
-from decodery.testing.scripted import ScriptedLM
+from decodery.testing.scripted import ScriptedLLM
 from methods import ASKING, SCORERS, Even
 
 MODEL = tiny_transformer(0)
@@ -257,7 +257,7 @@ class Lengths(Scorer):
     ],
 )
 def test_scores_may_come_as_lists_and_arrays(made: Any) -> None:
-    lm = ScriptedLM(lambda asked: " ".join(["word"] * (asked.number % 3 + 1)))
+    lm = ScriptedLLM(lambda asked: " ".join(["word"] * (asked.number % 3 + 1)))
     found = lm.search("?", BestOfN(Lengths(made), n=3), temperature=1.0)
     assert [out.score for out in found] == [3.0, 2.0, 1.0]
 
@@ -325,7 +325,7 @@ def test_a_search_that_is_named_takes_a_scorer_that_no_text_could_name() -> None
     scorer = TextScore(lambda text: -abs(len(text) - 3.0))
 
     def found(search: Any, **settings: Any) -> list[str]:
-        lm = ScriptedLM(lambda asked: "x" * (asked.seed % 5 + 1))
+        lm = ScriptedLLM(lambda asked: "x" * (asked.seed % 5 + 1))
         return [out.text for out in lm.search("q", search, temperature=1.0, **settings)]
 
     assert found("best-of-n:n=5", scorer=scorer) == found(BestOfN(scorer, n=5)) and found(BestOfN(scorer))[0] == "xxx"

@@ -18,7 +18,7 @@ from decodery.search.answers import AnswerExtractor, canonical, vote
 from decodery.search.features import TextFeatures, features, standardised
 from decodery.step.forward_request import off_loop
 from decodery.testing import TableModel
-from decodery.testing.scripted import ScriptedLM
+from decodery.testing.scripted import ScriptedLLM
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_roots_do_not_vote_for_what_is_under_them() -> None:
     answers = AnswerExtractor().of(boxed("7", r"\frac{1}{2}", "0.5", r"\frac{2}{4}", "7"))
     assert vote(answers)[0] == vote([None, "0.5", "0.5", "0.5"])[0]
     # Texts that end one after the other are compared as well.
-    lm = ScriptedLM([*boxed(r"\frac{1}{2}", "0.5", "7"), *boxed("7")])
+    lm = ScriptedLLM([*boxed(r"\frac{1}{2}", "0.5", "7"), *boxed("7")])
     found = lm.search("?", "first-finish:n=3,k=3,answer=auto", temperature=1.0)
     assert sorted(out.score for out in found) == pytest.approx([1 / 3, 2 / 3])
 

@@ -134,7 +134,7 @@ def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: p
     assert found.facts["puzzles"] == 4 and len(found.facts["cross_validated"]) == 2
     assert not any("pass@n" in strategy for strategy in found.strategies)
     best = scripted().search(
-        "7+3*2%10=", f"compute-optimal:table={out},n=4", temperature=1.0, raw=True, max_new_tokens=24
+        "7+3*2%10=", f"compute-optimal:table={out},n=4", temperature=1.0, apply_chat_template=False, max_new_tokens=24
     )
     assert best[0].text.startswith("7+3=") and best[0].trace.ledger.counts["probed"] == 2
     for wrong in (["--reward", "noisy"], ["--reward", "clean", "--probes", "9"]):

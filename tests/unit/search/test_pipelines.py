@@ -22,7 +22,7 @@ from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
 from decodery.step.forward_request import gather
 from decodery.testing import tiny_transformer
-from decodery.testing.scripted import Asked, Said, ScriptedLM
+from decodery.testing.scripted import Asked, Said, ScriptedLLM
 from methods import PIPELINES
 from serving import tiny_lm
 
@@ -65,7 +65,7 @@ def test_a_prompt_of_token_ids_alone_is_refused() -> None:
 
 def test_iad_shows_best_and_worst_and_never_falls() -> None:
     for level in ("none", "score", "best", "best-worst", "critique"):
-        lm = ScriptedLM(lambda asked: "be bold" if "wrong or weak" in asked.text else f"try {(asked.number * 7) % 10}")
+        lm = ScriptedLLM(lambda asked: "be bold" if "wrong or weak" in asked.text else f"try {(asked.number * 7) % 10}")
         found = lm.search("Count up.", IAD(LAST, n=2, rounds=2, feedback=level), temperature=0.6, seed=5)
         answers = [asked for asked in lm.asked if "wrong or weak" not in asked.text]
         assert [asked.seed for asked in answers] == list(range(5, 5 + len(answers)))
@@ -78,11 +78,11 @@ def test_iad_shows_best_and_worst_and_never_falls() -> None:
         assert ("7" in later) == (level != "none")
     # Without feedback it is best-of-n of all rounds, text by text.
     script = lambda asked: f"try {(asked.seed * 3) % 7}"  # noqa: E731
-    rounds = ScriptedLM(script).search("Count.", IAD(LAST, n=3, rounds=1, feedback="none"), temperature=1.0)
-    pooled = ScriptedLM(script).search("Count.", BestOfN(LAST, n=6), temperature=1.0)
+    rounds = ScriptedLLM(script).search("Count.", IAD(LAST, n=3, rounds=1, feedback="none"), temperature=1.0)
+    pooled = ScriptedLLM(script).search("Count.", BestOfN(LAST, n=6), temperature=1.0)
     assert [(out.text, out.score) for out in rounds] == [(out.text, out.score) for out in pooled]
     # A later text as good as the best does not take its place, and two such rounds are the last.
-    lm = ScriptedLM(lambda asked: f"{asked.number} and 5")
+    lm = ScriptedLLM(lambda asked: f"{asked.number} and 5")
     assert lm.search("?", IAD(LAST, n=1, rounds=9), temperature=1.0)[0].text == "0 and 5" and len(lm.asked) == 3
 
 
@@ -116,7 +116,7 @@ def test_archon_asks_as_often_as_its_layers_cost() -> None:
                 ]
             )
         search = Archon(tuple(tuple(layer.split(":")) for layer in layers))
-        lm = ScriptedLM(_archon)
+        lm = ScriptedLLM(_archon)
         found = lm.search("Why?", search, temperature=0.7)
         assert len(lm.asked) == search.cost(), layers
         ledger = found[0].trace.ledger
@@ -125,8 +125,8 @@ def test_archon_asks_as_often_as_its_layers_cost() -> None:
 
 
 def test_archons_components() -> None:
-    def asked(layers: str) -> tuple[list[str], ScriptedLM]:
-        lm = ScriptedLM(_archon)
+    def asked(layers: str) -> tuple[list[str], ScriptedLLM]:
+        lm = ScriptedLLM(_archon)
         return [out.text for out in lm.search("Why?", f"archon:layers={layers}", temperature=0.7)], lm
 
     assert ranking("none\n[2] > [9] > [2]", 3) == [1, 0, 2] and ranking("", 2) is None
@@ -142,7 +142,7 @@ def test_archons_components() -> None:
     assert asked("generator(n=2)/unit-tests/evaluator(top_k=1)")[0] == ["odd-1"]
     # A critic whose notes do not match is asked again, at another seed.
     answers = ["a", "b", "[1] only one", "[1] x\n[2] y", "fused"]
-    lm = ScriptedLM(answers)
+    lm = ScriptedLLM(answers)
     assert lm.search("Why?", "archon:layers=generator(n=2)/critic/fuser", temperature=0.7)[0].text == "fused"
     assert lm.asked[2].text == lm.asked[3].text and lm.asked[2].seed != lm.asked[3].seed
     for layers, rule in (
@@ -175,9 +175,9 @@ def test_a_ranking_is_read_in_brackets_alone(said: str, order: list[int] | None)
     assert ranking(said, 3) == order
 
 
-def _archons(layers: str, *said: str) -> tuple[list[str], ScriptedLM]:
+def _archons(layers: str, *said: str) -> tuple[list[str], ScriptedLLM]:
     """What a pipeline over the candidates "a" and "b" leaves, where the model says these texts of them, in turn."""
-    lm = ScriptedLM(["a", "b", *said])
+    lm = ScriptedLLM(["a", "b", *said])
     return [out.text for out in lm.search("Why?", f"archon:layers=generator(n=2)/{layers}", temperature=0.7)], lm
 
 
@@ -240,13 +240,13 @@ def test_judges_critics_and_curators_see_all_turns(name: str, tmp_path: Path) ->
         "llm-judge": BestOfN(LLMJudge(), n=1),
         "cheatsheet": Cheatsheet(str(tmp_path / "memory.json")),
     }[name]
-    lm = ScriptedLM(script)
+    lm = ScriptedLLM(script)
     lm.search(TURNS, search, temperature=1.0)
     judged = [asked.text for asked in lm.asked if isinstance(asked.prompt, str)]
     assert len(judged) == 1
     assert "system: Be brief.\n\nuser: Name a river.\n\nassistant: The Rhine.\n\nuser: And another one?" in judged[0]
     # A question alone is shown as it is.
-    lm = ScriptedLM(script)
+    lm = ScriptedLLM(script)
     lm.search(TURNS[1:2], search, temperature=1.0)
     assert not any("user: Name" in asked.text for asked in lm.asked if isinstance(asked.prompt, str))
 
@@ -266,7 +266,9 @@ def test_a_question_is_replaced_and_what_tools_said_of_it_stays() -> None:
 
 def test_iad_has_no_worst_where_nothing_is_worse() -> None:
     def shown(*scores: int) -> str:
-        lm = ScriptedLM(lambda asked: f"text{asked.number} {scores[asked.number] if asked.number < len(scores) else 1}")
+        lm = ScriptedLLM(
+            lambda asked: f"text{asked.number} {scores[asked.number] if asked.number < len(scores) else 1}"
+        )
         lm.search("?", IAD(LAST, n=len(scores), rounds=1), temperature=1.0)
         return lm.asked[len(scores)].text
 
@@ -279,7 +281,7 @@ def test_iad_has_no_worst_where_nothing_is_worse() -> None:
 
 def test_a_line_that_is_none_is_asked_for_again() -> None:
     documents = Documents(("cats sleep",))
-    lm = ScriptedLM(["Let me think.", "<think>hm</think>**So the final answer is:** cats"])
+    lm = ScriptedLLM(["Let me think.", "<think>hm</think>**So the final answer is:** cats"])
     (found,) = lm.search("Which?", IterDRAG(documents, n=1), temperature=1.0)
     assert found.text == "cats" and found.trace.ledger.counts["malformed"] == 1
     assert lm.asked[0].text == lm.asked[1].text and lm.asked[0].seed != lm.asked[1].seed
@@ -294,7 +296,7 @@ def _curator(asked: Asked) -> str:
 
 def test_a_cheatsheet_knows_the_past_and_nothing_else(tmp_path: Path) -> None:
     for mode in ("cumulative", "synthesis", "retrieval", "history", "empty"):
-        file, lm = str(tmp_path / f"{mode}.json"), ScriptedLM(_curator)
+        file, lm = str(tmp_path / f"{mode}.json"), ScriptedLLM(_curator)
         for number, question in enumerate(("red apple", "blue sea", "red rose", "green sea")):
             before = len(lm.asked)
             lm.search(question, Cheatsheet(file, mode=mode, k=1), max_new_tokens=50)
@@ -319,7 +321,7 @@ def test_a_cheatsheet_knows_the_past_and_nothing_else(tmp_path: Path) -> None:
     # Without tags the memory stays, and one that is too long is cut at a line.
     for said, memory in (("no tags", "(empty)"), ("<cheatsheet>aaaa\nbbbb\ncccc</cheatsheet>", "aaaa")):
         file = str(tmp_path / f"{len(said)}.json")
-        ScriptedLM(["x", said]).search("q", Cheatsheet(file, most=8))
+        ScriptedLLM(["x", said]).search("q", Cheatsheet(file, most=8))
         assert SheetFile(file).read().memory == memory
 
 
@@ -333,7 +335,7 @@ def test_a_strategy_once_found_is_used_from_then_on(tmp_path: Path) -> None:
         luck = random.Random(asked.seed).random() < q
         return "by the trick" if luck or "the trick" in asked.text else "by guessing"
 
-    lm, knows = ScriptedLM(script), [0] * questions
+    lm, knows = ScriptedLLM(script), [0] * questions
     for stream in range(streams):
         search = Cheatsheet(str(tmp_path / f"{stream}.json"))
         for number in range(questions):
@@ -352,14 +354,14 @@ def test_a_strategy_once_found_is_used_from_then_on(tmp_path: Path) -> None:
 
 def test_a_cheatsheet_loses_nothing_where_two_write(tmp_path: Path) -> None:
     file = str(tmp_path / "memory.json")
-    lm = ScriptedLM(_curator)
+    lm = ScriptedLLM(_curator)
 
     def meanwhile(asked: Asked) -> str:
         if asked.number == 0:
             lm.search("the other", Cheatsheet(file))
         return _curator(asked)
 
-    first = ScriptedLM(meanwhile)
+    first = ScriptedLLM(meanwhile)
     (found,) = first.search("the first", Cheatsheet(file))
     sheet = SheetFile(file).read()
     assert found.trace.ledger.counts["conflicts"] == 1 and len(first.asked) == 3
@@ -379,42 +381,42 @@ def test_a_cheatsheet_loses_nothing_where_two_write(tmp_path: Path) -> None:
 def test_documents_stand_worst_to_best_and_count() -> None:
     documents = Documents(("cats sleep", "red apples and red roses", "a red car", "nothing"))
     examples = (Demonstration("What do cats do?", "sleep", (("Which animal?", "cats"),)),)
-    lm = ScriptedLM(lambda asked: "blue")
+    lm = ScriptedLLM(lambda asked: "blue")
     lm.search("Which apples are red?", DRAG(documents, examples, k=2, m=1))
     text = lm.asked[0].text
     order = [
         text.rindex(part) for part in ("cats sleep", "What do cats do?", "a red car", "red apples", "Which apples")
     ]
     assert order == sorted(order) and "Which animal" not in text
-    lm = ScriptedLM(["Follow up: who sleeps?", "Intermediate answer: cats", "So the final answer is: red", "unused"])
+    lm = ScriptedLLM(["Follow up: who sleeps?", "Intermediate answer: cats", "So the final answer is: red", "unused"])
     (found,) = lm.search("Which apples are red?", IterDRAG(documents, examples, k=1, m=1, n=1))
     assert found.text == "red" and len(lm.asked) == 3 and "malformed" not in found.trace.ledger.counts
     first, second, third = (asked.text for asked in lm.asked)
     assert first.count("cats sleep") == 1 and second.count("cats sleep") == 2 and "who sleeps?\n" in third
     assert '"Follow up:" or "So the final' in first and 'Follow up:" or' not in third.rpartition("Write")[2]
     # What is no line of the three kinds is the answer, and is counted.
-    (found,) = ScriptedLM(["Let me think."]).search("Which?", IterDRAG(documents))
+    (found,) = ScriptedLLM(["Let me think."]).search("Which?", IterDRAG(documents))
     assert found.text == "Let me think." and found.trace.ledger.counts["malformed"] == 1
 
 
 def test_what_stands_is_returned_where_a_server_goes_away() -> None:
     with pytest.warns(UserWarning, match="found before"):
-        (found, *_) = ScriptedLM(["1", "2", Said("3 4", gone=True), "5"]).search("?", IAD(LAST, n=2), temperature=1.0)
+        (found, *_) = ScriptedLLM(["1", "2", Said("3 4", gone=True), "5"]).search("?", IAD(LAST, n=2), temperature=1.0)
     assert found.text == "2" and not found.complete and found.to_dict()["complete"] is False
     with pytest.warns(UserWarning):
-        (found, *_) = ScriptedLM(["1", "22", Said("", gone=True)]).search("?", BestOfN(LONGEST, n=3), temperature=1.0)
+        (found, *_) = ScriptedLLM(["1", "22", Said("", gone=True)]).search("?", BestOfN(LONGEST, n=3), temperature=1.0)
     assert found.text == "22" and not found.complete and found.trace.ledger.counts["cut"] == 1
     with pytest.warns(UserWarning):
-        (found,) = ScriptedLM([Said("begun and", gone=True)]).search("?", BestOfN(LONGEST, n=1))
+        (found,) = ScriptedLLM([Said("begun and", gone=True)]).search("?", BestOfN(LONGEST, n=1))
     assert found.text == "begun and" and not found.complete
     # Nobody is left to judge.
     script = lambda asked: Said("", gone=True) if "Question:" in asked.text else "text"  # noqa: E731
     for search in (BestOfN(LLMJudge(), n=2), WeightedVote(LLMJudge(), n=2, answer="whole"), IAD(LLMJudge(), n=2)):
         with pytest.warns(UserWarning, match="not judged|found before"):
-            (found, *_) = ScriptedLM(script).search("?", search, temperature=1.0)
+            (found, *_) = ScriptedLLM(script).search("?", search, temperature=1.0)
         assert found.text == "text" and not found.complete
     with pytest.raises(ServerError):
-        ScriptedLM([Said("", gone=True)] * 2).search("?", IAD(LAST, n=2))
+        ScriptedLLM([Said("", gone=True)] * 2).search("?", IAD(LAST, n=2))
 
 
 def test_calls_of_one_layer_share_passes(lm: Any) -> None:

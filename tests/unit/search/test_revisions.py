@@ -10,15 +10,15 @@ from decodery.core.errors import SettingsError
 from decodery.puzzles import puzzle
 from decodery.scorers import PuzzleExamples, TextScore
 from decodery.search import IAD, Revisions, WeightedVote
-from decodery.testing.scripted import Asked, Said, ScriptedLM
+from decodery.testing.scripted import Asked, Said, ScriptedLLM
 
 SECOND = TextScore(lambda text: float(text.split()[-1]))
 """A text is its answer and, after it, what it is worth."""
 FIRST = r"^(\w+)"
 
 
-def said(texts: list[str]) -> ScriptedLM:
-    return ScriptedLM([Said(text) for text in texts])
+def said(texts: list[str]) -> ScriptedLLM:
+    return ScriptedLLM([Said(text) for text in texts])
 
 
 def test_one_attempt_a_chain_is_a_weighted_vote() -> None:
@@ -47,7 +47,7 @@ def test_an_attempt_is_shown_the_last_ones_of_its_chain_and_what_is_remarked_on_
     # A script has no tokens of its prompts.
     scorer = PuzzleExamples(asked, decode=lambda tokens: prompt)
     search = Revisions(scorer, n=2, length=4, window=2, shown="{attempt}{remark}|", ask="", answer="whole")
-    best = lm.search(prompt, search, raw=True)[0]
+    best = lm.search(prompt, search, apply_chat_template=False)[0]
     assert best.text == "push2 add." and asked.verify(prompt, best.text)
     shown = [f"{text}{asked.remark(prompt, text)}|" for text in wrong]
     wanted = [prompt, prompt, *(prompt + each for each in shown[:2])]
@@ -66,7 +66,9 @@ def test_iad_shows_attempts_in_the_form_a_model_has_learned() -> None:
     scorer = PuzzleExamples(asked, decode=lambda tokens: prompt)
     for feedback in ("best-worst", "best"):
         lm = said(texts)
-        found = lm.search(prompt, IAD(scorer, n=2, rounds=4, feedback=feedback, shown="{attempt}{remark}|"), raw=True)  # type: ignore[arg-type]
+        found = lm.search(
+            prompt, IAD(scorer, n=2, rounds=4, feedback=feedback, shown="{attempt}{remark}|"), apply_chat_template=False
+        )  # type: ignore[arg-type]
         assert found[0].text == "push2 add."
         # push6 is right once of three times, so that it is the best one; equal ones keep the order they came in.
         worst, best = "dup.!1>3 got 1|", "push6.!1>3 got 6|"
@@ -81,14 +83,14 @@ def test_iad_shows_attempts_in_the_form_a_model_has_learned() -> None:
 
 
 def test_what_is_cut_off_is_told_and_the_rest_found() -> None:
-    lm = ScriptedLM([Said("one 0.5"), Said("two 0.6"), Said("three", gone=True), Said("four 1.0")])
+    lm = ScriptedLLM([Said("one 0.5"), Said("two 0.6"), Said("three", gone=True), Said("four 1.0")])
     with pytest.warns(UserWarning, match="found before"):
         found = lm.search("q", Revisions(SECOND, n=2, length=2, pattern=FIRST))
     assert found[0].text == "one 0.5" and not any(each.complete for each in found)
 
 
 def test_chats_keep_what_went_before_their_question() -> None:
-    lm = ScriptedLM(lambda asked: Said(f"{asked.number} 1.0"))
+    lm = ScriptedLLM(lambda asked: Said(f"{asked.number} 1.0"))
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
     lm.search(turns, Revisions(SECOND, n=1, length=2, answer="whole"))
     second: Asked = lm.asked[1]
@@ -107,7 +109,7 @@ def test_iad_shows_what_is_remarked_on_the_best_program_and_nothing_that_is_hidd
     asked, prompt = puzzle("prog"), "1>3;4>6;5>7|"
     lm = said(["dup add.", "neg.", "push2 add.", "neg."])
     search = IAD(PuzzleExamples(asked, decode=lambda tokens: prompt), n=2, rounds=1)
-    assert lm.search(prompt, search, raw=True, temperature=1.0)[0].text == "push2 add."
+    assert lm.search(prompt, search, apply_chat_template=False, temperature=1.0)[0].text == "push2 add."
     assert "What is wrong with it: !1>3 got 2" in lm.asked[2].text
     hidden = [x for x in range(10) if x not in (1, 4, 5)]
     assert not any(f"{x}>{x + 2}" in each.text for each in lm.asked for x in hidden)

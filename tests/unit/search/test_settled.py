@@ -24,7 +24,9 @@ def lm() -> Any:
 def _told(lm: Any, search: Any, seed: int) -> tuple[list[str], str]:
     """What was told on the way, and what was found."""
     found: list[str] = []
-    request = lm.request_for("once", raw=True, temperature=1.0, seed=seed, max_new_tokens=24, drafter=None, stop=["e"])
+    request = lm.request_for(
+        "once", apply_chat_template=False, temperature=1.0, seed=seed, max_new_tokens=24, drafter=None, stop=["e"]
+    )
     request.settled = found.append
     best = lm.output(search.bind(lm.tokenizer).run(lm.engine(), request)[0])
     return found, best.text

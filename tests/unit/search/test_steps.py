@@ -31,7 +31,7 @@ from decodery.search.steps import StepSearch
 from decodery.search.weighted_vote import WeightedVote
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
-from decodery.testing.scripted import ScriptedLM
+from decodery.testing.scripted import ScriptedLLM
 from decodery.testing.statistics import chi_square
 from methods import DRAFTERS, SEARCHES, STEPPED, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, SETTINGS, Constant, Failing, plain, run, told
@@ -277,4 +277,4 @@ def test_a_delimiter_that_the_tokenizer_cannot_write_is_refused() -> None:
         BudgetForcing(end="#", wait="Wait").bind(spoken)
     # Whoever writes whole texts alone can write it, and is refused for the steps.
     with pytest.raises(UnsupportedModel, match="only writes texts"):
-        ScriptedLM(["so"]).search("?", StepBeam(Even()), temperature=1.0)
+        ScriptedLLM(["so"]).search("?", StepBeam(Even()), temperature=1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from decodery.core.errors import SettingsError
 from decodery.search import Archon, ContextLaw, Split, SplitResult, best_archons
-from decodery.testing.scripted import ScriptedLM
+from decodery.testing.scripted import ScriptedLLM
 
 SPLITS = [Split(k, m, n) for k, m, n in product((0, 1, 5, 20), (0, 1, 4), (0, 1, 3))]
 KINDS = ((0.1, 0.02), (0.3, 0.05), (0.2, 0.2))
@@ -69,7 +69,7 @@ def test_the_best_pipeline_is_found_within_few_tries() -> None:
     # One choice after the other ends where no single one is better.
     assert 1 <= found[0].score <= best[0].score and len({each.search for each in found}) == len(found)
     assert max(each.search.cost() for each in found) <= calls
-    asked = ScriptedLM(lambda each: "[1] fine\n[2] fine\n[3] fine\n[4] fine\n[5] fine\n[6] fine")
+    asked = ScriptedLLM(lambda each: "[1] fine\n[2] fine\n[3] fine\n[4] fine\n[5] fine\n[6] fine")
     asked.search("Why?", found[0].search)
     assert len(asked.asked) <= calls
     # What would cost more is never asked about, and of nothing there is no best.

@@ -225,7 +225,7 @@ def test_the_commands_make_adapters_that_texts_name(command: list[str], target: 
     learning = ["--length", "16", "--steps", "4", "--lr", "0.05"]
     code, output, errors = inside("train", *command, str(text), "-m", model, "--out", made, *learning)
     assert code == 0 and f"--logits-source adapter:file={made}" in output, errors
-    settings = ["-m", model, "--max-new-tokens", "16", "--raw", "--logits-source", f"adapter:file={made}"]
+    settings = ["-m", model, "--max-new-tokens", "16", "--no-chat-template", "--logits-source", f"adapter:file={made}"]
     code, plain, errors = inside("generate", "The tide", *settings, "--drafter", "none")
     assert code == 0, errors
     assert plain == inside("generate", "The tide", *settings, "--drafter", "ngram")[1]

@@ -56,15 +56,25 @@ def test_the_folder_is_the_model_and_the_command_line_fills_its_canvas(tmp_path:
     lm = dc.load(str(tmp_path / "m"), dtype="float32")
     assert lm.model.config.mask_id == lists.VOCABULARY.index(lists.MASK) and not lm.model.config.causal
     prompt = "_ _ _ copy a b c d ="
-    tokens = lm.encode(prompt, raw=True)
+    tokens = lm.encode(prompt, apply_chat_template=False)
     assert tokens == lists.ids(prompt.split())
     model = untrained(DiffusionRecipe(steps=1))
     model_rows = lm.model.forward(Batch([Segment(np.arange(9), np.array(tokens))])).logits
     assert model_rows.shape == (9, model.vocab_size) and bool(torch.isfinite(model_rows).all())
-    output = lm.diffuse([prompt] * 2, "freedave", raw=True, max_new_tokens=8)
-    static = lm.diffuse(prompt, "static", raw=True, max_new_tokens=8)
+    output = lm.diffuse([prompt] * 2, "freedave", apply_chat_template=False, max_new_tokens=8)
+    static = lm.diffuse(prompt, "static", apply_chat_template=False, max_new_tokens=8)
     assert output[0].tokens == output[1].tokens == static.tokens and static.trace.passes <= 8
-    given = ["generate", "-m", str(tmp_path / "m"), "--dtype", "float32", "--raw", "--max-new-tokens", "8", "--json"]
+    given = [
+        "generate",
+        "-m",
+        str(tmp_path / "m"),
+        "--dtype",
+        "float32",
+        "--no-chat-template",
+        "--max-new-tokens",
+        "8",
+        "--json",
+    ]
     status, shown, _ = inside(*given, "--diffuse", "static", prompt)
     assert status == 0 and json.loads(shown)["tokens"] == static.tokens
     for options, said in (

@@ -141,7 +141,7 @@ def test_the_command_makes_a_model(target: LoadedModel, tmp_path: Path) -> None:
     code, output, errors = inside("train", "hyperfit", text, "-m", model, "--out", made, *learning)
     assert code == 0 and f"--sampler no-citation:texts={made}" in output, errors
     writing = ["--sampler", f"no-citation:texts={made}", "--sampler", "temperature:t=0", "--max-new-tokens", "8"]
-    code, _, errors = inside("generate", "tide moon", "-m", made, "--raw", *writing)
+    code, _, errors = inside("generate", "tide moon", "-m", made, "--no-chat-template", *writing)
     assert code == 0, errors
     code, _, errors = inside("train", "hyperfit", text, "-m", model, "--out", str(tmp_path / "other"), "--texts", "400")
     assert code == 1 and "learn fewer texts" in errors

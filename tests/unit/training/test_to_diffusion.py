@@ -112,7 +112,7 @@ def test_an_adapted_model_fills_canvases_and_goes_on_where_it_stopped(tiny: Path
     found = decodery.load(str(tmp_path / "whole"), dtype="float32", device="cpu")
     config = found.model.config
     assert not config.causal and config.shifted and config.mask_id == mask and history.step == 6
-    out = found.diffuse(held_out(SETTINGS, 1)[0].prompt, "static", raw=True, max_new_tokens=5)
+    out = found.diffuse(held_out(SETTINGS, 1)[0].prompt, "static", apply_chat_template=False, max_new_tokens=5)
     assert isinstance(out, decodery.Output) and len(out.tokens) <= 5 and mask not in out.tokens
     # What was learned is in it: it says of held-out lists what the adapted said at its best.
     assert history.best is not None and history.best < history.metrics[str(min(map(int, history.metrics)))]["loss"]

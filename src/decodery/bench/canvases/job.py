@@ -74,7 +74,7 @@ def _rows(lm: LLM, settings: CanvasSettings, method: str, items: Sequence[Item],
         some, engine = items[first : first + _TOGETHER], lm.engine()
         fills = [
             lm.fill(
-                lm.encode(each.prompt, raw=each.raw or lm.chat is None), filling, length,
+                lm.encode(each.prompt, apply_chat_template=each.apply_chat_template), filling, length,
                 temperature=settings.temperature, seed=settings.seed,
             )
             for each in some
@@ -121,7 +121,13 @@ def _row(
     if task in SEVERAL:
         item = next(each for each in items if each.task == task)
         drawn = lm.diffuse(
-            item.prompt, method, raw=item.raw, n=_DRAWS, max_new_tokens=length, temperature=1.0, seed=settings.seed
+            item.prompt,
+            method,
+            apply_chat_template=item.apply_chat_template,
+            n=_DRAWS,
+            max_new_tokens=length,
+            temperature=1.0,
+            seed=settings.seed,
         )
         assert isinstance(drawn, list)
         row["distinct"] = len({tuple(each.tokens) for each in drawn})

@@ -33,11 +33,11 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt and what tells right answers. raw: the prompt is no chat turn; right: of an output."""
+    """A prompt and what tells right answers. right: of an output."""
 
     task: str
     prompt: str
-    raw: bool
+    apply_chat_template: bool
     right: Callable[[Output], bool]
 
 
@@ -51,7 +51,7 @@ def drawn(tasks: Sequence[str], count: int, letters: int, seed: int) -> list[Ite
         )
 
     asked = held_out(DiffusionRecipe(tuple(tasks), letters, seed=seed), count * len(tasks))
-    return [Item(each.task, " ".join(each.prompt), True, right(each)) for each in asked]
+    return [Item(each.task, " ".join(each.prompt), False, right(each)) for each in asked]
 
 
 def knows_letters(lm: LLM) -> bool:
@@ -101,7 +101,7 @@ def _named(task: str, row: dict[str, Any]) -> Item:
     items, word, index = names(asked["context"]), asked.get("word"), asked.get("index")
     if items is None:
         raise KeyError("context")
-    return Item(task, prompt, False, lambda output: right(task, items, word, index, output.text))
+    return Item(task, prompt, True, lambda output: right(task, items, word, index, output.text))
 
 
 def _said(task: str, asked: dict[str, Any]) -> str:

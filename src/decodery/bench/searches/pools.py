@@ -63,7 +63,7 @@ def sampled(lm: LLM, settings: SearchSettings, prompt: str, number: int) -> dict
     specs = {name: reward(name, asked) for name in settings.rewards}
     scorers = {name: resolve("scorer", spec).bind(lm.tokenizer) for name, spec in specs.items()}
     search = Sampling(settings.pool, scorers)
-    request = lm.request(lm.encode(prompt, raw=True), **_writing(settings, number))
+    request = lm.request(lm.encode(prompt, apply_chat_template=False), **_writing(settings, number))
     outputs = [lm.output(seq) for seq in search.run(lm.engine(), request)]
     texts = [output.text for output in outputs]
     ended = [output.finish_reason == "stop" for output in outputs]
@@ -152,7 +152,7 @@ def _writing(settings: SearchSettings, number: int) -> dict[str, Any]:
     return {
         "temperature": settings.temperature,
         "max_new_tokens": puzzle.length + _SPARE,
-        "raw": True,
+        "apply_chat_template": False,
         "drafter": None,
         "seed": seed,
     }

@@ -211,7 +211,7 @@ def _choices(subject: Subject, asked: Sequence[Question]) -> dict[str, Measure]:
             confidence = shares.max(axis=1) / shares.sum(axis=1)
             found["calibration error"] = Measure(np.stack([confidence, right[style]], axis=1), calibration)
             found["choice"] = Measure(chosen.astype(float))
-    texts = subject.written([each.asked("plain", 0) for each in asked], raw=True, max_new_tokens=6)
+    texts = subject.written([each.asked("plain", 0) for each in asked], apply_chat_template=False, max_new_tokens=6)
     named = [text.strip().lower().startswith(each.choices[0].lower()) for text, each in zip(texts, asked, strict=True)]
     found["right, written"] = Measure(np.array(named, dtype=float), of=subject.writes)
     return found
@@ -269,7 +269,9 @@ def _harsh(subject: Subject, words: Sequence[str], length: int) -> np.ndarray:
     texts = [
         text
         for seed in range(4)
-        for text in subject.written(NEUTRAL, raw=True, temperature=1.0, seed=seed, max_new_tokens=length)
+        for text in subject.written(
+            NEUTRAL, apply_chat_template=False, temperature=1.0, seed=seed, max_new_tokens=length
+        )
     ]
     split = [{word.strip(".,;:!?\"'()").lower() for word in text.split()} for text in texts]
     return np.array([bool(each & banned) for each in split], dtype=float)

@@ -222,7 +222,13 @@ def actions(lm: LLM, answers: list[Answered], prompt: Probe, new: Probe, seed: i
 
 
 def found_likely(lm: LLM, test: list[Answered], texts: list[list[int]]) -> float:
-    return price(lm, ((lm.encode(each.question.prompt, raw=True), own) for each, own in zip(test, texts, strict=True)))
+    return price(
+        lm,
+        (
+            (lm.encode(each.question.prompt, apply_chat_template=False), own)
+            for each, own in zip(test, texts, strict=True)
+        ),
+    )
 
 
 class Turned(Shift):
@@ -246,7 +252,7 @@ def act(lm: Any, test: list[Answered], monitor: Monitor, name: str, plain: float
         for first in range(0, len(test), 16)
         for output in lm.generate(
             [each.question.prompt for each in test[first : first + 16]],
-            raw=True,
+            apply_chat_template=False,
             max_new_tokens=12,
             stop="\n",
             drafter=None,

@@ -87,7 +87,7 @@ def _steered(lm: LLM, asked: list[_Asked], progress: Progress) -> list[Row]:
             f"alpha {alpha}, of tokens at random": {"monitor": Elsewhere(0, alpha, action="switch")}
             for alpha in _RANDOM
         },
-        "alpha 1, without the template": {"raw": True},
+        "alpha 1, without the template": {"apply_chat_template": False},
     }
     before, plain, found = list[bool](), 0.0, list[Row]()
     kinds = np.array([family for family, *_ in asked])
@@ -95,7 +95,9 @@ def _steered(lm: LLM, asked: list[_Asked], progress: Progress) -> list[Row]:
         outputs = []
         for _, question, (context, _), _ in asked:
             text = f"{context}\n{question} Answer with one word."
-            prompt: Any = f"{text}\nAnswer:" if given.get("raw") else [{"role": "user", "content": text}]
+            prompt: Any = (
+                [{"role": "user", "content": text}] if given.get("apply_chat_template", True) else f"{text}\nAnswer:"
+            )
             outputs.append(cast(Output, lm.generate(prompt, max_new_tokens=12, stop="\n", drafter=None, **given)))
         right = [answers[0] in each.text for (*_, answers), each in zip(asked, outputs, strict=True)]
         cost = price(lm, ((each.prompt_tokens, each.tokens) for each in outputs))

@@ -122,7 +122,7 @@ def _leads(lm: LLM, prompts: Ordered[str], heads: list[Head]) -> np.ndarray:
         giver = next(word for word in pair[7:] if word in (one, other))
         right, wrong = (one, other) if giver == other else (other, one)
         ids = [lm.tokenizer.encode(f" {name}", special=False)[0] for name in (right, wrong)]
-        tokens = lm.encode(prompt, raw=True)
+        tokens = lm.encode(prompt, apply_chat_template=False)
         segment = Segment.chunk(tokens, lm.model.new_cache(), logit_rows=[len(tokens) - 1])
         segment = replace(segment, interventions=silencing(heads, lm.model.config.head_dim))
         row = lm.model.forward(Batch([segment])).logits[-1].float()

@@ -37,7 +37,7 @@ class Judge:
         for each in shots:
             verdict = "no" if each.completes is None else "yes"
             task += "".join(f"Shopper: {turn}\n" for turn in each.turns) + f"{_QUESTION} {verdict}\n\n"
-        self._head = lm.encode(task, raw=True)
+        self._head = lm.encode(task, apply_chat_template=False)
         self._question = lm.tokenizer.encode(_QUESTION, special=False)
         self._begun: KVCache | None = None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ import torch
 from decodery.core.abstract import Contract
 from decodery.core.errors import PromptError, SettingsError
 from decodery.core.trace import Step, Trace
+from decodery.engine.engine import Engine
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.tokenizers.vocabularies import excluded
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.encoded import ENCODER
@@ -189,6 +191,26 @@ def listening(
         yield from method.hear(stream)
     stream.commit(len(stream.written) if ended else stream.committed)
     return stream.heard
+
+
+def stream_outputs(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    method: SimultaneousPolicy,
+    stream: SourceStream,
+    chunks: Iterable[str | Sequence[int]],
+) -> Iterator[StreamOutput]:
+    """The text after each chunk of a source, texts or token ids; the last chunk ends the source."""
+    coming = iter(chunks)
+    chunk = next(coming, None)
+    while chunk is not None:
+        following = next(coming, None)
+        tokens = tokenizer.encode(chunk, special=False) if isinstance(chunk, str) else list(chunk)
+        engine.run([engine.enter(listening(method, stream, tokens, following is None), stream.trace)])
+        heard = stream.heard
+        text = tokenizer.decode(heard.committed)
+        yield replace(heard, text=text, guessed=tokenizer.decode([*heard.committed, *heard.guess]).removeprefix(text))
+        chunk = following
 
 
 def agreed(first: Sequence[int], second: Sequence[int]) -> int:

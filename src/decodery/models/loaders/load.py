@@ -83,7 +83,7 @@ class LoadedModel:
 
     model: LanguageModel
     tokenizer: Tokenizer
-    chat: ChatTemplate | None
+    chat_template: ChatTemplate | None
     name: str
     dtype: str
     origin: str = ""
@@ -92,7 +92,24 @@ class LoadedModel:
         speaks(self.model, self.tokenizer)
 
 
-@checked()
+_OTHER_NAMES = {
+    "torch_dtype": "give dtype",
+    **dict.fromkeys(
+        ("load_in_8bit", "load_in_4bit", "quantization", "quantization_config"), 'give dtype="int8" or "int4"'
+    ),
+    **dict.fromkeys(("kv_cache_dtype", "cache_type_k", "cache_type_v", "type_k", "type_v"), "give kv_dtype"),
+    **dict.fromkeys(("device_map", "n_gpu_layers"), "give device"),
+    **dict.fromkeys(("model_name", "model_path", "pretrained_model_name_or_path"), "give it as the first argument"),
+    **dict.fromkeys(
+        ("max_model_len", "n_ctx", "gpu_memory_utilization"), "leave it out: memory is taken as texts grow"
+    ),
+    "tensor_parallel_size": "leave it out: a model runs on one device",
+    "trust_remote_code": "leave it out: code of a model folder is never run",
+}
+"""What to do with the words that other tools have for these settings."""
+
+
+@checked(elsewhere=_OTHER_NAMES)
 def load(
     name: str | Path = "smollm2",
     *,
@@ -317,7 +334,9 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
     return LoadedModel(
         model=_model(source, config, chosen, device),
         tokenizer=texts,
-        chat=ChatTemplate(description.chat_template, description.special) if description.chat_template else None,
+        chat_template=ChatTemplate(description.chat_template, description.special)
+        if description.chat_template
+        else None,
         name=source.name,
         dtype=chosen,
     )

@@ -61,12 +61,12 @@ class ChatTemplate:
             reply = renderers.ask({"source": self.source, "given": given, "most": most}, _SECONDS)
         except Unanswered as error:
             raise PromptError(
-                f"the model's chat template was stopped on these messages: {error}; give the prompt as plain text (raw)"
+                f"the model's chat template was stopped on these messages: {error}; give the prompt as plain text"
             ) from error
         except NotStarted as error:
             raise PromptError(
                 "the process for chat templates does not start: check that `python -c 'import jinja2'` works, or give "
-                "the prompt as plain text (raw)"
+                "the prompt as plain text"
             ) from error
         if "text" in reply:
             return str(reply["text"])

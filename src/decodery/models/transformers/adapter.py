@@ -286,7 +286,7 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
     return LoadedModel(
         model=model,
         tokenizer=Tokenizer(backend, bos_id=facts.bos_id, eos_ids=facts.eos_ids),
-        chat=ChatTemplate(facts.chat_template, facts.special) if facts.chat_template else None,
+        chat_template=ChatTemplate(facts.chat_template, facts.special) if facts.chat_template else None,
         name=name,
         dtype=chosen,
     )

@@ -34,7 +34,7 @@ from .ngram import NGram as NGram
 from .nested import Nested as Nested
 from .ppd import PPD as PPD
 from .pearl import Pearl as Pearl
-from .prediction import Prediction as Prediction
+from .predicted_output import PredictedOutput as PredictedOutput
 from .prompt_lookup import PromptLookup as PromptLookup
 from .rasd import RASD as RASD
 from .rest import REST as REST

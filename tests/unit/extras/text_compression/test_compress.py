@@ -68,7 +68,9 @@ def test_a_short_context_is_a_short_window() -> None:
 
 def test_coded_tokens_come_back_whatever_drafts_and_whichever_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     # A model of noise expects no text; its own, at a low temperature, it does.
-    said = lm().generate("ab", raw=True, max_new_tokens=90, temperature=0.5, seed=3, ignore_eos=True, drafter=None)
+    said = lm().generate(
+        "ab", apply_chat_template=False, max_new_tokens=90, temperature=0.5, seed=3, ignore_eos=True, drafter=None
+    )
     text = b"".join(map(lm().tokenizer.piece, said.tokens))
     made = compress(lm(), text, window=64, overlap=16)
     header, payload = unpack(made)
@@ -81,7 +83,9 @@ def test_coded_tokens_come_back_whatever_drafts_and_whichever_kernels(monkeypatc
 
 
 def test_every_damage_is_an_error() -> None:
-    said = lm().generate("xy", raw=True, max_new_tokens=40, temperature=0.5, seed=1, ignore_eos=True, drafter=None)
+    said = lm().generate(
+        "xy", apply_chat_template=False, max_new_tokens=40, temperature=0.5, seed=1, ignore_eos=True, drafter=None
+    )
     text = b"".join(map(lm().tokenizer.piece, said.tokens))
     made = compress(lm(), text)
     for place in range(len(made)):

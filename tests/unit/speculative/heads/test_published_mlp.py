@@ -199,7 +199,7 @@ def changed(name: str, config: dict[str, Any] | None = None, **tensors: torch.Te
         (changed("hydra", {"hydra_head_arch": "prefix-mlp"}), CorruptFile, "lacks the tensor hydra_lm_head.0.1.weight"),
         (changed("medusa", **{"1_dot_1_dot_weight": None}), CorruptFile, "lacks the tensor 1.1.weight"),
         (changed("medusa", extra=torch.ones(2)), UnsupportedModel, "extra belongs to a part .* layout medusa"),
-        (changed("medusa", {"medusa_num_layers": 0}), CorruptFile, "medusa_num_layers should be a whole number"),
+        (changed("medusa", {"medusa_num_layers": 0}), CorruptFile, "medusa_num_layers should be an integer"),
         (changed("medusa-vllm", {"logit_scale": 0.5}), UnsupportedModel, "logit_scale = 0.5"),
         (changed("medusa-vllm", {"hidden_size": 48}), CorruptFile, r"is \[32, 32\], and should be \[48, 48\]"),
         (changed("medusa-vllm", {"truncated_vocab_size": 9}), CorruptFile, "lacks the tensor token_map"),

@@ -1,4 +1,4 @@
-"""A predicted answer as the draft: what somebody expects the text to be, followed as far as it comes true."""
+"""A predicted output as the draft: a text that is expected, followed as far as the model writes it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,32 @@ from ..stores.ngrams import Occurrences
 _ORDERS = (8, 5, 3)
 
 
-@register("prediction", lossless=True)
+@register("predicted-output", lossless=True, requirements=("the setting predicted_output",))
 @dataclass(frozen=True)
-class Prediction(Composite):
+class PredictedOutput(Composite):
     """Drafts an answer that is known in advance but for a few changes, as of a file that is edited.
 
-    tokens: the predicted answer. Where the text leaves it, the drafter goes on after the last tokens that occur in the
-    prediction again, and until there are some another drafter speaks. length: tokens drafted at a time. What was
-    drafted of the prediction, and what of that came true, is counted in the ledger: "predicted", "predicted rightly".
-    Scope: the request, and that of the other drafter; memory: one entry per order and token. Source: OpenAI's Predicted
-    Outputs.
+    The request's setting `predicted_output` gives the text. Where the output leaves it, the drafter continues after the
+    last tokens that occur in the predicted output again; until there are some, another drafter drafts. The ledger
+    counts the drafted tokens ("predicted") and the accepted ones ("predicted rightly"). Scope: the request, and that of
+    the other drafter; memory: one entry per order and token.
+
+    Args:
+        tokens: The predicted output, as `predicted_output` sets it.
+        length: Tokens drafted per step.
+        drafter: The other drafter.
+
+    References:
+        OpenAI's Predicted Outputs.
     """
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
     length: int = 16
     drafter: Drafter | str = "auto"
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise SettingsError(f"prediction needs length >= 1, not {self.length}")
+            raise SettingsError(f"predicted-output needs length >= 1, not {self.length}")
         object.__setattr__(self, "drafter", resolve("drafter", self.drafter))
 
     @property
@@ -54,6 +61,8 @@ class Prediction(Composite):
         return None if other is None else max(other, self.length)
 
     def start(self, seq: Sequence) -> _Place:
+        if not self.tokens:
+            raise SettingsError("predicted-output has no text to draft: give predicted_output=TEXT")
         super().start(seq)
         return _Place(self.tokens)
 
@@ -77,8 +86,11 @@ class Prediction(Composite):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a text stands in its prediction. at: the token expected next, None where the text has left it; read: how
-    many of the text's tokens are known; drafted: how many tokens the step in progress has of the prediction."""
+    """The position of a text in its predicted output.
+
+    at: the token expected next, None where the text has left it; read: how many of the text's tokens are known;
+    drafted: how many tokens of the predicted output the step in progress has.
+    """
 
     tokens: tuple[int, ...]
     at: int | None = 0
@@ -87,7 +99,7 @@ class _Place:
     occurrences: Occurrences = field(default_factory=lambda: Occurrences(_ORDERS))
 
     def expected(self, text: list[int], most: int) -> list[int]:
-        """At most `most` tokens that the prediction has after `text`."""
+        """At most `most` tokens that the predicted output has after `text`."""
         for token in text[self.read :]:
             held = self.at is not None and self.at < len(self.tokens) and self.tokens[self.at] == token
             self.at = self.at + 1 if self.at is not None and held else None

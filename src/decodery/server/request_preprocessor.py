@@ -1,4 +1,4 @@
-"""Where requests are made ready for the engine, beside its thread and the network's."""
+"""Prepares requests for the engine, in threads of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from decodery.constraints.base import ConstraintSpec
-from decodery.llm.resolve_settings import resolve_kv
+from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.config import POSITIONS
 
 from .errors import ApiError, as_api_error, invalid, log_failure
-from .methods import Compiled, strangers
+from .methods import Compiled, untrusted
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RequestPreprocessor:
 
     def reach(self, cache_policy: str | None) -> int:
         """Tokens of the longest text under a cache policy: some know no end."""
-        policy = resolve_kv(cache_policy)
+        policy = resolve_cache_policy(cache_policy)
         return POSITIONS.most if policy is not None and policy.endless(self.lm.model.config) else self.context
 
     @cached_property
@@ -93,7 +93,7 @@ class RequestPreprocessor:
 
     async def _run(self, pool: ThreadPoolExecutor, what: Callable[[], T]) -> T:
         def work() -> T:
-            with strangers(self.settings.trust):
+            with untrusted(self.settings.trust):
                 return what()
 
         try:

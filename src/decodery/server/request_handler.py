@@ -1,4 +1,4 @@
-"""One request and its answer, whole or as a stream; whoever makes requests, over the network or not, makes these."""
+"""One request and its answer, whole or as a stream, over the network or not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from .service import Service
 
 
 class RequestHandler:
-    """A plan in the hands of a service. owner: whose request it is, by which texts take turns and share prompts.
+    """Runs the plan of one request.
 
-    Make it, `open` it, take the answer by `whole` or by `stream`, and `close` it whatever happens: what is not over
-    then is cancelled.
+    Construct it, call `open`, then `whole` or `stream`, and always `close`, which cancels what is not finished.
+
+    Args:
+        service: The engine's thread.
+        plan: What is requested.
+        owner: The key of the client: texts of one owner share a queue and prompts.
     """
 
     def __init__(self, service: Service, plan: Plan, owner: str) -> None:

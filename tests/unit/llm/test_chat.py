@@ -1,0 +1,51 @@
+"""`LLM.chat`: one conversation or several, with tools where the template takes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import decodery as dc
+from decodery.core.errors import PromptError, SettingsError
+from serving import KNOWS_TOOLS, TOOLS, tiny_lm
+
+HELLO = [{"role": "user", "content": "hello"}]
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True}
+
+
+def test_one_conversation_gives_an_output_and_several_a_list() -> None:
+    lm = tiny_lm()
+    alone, others = lm.chat(HELLO, **SETTINGS), lm.chat([HELLO, TURNS], **SETTINGS)
+    assert isinstance(alone, dc.Output) and isinstance(others, list)
+    assert [each.tokens for each in others] == [alone.tokens, lm.generate(TURNS, **SETTINGS).tokens]
+    assert alone.tokens == lm.generate("hello", **SETTINGS).tokens
+    drawn = lm.chat([HELLO], dc.SamplingParams(temperature=1.0, seed=3), n=2, **SETTINGS)
+    assert isinstance(drawn, list) and [each.seed for each in drawn] == [3, 4]
+    assert lm.chat(HELLO, return_cache=True, **SETTINGS).kept is not None
+    assert isinstance(lm.chat(HELLO, n=2, **SETTINGS), list)
+
+
+def test_tools_reach_the_template() -> None:
+    lm = tiny_lm(KNOWS_TOOLS)
+    text = lm.tokenizer.decode(lm.chat(HELLO, tools=TOOLS, max_new_tokens=1).prompt_tokens, special=True)
+    assert text.startswith("weather;now;") and "hello" in text
+    with pytest.raises(SettingsError, match="takes no tools: describe them in a system message"):
+        tiny_lm().chat(HELLO, tools=TOOLS)
+
+
+@pytest.mark.parametrize("given", ["hello", ["hello"], [[1, 2]], [], 5, {"role": "user", "content": "x"}, [HELLO, "x"]])
+def test_what_is_no_conversation_is_refused(given: Any) -> None:
+    with pytest.raises(PromptError, match=re.escape('chat takes messages such as [{"role": "user"')):
+        tiny_lm().chat(given)
+
+
+def test_a_model_without_a_template_is_refused() -> None:
+    lm = tiny_lm(None)
+    for call in (lm.chat, lm.generate):
+        with pytest.raises(SettingsError, match="no chat template, so it takes no chat messages: give generate a text"):
+            call(HELLO)
+    with pytest.raises(SettingsError, match="leave out apply_chat_template, or give a text"):
+        tiny_lm().generate(HELLO, apply_chat_template=False)
