@@ -62,7 +62,7 @@ class Coprocessor(CachePolicy):
                 "coprocessor needs to be trained: make one with `decodery train kv coprocessor -m MODEL FILES --out "
                 "DIR` and name it, as in coprocessor:trained=DIR"
             )
-        weights = CoprocessorWeights.load(found) if isinstance(found, str) else found
+        weights = CoprocessorWeights.load(found)
         weights.require(model)
         config = model.config
         if config.learned_positions or any(config.window(layer) for layer in range(config.num_layers)):

@@ -78,7 +78,7 @@ class LServe(CachePolicy):
                 "lserve needs head gates: make some with `decodery train kv lserve -m MODEL FILES --out DIR` and "
                 "name them, as in lserve:gates=DIR"
             )
-        gates = HeadGates.load(found) if isinstance(found, str) else found
+        gates = HeadGates.load(found)
         gates.require(model)
         return Serving(replace(self, gates=gates), gates.lowest(self.sparsity), model.config, prompt)
 

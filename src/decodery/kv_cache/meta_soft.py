@@ -65,7 +65,7 @@ class MetaSoft(CachePolicy):
                 "meta-soft needs trained meta-tokens: make some with `decodery train kv meta-soft -m MODEL FILES "
                 "--out DIR` and name them, as in meta-soft:trained=DIR"
             )
-        meta = MetaTokens.load(found) if isinstance(found, str) else found
+        meta = MetaTokens.load(found)
         meta.require(model)
         return Flowing(replace(self, trained=meta), meta, model.config, prompt)
 

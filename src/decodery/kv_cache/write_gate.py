@@ -61,7 +61,7 @@ class WriteGate(CachePolicy):
                 "write-gate needs a trained gate: make one with `decodery train kv write-gate -m MODEL FILES --out "
                 "DIR` and name it, as in write-gate:gate=DIR"
             )
-        gate = WriteGates.load(found) if isinstance(found, str) else found
+        gate = WriteGates.load(found)
         gate.require(model)
         return Admitting(replace(self, gate=gate), gate, model.config, prompt)
 

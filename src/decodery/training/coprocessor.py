@@ -17,13 +17,13 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
+from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
 from .card import refuse_others
 from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
+check_folder = partial(refuse_others, made=CoprocessorWeights.FILE, what="holds no coprocessor")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -153,5 +153,5 @@ def train_coprocessor(
     )
     facts = course.facts(command, history, alone=alone, validation=with_it)
     found = CoprocessorWeights(kept(school.tensors), facts, target.model.fingerprint)
-    found.save(out / COPROCESSOR)
+    found.save(out / CoprocessorWeights.FILE)
     return found

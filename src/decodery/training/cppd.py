@@ -27,7 +27,7 @@ from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.models.trained.slots import SLOTS, Slots, shapes
+from decodery.models.trained.slots import Slots, shapes
 
 from .card import CARD, refuse_others
 from .loop import History, Plan, batches, train
@@ -42,7 +42,7 @@ _MOST_VALIDATED = 256
 Pair = tuple[list[int], list[int]]
 """A source, and what the model writes of it, its end included where it came to one."""
 
-check_folder = partial(refuse_others, made=SLOTS, what="holds no slots")
+check_folder = partial(refuse_others, made=Slots.FILE, what="holds no slots")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -112,7 +112,7 @@ def train_cppd(
     slots = school.slots
     kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
     found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)
-    found.save(out / SLOTS)
+    found.save(out / Slots.FILE)
     write_text(out / CARD, "".join(_card(facts)))
     return found
 

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import SettingsError
 from decodery.core.topk import topk
-from decodery.logits_sources.ftp import ROUTERS, Climb, Pruned
+from decodery.logits_sources.ftp import Climb, Pruned
 from decodery.models.batch import Batch, Segment
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.fields import read_json
@@ -39,7 +39,7 @@ _LIKELY = 64
 """Of how many of the whole model's most likely tokens the divergence is computed; all others count as one."""
 _EVERY = 10
 """Schedules between two writings of what was tried."""
-check_folder = partial(refuse_others, made=ROUTERS, what="holds no routers")
+check_folder = partial(refuse_others, made=TokenRouters.FILE, what="holds no routers")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -328,7 +328,7 @@ def train_ftp(
         for name, rows in found.items()
     }
     routers = replace(routers, facts=facts, model=model.fingerprint)
-    routers.save(out / ROUTERS)
+    routers.save(out / TokenRouters.FILE)
     # Last: without the file beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(routers))
     return routers

@@ -24,7 +24,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
-from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
+from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 
 from .card import CARD, refuse_others
 from .corpus import Corpus, Text
@@ -38,7 +38,7 @@ SURE, SURER, ENDS = 0.05, 0.3, 0.5
 LEAST = 1.05
 """Entropy in nats below which a token joins a group, the share of its group's highest below which it does, too, and
 what the loss of the stop head weighs; how many tokens a group has on average, at least, to be worth learning."""
-check_folder = partial(refuse_others, made=MICRO, what="holds no micro steps")
+check_folder = partial(refuse_others, made=MicroSteps.FILE, what="holds no micro steps")
 """Raises SettingsError where training would overwrite something else."""
 _HELD = 64
 Grouped = tuple[Text, list[int]]
@@ -325,7 +325,7 @@ def train_hamburger(
         write_draft(tuned, target, out / MODEL, f"# {target.name}, tuned to read groups of tokens\n\n{_made(facts)}")
     parts = course.parts
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
-    found.save(out / MICRO)
+    found.save(out / MicroSteps.FILE)
     # Last: without the file beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(facts, named))
     return found

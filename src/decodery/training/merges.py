@@ -21,7 +21,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.merge_nets import MERGE_NET, MergeNet
+from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
@@ -29,7 +29,7 @@ from .card import refuse_others
 from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=MERGE_NET, what="holds no network of merged tokens")
+check_folder = partial(refuse_others, made=MergeNet.FILE, what="holds no network of merged tokens")
 """Raises SettingsError where training would overwrite something else."""
 _LEAST = 16
 
@@ -125,5 +125,5 @@ def train_merges(
     )
     facts = course.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
     found = MergeNet(kept(school.tensors), facts, target.model.fingerprint)
-    found.save(out / MERGE_NET)
+    found.save(out / MergeNet.FILE)
     return found

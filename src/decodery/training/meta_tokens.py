@@ -17,13 +17,13 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
+from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
 from .card import refuse_others
 from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=META, what="holds no meta-tokens")
+check_folder = partial(refuse_others, made=MetaTokens.FILE, what="holds no meta-tokens")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -170,5 +170,5 @@ def train_meta_tokens(
     )
     facts = course.facts(command, history, divergence=round(history.best or 0.0, 4))
     found = MetaTokens(kept(school.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
-    found.save(out / META)
+    found.save(out / MetaTokens.FILE)
     return found

@@ -14,7 +14,6 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.prefixes import WEIGHTS
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
@@ -28,7 +27,7 @@ CONTROLS = ("secure", "unsafe")
 """What the prefixes are called: that of programs after the fix, and before it."""
 _HELD_OUT = 10
 """Of so many pairs one is kept for validation."""
-check_folder = partial(refuse_others, made=WEIGHTS, what="holds no prefixes")
+check_folder = partial(refuse_others, made=Prefixes.FILE, what="holds no prefixes")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -216,7 +215,7 @@ def train_sven(
     }
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in school.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
-    found.save(out / WEIGHTS)
+    found.save(out / Prefixes.FILE)
     write_text(out / CARD, _card(found, history))
     return found, history
 

@@ -26,7 +26,6 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.skips import sublayers as named
-from decodery.speculative.drafters.swift import SKIPS
 from decodery.speculative.stores.skip_search import SkipSearch
 
 from .card import CARD, refuse_others
@@ -35,7 +34,7 @@ from .corpus import Corpus, Text
 TRIED = "tried.json"
 _EVERY = 10
 """Sets between two writings of what was tried."""
-check_folder = partial(refuse_others, made=SKIPS, what="holds no set of sublayers")
+check_folder = partial(refuse_others, made=SkipSet.FILE, what="holds no set of sublayers")
 """Raises SettingsError where the search would overwrite something else."""
 
 
@@ -137,7 +136,7 @@ def find_skips(
         "best_after": {str(n): max(search.history[:n]) for n in (50, 100, 200, 400, 800) if n <= recipe.proposals},
     }
     result = SkipSet(search.skip, layers, facts, model.fingerprint)
-    result.save(out / SKIPS)
+    result.save(out / SkipSet.FILE)
     # Last: without the file beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(facts))
     return result

@@ -19,13 +19,13 @@ from decodery.models.config import ModelConfig
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.write_gates import LEVELS, WRITE_GATE, WriteGates, margin
+from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
 from .card import refuse_others
 from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=WRITE_GATE, what="holds no write gate")
+check_folder = partial(refuse_others, made=WriteGates.FILE, what="holds no write gate")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -216,5 +216,5 @@ def train_write_gate(
     facts = course.facts(command, history, validation=figures)
     levels = school.levels(texts)
     found = WriteGates(kept(school.tensors), recipe.layer, levels, facts, target.model.fingerprint)
-    found.save(out / WRITE_GATE)
+    found.save(out / WriteGates.FILE)
     return found

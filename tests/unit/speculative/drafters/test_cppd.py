@@ -17,7 +17,7 @@ from decodery.engine.request import Request
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.slots import SLOTS, Slots
+from decodery.models.trained.slots import Slots
 from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
@@ -119,12 +119,12 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
     for _ in range(2):
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0 and "--drafter cppd:slots=" in result.output, result.output
-    kept = Slots.load(out / SLOTS)
+    kept = Slots.load(out / Slots.FILE)
     assert kept.count <= 5 and kept.facts["texts"] == 12 and "symbol" not in kept.tensors
     lines = CliRunner().invoke(cli, ["generate", "3 may 1988", "-m", str(model), "--drafter", f"cppd:slots={out}"])
     assert lines.exit_code == 0, lines.output
 
-    found = Artifact.read(out / SLOTS, "slots", "")
+    found = Artifact.read(out / Slots.FILE, "slots", "")
     for change in ({"place": torch.zeros(2, 3)}, {"tokens": torch.tensor([3, 1])}, {"extra": torch.zeros(1)}):
         Artifact("slots", {**found.tensors, **change}, found.facts, found.model).save(tmp_path / "broken")
         with pytest.raises(CorruptFile, match="train cppd"):
