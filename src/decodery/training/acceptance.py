@@ -20,7 +20,7 @@ from decodery.models.loaders.store import Progress, replacing, silent, write_tex
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.models.trained.artifact import read_tensors
-from decodery.speculative.draft_length.specdec_pp import HEAD, AcceptanceHead
+from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
 from .card import CARD, refuse_others
 from .corpus import Corpus, Text, check_texts
@@ -28,7 +28,7 @@ from .loop import History, Plan, batches, train
 
 _SHARD = 32
 """Texts whose states are kept in one file."""
-check_folder = partial(refuse_others, made=HEAD, what="is no acceptance head")
+check_folder = partial(refuse_others, made=AcceptanceHead.FILE, what="is no acceptance head")
 """Raises SettingsError where training would overwrite something else."""
 
 
@@ -127,7 +127,7 @@ def train_acceptance(
         "tokens": float(len(labels) + len(held_labels)),
     }
     head.facts.update({name: round(value, 5) for name, value in scores.items()}, **asdict(recipe), **(facts or {}))
-    head.save(out / HEAD)
+    head.save(out / AcceptanceHead.FILE)
     # Last: without the head beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(corpus, recipe, history, scores, facts or {}))
     return scores

@@ -20,13 +20,13 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.trained.artifact import read_tensors
-from decodery.speculative.stores.hmm import FILE, HMM
+from decodery.speculative.stores.hmm import HMM
 
 from .card import CARD, refuse_others
 from .corpus import Corpus
 from .loop import CHECKPOINT
 
-check_folder = partial(refuse_others, made=FILE, what="holds no hidden Markov model")
+check_folder = partial(refuse_others, made=HMM.FILE, what="holds no hidden Markov model")
 """Raises SettingsError where training would overwrite something else."""
 
 _TEXTS = 64
@@ -213,7 +213,7 @@ def train_hmm(
     }
     best: dict[str, Any] = {name: table.float() for name, table in run.best.items()}
     found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
-    found.save(out / FILE)
+    found.save(out / HMM.FILE)
     # Last: without the file beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(facts, found))
     return found

@@ -116,7 +116,7 @@ class TrainedPart:
         raise NotImplementedError
 
     @classmethod
-    def of(cls, found: Artifact) -> Self:
+    def from_artifact(cls, found: Artifact) -> Self:
         """What `artifact` gave.
 
         Raises:
@@ -150,7 +150,7 @@ class TrainedPart:
         """Read a file anew. Raises what `load` raises."""
         found = Artifact.read(path, cls.KIND, cls.MADE, cls.FACTS)
         try:
-            return cls.of(found)
+            return cls.from_artifact(found)
         except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
             raise CorruptFile(f"{path} holds no {cls.KIND}, or is damaged: {cls.MADE}") from error
 
@@ -160,7 +160,7 @@ class TrainedPart:
 
 
 def expect(sound: bool) -> None:
-    """Raise ValueError where what a file holds is not sound, see `TrainedPart.of`."""
+    """Raise ValueError where what a file holds is not sound, see `TrainedPart.from_artifact`."""
     if not sound:
         raise ValueError
 

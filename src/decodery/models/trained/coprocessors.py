@@ -110,7 +110,7 @@ class CoprocessorWeights(TrainedPart):
         return Artifact(self.KIND, self.tensors, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> CoprocessorWeights:
+    def from_artifact(cls, found: Artifact) -> CoprocessorWeights:
         expect(_sound(found.tensors))
         return cls(found.tensors, found.facts, found.model)
 

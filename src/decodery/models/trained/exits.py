@@ -72,7 +72,7 @@ class Exits(TrainedPart):
         return Artifact(self.KIND, tensors, {**self.facts, **own}, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> Exits:
+    def from_artifact(cls, found: Artifact) -> Exits:
         tested, classifier = found.tensors["tested"], found.tensors.get("classifier")
         expect(tested.ndim == 2 and tested.shape[1] == 3)
         expect(classifier is None or (classifier.ndim == 1 and classifier.is_floating_point()))
@@ -128,7 +128,7 @@ class ExitHeads(TrainedPart):
         return Artifact(self.KIND, tensors, {**self.facts, "every": self.every}, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> ExitHeads:
+    def from_artifact(cls, found: Artifact) -> ExitHeads:
         classifier, down, up = parts = [found.tensors[name] for name in ("classifier", "down", "up")]
         checks, rank, hidden = down.shape
         expect(classifier.shape == (3, hidden) and up.shape == (checks, hidden, rank))

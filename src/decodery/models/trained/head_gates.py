@@ -51,7 +51,7 @@ class HeadGates(TrainedPart):
         return Artifact(self.KIND, {"gates": self.gates.float()}, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> HeadGates:
+    def from_artifact(cls, found: Artifact) -> HeadGates:
         gates = found.tensors["gates"]
         expect(gates.ndim == 2 and gates.is_floating_point() and bool(((gates >= 0) & (gates <= 1)).all()))
         return cls(gates, found.facts, found.model)

@@ -41,7 +41,7 @@ class KeyChannels(TrainedPart):
         return Artifact(self.KIND, {"order": self.order.to(torch.int32)}, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> KeyChannels:
+    def from_artifact(cls, found: Artifact) -> KeyChannels:
         order = found.tensors["order"]
         # Every head has each of its channels once.
         each = torch.arange(order.shape[-1], dtype=order.dtype, device="cpu")

@@ -64,7 +64,7 @@ class MergeNet(TrainedPart):
         return Artifact(self.KIND, self.tensors, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> MergeNet:
+    def from_artifact(cls, found: Artifact) -> MergeNet:
         shapes = {name: tuple(each.shape) for name, each in found.tensors.items() if each.is_floating_point()}
         width, hidden = len(found.tensors["bias"]), len(found.tensors["second"])
         expect(shapes == {"first": (width, 3 * hidden), "bias": (width,), "second": (hidden, width)})

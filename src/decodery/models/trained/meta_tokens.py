@@ -101,7 +101,7 @@ class MetaTokens(TrainedPart):
         return Artifact(self.KIND, self.tensors, facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> MetaTokens:
+    def from_artifact(cls, found: Artifact) -> MetaTokens:
         expect(_sound(found.tensors))
         return cls(found.tensors, found.facts["sparse"], found.facts["static"], found.facts, found.model)
 

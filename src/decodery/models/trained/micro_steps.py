@@ -138,7 +138,7 @@ class MicroSteps(TrainedPart):
         return Artifact(self.KIND, tensors, {**self.facts, **own}, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> MicroSteps:
+    def from_artifact(cls, found: Artifact) -> MicroSteps:
         taps, heads, kv_heads, theta = (found.facts[name] for name in cls.FACTS)
         given = {name: tuple(tensor.shape) for name, tensor in found.tensors.items()}
         made = cls(found.tensors, tuple(taps), heads, kv_heads, theta, found.facts, found.model)

@@ -45,7 +45,7 @@ class Placeholders(TrainedPart):
         return Artifact(self.KIND, tensors, self.facts)
 
     @classmethod
-    def of(cls, found: Artifact) -> Placeholders:
+    def from_artifact(cls, found: Artifact) -> Placeholders:
         data, rates = found.tensors["embeddings"], found.tensors.get("rates")
         expect(data.ndim == 2 and 0 not in data.shape and data.dtype == torch.float32)
         expect(rates is None or are_rates(rates, len(data)))

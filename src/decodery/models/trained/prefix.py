@@ -59,7 +59,7 @@ class Prefixes(TrainedPart):
         return Artifact(self.KIND, tensors, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> Prefixes:
+    def from_artifact(cls, found: Artifact) -> Prefixes:
         tensors = found.tensors
         expect(bool(tensors) and all(each.is_floating_point() and each.ndim == 5 for each in tensors.values()))
         return cls({name: KVPrefix(each) for name, each in tensors.items()}, found.facts, found.model)

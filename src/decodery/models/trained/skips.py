@@ -51,7 +51,7 @@ class SkipSet(TrainedPart):
         return Artifact(self.KIND, {"skipped": marks}, {**self.facts, "layers": self.layers}, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> SkipSet:
+    def from_artifact(cls, found: Artifact) -> SkipSet:
         marks, layers = found.tensors["skipped"], found.facts["layers"]
         expect(marks.dtype == torch.uint8 and marks.shape == (len(SUBLAYERS), layers) and int(marks.max()) <= 1)
         skip = {f"{SUBLAYERS[kind]}.{layer}" for kind, layer in marks.nonzero().tolist()}

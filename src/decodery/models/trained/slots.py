@@ -117,7 +117,7 @@ class Slots(TrainedPart):
         return Artifact(self.KIND, {**self.tensors, "tokens": self.tokens}, facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> Slots:
+    def from_artifact(cls, found: Artifact) -> Slots:
         tensors = dict(found.tensors)
         tokens = tensors.pop("tokens")
         (slots, hidden), (places, _), (spoken,) = (*(tensors[name].shape for name in ("slot", "place")), tokens.shape)

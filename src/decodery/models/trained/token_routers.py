@@ -134,7 +134,7 @@ class TokenRouters(TrainedPart):
         return Artifact(self.KIND, {**self.weights, "schedule": schedule}, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> TokenRouters:
+    def from_artifact(cls, found: Artifact) -> TokenRouters:
         tensors = dict(found.tensors)
         schedule = tensors.pop("schedule")
         expect(schedule.dtype == torch.float64 and schedule.ndim == 1)

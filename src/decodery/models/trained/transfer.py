@@ -54,7 +54,7 @@ class Transfer(TrainedPart):
         return Artifact(self.KIND, tensors, self.facts, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> Transfer:
+    def from_artifact(cls, found: Artifact) -> Transfer:
         weight, scale, layers, rates = (found.tensors[name] for name in ("weight", "scale", "layers", "rates"))
         count, wide, _ = weight.shape
         ascending = (0, *layers.tolist()) == tuple(sorted((0, *layers.tolist())))

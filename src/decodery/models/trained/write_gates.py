@@ -91,7 +91,7 @@ class WriteGates(TrainedPart):
         return Artifact(self.KIND, tensors, {**self.facts, "layer": self.layer}, self.model)
 
     @classmethod
-    def of(cls, found: Artifact) -> WriteGates:
+    def from_artifact(cls, found: Artifact) -> WriteGates:
         tensors = dict(found.tensors)
         levels = tensors.pop("levels")
         expect(_sound(tensors) and tuple(levels.shape) == (LEVELS,) and bool((levels.diff() >= 0).all()))
