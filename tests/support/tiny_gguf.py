@@ -16,7 +16,7 @@ from decodery.core.native.kernels import Form
 from decodery.models.loaders.gguf_blocks import READ
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
-from decodery.models.tokenizers.tokenizer import byte_alphabet
+from decodery.models.tokenizers.token_bytes import byte_alphabet
 from tiny_models import SPECIAL, VOCAB
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -19,7 +19,8 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights

@@ -15,7 +15,8 @@ from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Hooks
 from decodery.models.layer_plan import WHOLE, layer_steps
-from decodery.models.loaders.load import choose_dtype, load
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import load
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer

@@ -19,7 +19,8 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
-from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept

@@ -23,7 +23,7 @@ from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER
-from decodery.models.loaders.load import choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer

@@ -22,7 +22,8 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.hooks import Hooks
 from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
