@@ -17,7 +17,7 @@ from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
-from decodery.testing.scripted import Said, ScriptedLM
+from scripted_lm import Said, ScriptedLM
 from serving import tiny_lm
 
 

@@ -13,7 +13,7 @@ import pytest
 from decodery.core.errors import SettingsError
 from decodery.search.answers import Answers, canonical, vote
 from decodery.search.features import Features, features, standardised
-from decodery.testing.scripted import ScriptedLM
+from scripted_lm import ScriptedLM
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from decodery.search import (
     WeightedVote,
 )
 from decodery.search.memory_file import SheetFile
-from decodery.testing.scripted import Asked, ScriptedLM
+from scripted_lm import Asked, ScriptedLM
 
 SECOND = TextScore(lambda text: float(text.split()[1]))
 FIRST = r"^(\w+)"

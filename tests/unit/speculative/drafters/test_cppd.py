@@ -24,11 +24,11 @@ from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.cppd import CPPD
 from decodery.testing import LawBroken, check_batch, check_distribution, check_identical, check_state, tiny_transformer
-from decodery.testing.rules import Credulous, NoResidual
 from decodery.training.cppd import CPPDRecipe, School, emitted, figures, states_of, train_cppd, written
 from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
 from decodery.training.transductions import transduction
 from tiny_encoder import tiny_encoder_decoder
+from wrong_rules import Credulous, NoResidual
 
 START, END = 58, 56
 MODEL = tiny_encoder_decoder()
