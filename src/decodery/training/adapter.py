@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +16,15 @@ from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
 from decodery.models.loaders.adapters import FILE, Adapter, Columns, Thin, tuned
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.weights import Dense
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .lesson import judged
 from .remade import CopyRecipe, Course, Form, Remade, Remaking, learn
 
-check_folder = partial(refuse_others, made=FILE, what="is no adapter")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(FILE, "is no adapter")
 
 
 class Tuning(Form):
@@ -189,7 +187,7 @@ def train_adapter(
     scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
     found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)
     found.save(out / FILE)
-    write_text(out / CARD, _card(target, found))
+    write_card(out, _card(target, found))
     return found
 
 

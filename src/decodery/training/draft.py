@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +24,13 @@ from decodery.models.loaders.store import Progress, replacing, silent, write_tex
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, Text
 from .lesson import Lesson, distance, judged, lesson, predictions
 from .loop import History, Plan, batches, train
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no draft")
 
 
 def check_target(target: LoadedModel) -> Transformer:
@@ -157,8 +155,7 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
     special, template = ({}, None) if target.chat is None else (target.chat.special, target.chat.source)
     description = Description(draft.config, "int8", special, template, target.name)
     write_text(out / DESCRIPTION, description.text())
-    # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, card)
+    write_card(out, card)
 
 
 def _card(

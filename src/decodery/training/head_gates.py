@@ -24,7 +24,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import HeadGates
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import Course
 from .traced import TracedCache, differentiable
 
@@ -42,8 +42,7 @@ WORDS = (
     "cloud",
     "violin",
 )
-check_folder = partial(refuse_others, made=HeadGates.FILE, what="holds no head gates")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(HeadGates.FILE, "holds no head gates")
 
 
 @dataclass(frozen=True)

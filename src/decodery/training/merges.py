@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,11 @@ from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=MergeNet.FILE, what="holds no network of merged tokens")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(MergeNet.FILE, "holds no network of merged tokens")
 _LEAST = 16
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,11 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=WriteGates.FILE, what="holds no write gate")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(WriteGates.FILE, "holds no write gate")
 
 
 @dataclass(frozen=True)
