@@ -52,9 +52,7 @@ class Learn2PD(UnmaskingPolicy):
 
     def begin(self, run: Run, region: Region) -> Any:
         """The canvas and the filter."""
-        if not self.filter:
-            raise SettingsError(f"learn2pd needs a filter: {Filter.MADE}, and name its file as in learn2pd:filter=FILE")
-        found = Filter.load(self.filter)
+        found = Filter.load(self.filter or None, "learn2pd:filter")
         found.fits(run.model)
         if region[1] - region[0] > found.places:
             raise SettingsError(f"this filter reads blocks of {found.places} places: add block={found.places}")

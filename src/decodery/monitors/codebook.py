@@ -129,9 +129,7 @@ class Codebook(Monitor):
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.codebooks is None:
-            raise SettingsError(f"codebook needs trained codebooks, as in codebook:codebooks=DIR: {Codebooks.MADE}")
-        object.__setattr__(self, "codebooks", Codebooks.load(self.codebooks))
+        object.__setattr__(self, "codebooks", Codebooks.load(self.codebooks, "codebook:codebooks"))
         if self.force and self.action != "switch":
             raise SettingsError("codes are forced where states are replaced by them: add action=switch")
         for edits, least in ((self.watch, 0), (self.force, ABLATED)):

@@ -147,9 +147,7 @@ class LOS(Monitor):
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.head is None:
-            raise SettingsError(f"los needs a trained head, as in los:head=DIR: {LOSHead.MADE}")
-        object.__setattr__(self, "head", LOSHead.load(self.head))
+        object.__setattr__(self, "head", LOSHead.load(self.head, "los:head"))
         if self.every is not None and self.every < 1:
             raise SettingsError(f"los evaluates every so many tokens, at least 1, not {self.every}")
         if self.threshold is None and self.apart % self.trained.facts["every"]:

@@ -116,9 +116,7 @@ class SAE(Monitor):
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.codes is None:
-            raise SettingsError(f"sae needs trained head codes, as in sae:codes=DIR: {HeadCodes.MADE}")
-        object.__setattr__(self, "codes", HeadCodes.load(self.codes))
+        object.__setattr__(self, "codes", HeadCodes.load(self.codes, "sae:codes"))
         if self.top < 1:
             raise SettingsError(f"sae watches at least 1 head, not {self.top}")
 

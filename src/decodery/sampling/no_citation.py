@@ -87,11 +87,7 @@ class NoCitation(LogitsProcessor):
 
     @cached_property
     def _followers(self) -> dict[Tail, np.ndarray]:
-        if self.texts is None:
-            raise SettingsError(
-                f"no-citation needs the texts: {Citations.MADE}, and name it as in no-citation:texts=DIR"
-            )
-        return Citations.load(self.texts).followers(self.size)
+        return Citations.load(self.texts, "no-citation:texts").followers(self.size)
 
     @property
     def neutral(self) -> bool:

@@ -129,20 +129,24 @@ class TrainedPart:
         self.artifact().save(path)
 
     @classmethod
-    def load(cls, given: Self | str | Path | None) -> Self:
+    def load(cls, given: Self | str | Path | None, setting: str = "") -> Self:
         """The part that a setting names.
 
         Args:
             given: The part itself, the file that `save` wrote, or the folder it is in.
+            setting: The setting, such as "lserve:gates", for the error where it names none.
 
         Raises:
+            SettingsError: `given` is None.
             ModelNotFound: There is no such file.
             CorruptFile: The file holds something else, or is damaged.
         """
         if isinstance(given, cls):
             return given
-        assert isinstance(given, str | Path)
-        path = Path(given).expanduser()
+        if given is None:
+            method = setting.partition(":")[0]
+            raise SettingsError(f"{method} needs its {cls.KIND}: {cls.MADE}, and name it as in {setting}=DIR")
+        path = Path(str(given)).expanduser()
         return cast(Self, cls._kept(path / cls.FILE if cls.FILE and path.is_dir() else path))
 
     @classmethod
