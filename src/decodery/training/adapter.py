@@ -14,7 +14,7 @@ from decodery.compression.base import LINEARS, transformable
 from decodery.compression.each_linear import Made, size_of
 from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
-from decodery.models.loaders.adapters import FILE, Adapter, Columns, Thin, tuned
+from decodery.models.loaders.adapters import Adapter, Columns, Thin, tuned
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.weights import Dense
@@ -24,7 +24,7 @@ from .corpus import Corpus
 from .lesson import judged
 from .remade import CopyRecipe, Course, Form, Remade, Remaking, learn
 
-check_folder = check_of(FILE, "is no adapter")
+check_folder = check_of(Adapter.FILE, "is no adapter")
 
 
 class Tuning(Form):
@@ -186,7 +186,7 @@ def train_adapter(
     after = remade.model if masked else tuned(original, found)
     scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
     found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)
-    found.save(out / FILE)
+    found.save(out / Adapter.FILE)
     write_card(out, _card(target, found))
     return found
 

@@ -14,6 +14,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
 
+from ..loaders.drafts import given_or_shipped
 from ..loaders.fields import Fields, Kind, Record, Text, parse_json
 from ..loaders.store import contents, replacing
 
@@ -148,6 +149,30 @@ class TrainedPart:
             raise SettingsError(f"{method} needs its {cls.KIND}: {cls.MADE}, and name it as in {setting}=DIR")
         path = Path(str(given)).expanduser()
         return cast(Self, cls._kept(path / cls.FILE if cls.FILE and path.is_dir() else path))
+
+    @classmethod
+    def load_or_shipped(cls, given: Self | str | None, model: Reader, *, file: str, setting: str, command: str) -> Self:
+        """The part that a setting names, or the one that comes with this package for models of this vocabulary.
+
+        Args:
+            given: The part itself, its file or its folder; None for the one that comes along.
+            model: The model that it is for.
+            file: How its file is called in a folder.
+            setting: The setting, such as "ppd:ppd", for errors.
+            command: The command of `decodery train` that makes one, for errors.
+
+        Raises:
+            SettingsError: None comes along for this model.
+        """
+        if isinstance(given, cls):
+            return given
+        path = given_or_shipped(cast("str | None", given), file, model.config.vocabulary)
+        if path is None:
+            raise SettingsError(
+                f"no {cls.KIND} comes along for this model: make one with `decodery train {command} -m MODEL --out DIR`"
+                f", and name it as in {setting}=DIR"
+            )
+        return cls.load(path)
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from decodery.core.errors import SettingsError, VocabularyMismatch
+from decodery.core.errors import VocabularyMismatch
 
 from ..config import ModelConfig
-from ..loaders.drafts import given_or_shipped
-from ..protocol import Reader
 from .artifact import Artifact, TrainedPart, expect
 
 
@@ -57,31 +55,3 @@ def are_rates(rates: torch.Tensor, ahead: int) -> bool:
     if rates.dtype != torch.float32 or rates.ndim != 2 or len(rates) != ahead or not rates.shape[1]:
         return False
     return bool((rates > 0).all() and (rates.sum(dim=1) <= 1.0 + 1e-5).all() and (rates.diff(dim=1) <= 0).all())
-
-
-def found_placeholders(
-    given: Placeholders | str | None, file: str, model: Reader, *, drafter: str, setting: str, command: str
-) -> Placeholders:
-    """The placeholders that a setting of a drafter names, or the shipped ones.
-
-    Args:
-        given: The placeholders, their file or folder; None for the shipped ones.
-        file: The name of their file.
-        model: The model that reads them.
-        drafter: The name of the drafter.
-        setting: The name of its setting.
-        command: The command of `decodery train` that makes them.
-
-    Raises:
-        SettingsError: There are none for this model, or they do not fit it.
-    """
-    if not isinstance(given, Placeholders):
-        path = given_or_shipped(given, file, model.config.vocabulary)
-        if path is None:
-            raise SettingsError(
-                f"no {setting} are shipped for this model: train some with `decodery train {command} -m MODEL "
-                f"--out DIR` and name them, as in {drafter}:{setting}=DIR"
-            )
-        given = Placeholders.load(path)
-    given.check(model.config)
-    return given

@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 
-from ..loaders.drafts import TRANSFER, given_or_shipped
+from ..loaders.drafts import TRANSFER
 from ..native.int8 import Int8Linear
 from ..protocol import Reader
 from .artifact import Artifact, TrainedPart, expect
@@ -70,20 +70,3 @@ class Transfer(TrainedPart):
         self.refuse_other(model, advice)
         if self.maps.shape[1] != model.config.hidden_size or self.layers[-1] > model.config.num_layers:
             raise SettingsError(f"this hidden transfer was made for a model of another shape: {advice}")
-
-
-def found_transfer(given: Transfer | str | None, model: Reader) -> Transfer:
-    """What the setting `transfer` of a drafter names, or what comes along.
-
-    Raises SettingsError where there is none, and whatever else is wrong with it.
-    """
-    if not isinstance(given, Transfer):
-        path = given_or_shipped(given, TRANSFER, model.config.vocabulary)
-        if path is None:
-            raise SettingsError(
-                "no hidden transfer for this model comes along: make one with `decodery train hidden-transfer -m "
-                "MODEL --out DIR` and name it, as in hidden-transfer:transfer=DIR"
-            )
-        given = Transfer.load(path)
-    given.check(model)
-    return given
