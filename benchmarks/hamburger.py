@@ -32,7 +32,7 @@ from decodery.logits_sources.hamburger import Hamburger
 from decodery.models.batch import Segment
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.protocol import LanguageModel
-from decodery.models.trained.micro_steps import MICRO, MicroSteps
+from decodery.models.trained.micro_steps import MicroSteps
 from decodery.puzzles import drawn, puzzle
 from decodery.step.forward_request import run_sync, score
 from decodery.step.logits_source import LogitsSource
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=96)
     parser.add_argument("--new", type=int, default=64)
     options = parser.parse_args()
-    loaded, parts = load(options.model), MicroSteps.load(options.folder / MICRO)
+    loaded, parts = load(options.model), MicroSteps.load(options.folder / MicroSteps.FILE)
     own = options.folder / MODEL
     model = load(str(own)).model if own.is_dir() else loaded.model
     if options.puzzle:

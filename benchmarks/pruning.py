@@ -26,7 +26,7 @@ import torch
 
 import decodery
 from decodery.llm.llm import LLM
-from decodery.logits_sources.ftp import ROUTERS, Pruned
+from decodery.logits_sources.ftp import Pruned
 from decodery.models.batch import Batch, Segment
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
@@ -106,7 +106,7 @@ def main() -> None:
     model, layers, read = lm.model, lm.model.config.num_layers, options.read
     texts = passages(lm, options.texts, read + options.behind)
     least = turning(model, texts)
-    trained = [TokenRouters.load(folder / ROUTERS) for folder in options.folders]
+    trained = [TokenRouters.load(folder / TokenRouters.FILE) for folder in options.folders]
     runs = {"whole model": mean(lambda text: without(model, frozenset(), text, read), texts)}
     for sparsity in SPARSITIES:
         contenders: dict[str, TokenRouters] = {

@@ -42,7 +42,7 @@ from decodery.search.query_ttt import QueryTTT
 from decodery.search.router import RouterHead
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
-from decodery.training.adapter import FILE, LoRARemaking, train_adapter
+from decodery.training.adapter import LoRARemaking, train_adapter
 from decodery.training.corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
 from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
@@ -178,7 +178,7 @@ def edge(bench: Bench) -> dict[str, Any]:
     adapters = {}
     for name in ("masked", "whole"):
         folder = bench.work / f"adapter-{name}"
-        if not (folder / FILE).is_file():
+        if not (folder / Adapter.FILE).is_file():
             remaking = LoRARemaking(16, 16.0, masked=name == "masked")
             train_adapter(lm, corpus, folder, remaking, recipe=CopyRecipe(steps=1000, batch=16, lr=4e-3))
         adapters[name] = str(folder)

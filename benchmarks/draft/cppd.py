@@ -23,7 +23,7 @@ import torch
 
 import decodery as dc
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.models.trained.slots import found_slots
+from decodery.models.trained.slots import Slots
 from decodery.training.cppd import states_of
 from decodery.training.transductions import sources, transduction
 
@@ -51,7 +51,7 @@ def main(model: str, folders: tuple[str, ...], texts: int) -> None:
     for folder in folders:
         drafted = run(f"cppd:slots={folder}")
         assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-        slots, said = found_slots(folder), list[str]()
+        slots, said = Slots.load(folder), list[str]()
         for each in held:
             logits = slots.say(*states_of(lm.model, [lm.encode(each)])).logits[0]
             found = slots.tokens[logits.argmax(dim=-1)][: slots.end(logits)].tolist()

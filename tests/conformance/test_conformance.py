@@ -44,7 +44,6 @@ from decodery.testing import (
     tiny_transformer,
 )
 from decodery.testing.distributions import enumerate_law
-from decodery.testing.rules import Credulous, LongestMatch, NoResidual, Shallow
 from decodery.testing.statistics import chi_square
 from methods import (
     ADAPTIVE,
@@ -65,6 +64,7 @@ from methods import (
     SOURCES,
     fits,
 )
+from wrong_rules import Credulous, LongestMatch, NoResidual, Shallow
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)

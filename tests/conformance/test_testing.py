@@ -29,8 +29,8 @@ from decodery.testing import (
     decode,
 )
 from decodery.testing.models import Counted, tiny_transformer
-from decodery.testing.rules import Credulous
 from methods import WARPS
+from wrong_rules import Credulous
 
 TARGET = tiny_transformer(0)
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]

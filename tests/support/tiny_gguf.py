@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 
 from decodery.models.loaders.gguf_blocks import READ
 from decodery.models.native.super_blocks import BlockKind, block_layer
-from decodery.models.tokenizers.tokenizer import byte_alphabet
+from decodery.models.tokenizers.token_bytes import byte_alphabet
 from tiny_models import SPECIAL, VOCAB
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

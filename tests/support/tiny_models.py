@@ -19,7 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.protocol import LanguageModel
-from decodery.models.tokenizers.tokenizer import Tokenizer, byte_alphabet
+from decodery.models.tokenizers.token_bytes import byte_alphabet
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, exchanged
 from decodery.testing import tiny_transformer

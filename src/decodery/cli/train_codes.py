@@ -53,7 +53,7 @@ def sae(
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.sae import CODES
+    from decodery.monitors.sae import HeadCodes
     from decodery.training.head_texts import evaluated, written
     from decodery.training.sae import built_in_examples, read_examples, train_sae
 
@@ -77,7 +77,7 @@ def sae(
         facts={"model": lm.name, "command": command_line()},
     )
     trained, report = evaluated(read, learn, top, seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / CODES)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / HeadCodes.FILE)
     print_report(report, trained.threshold)
     click.echo(f"The head codes are ready: --monitor sae:codes={out},top={top}")
 
@@ -123,7 +123,7 @@ def codebook(
     from decodery.core.errors import SettingsError
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.codebook import CODEBOOKS
+    from decodery.monitors.codebook import Codebooks
     from decodery.training.codebook import reading, train_codebook
 
     if k > codes:
@@ -152,7 +152,7 @@ def codebook(
             facts=facts,
             progress=progress,
         )
-    trained.save(out / CODEBOOKS)
+    trained.save(out / Codebooks.FILE)
     print_report(trained.facts["report"], sites=list(trained.sites), k=k)
     click.echo(f"The codebooks are ready: --monitor codebook:codebooks={out},action=switch")
 
@@ -189,7 +189,7 @@ def kv_bottleneck(
     """
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.speculative.stores.bottleneck import FILE as KEYS
+    from decodery.speculative.stores.bottleneck import KeySet
     from decodery.training.kv_bottleneck import KeyRecipe, learn_keys
 
     recipe = KeyRecipe(codebooks=codebooks, keys=count, rank=rank, seed=seed)
@@ -200,5 +200,5 @@ def kv_bottleneck(
             loaded.model, pieces(loaded, files, texts, length), recipe=recipe, facts=facts,
             progress=progress,
         )  # fmt: skip
-    found.save(out / KEYS)
+    found.save(out / KeySet.FILE)
     click.echo(f"keys of {found.facts['tokens']:,} states are ready: --drafter discrete-key-value:keys={out}")

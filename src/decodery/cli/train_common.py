@@ -226,7 +226,7 @@ def learning_dtype() -> str:
     """The precision to learn in: gradients need floating point, and kernels of a CPU's own have none."""
     import torch
 
-    from decodery.models.loaders.load import choose_dtype
+    from decodery.models.loaders.dtype import choose_dtype
 
     if not torch.cuda.is_available():
         return "float32"

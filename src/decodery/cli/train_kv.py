@@ -37,7 +37,7 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
 
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.models.trained.key_channels import CHANNELS
+    from decodery.models.trained.key_channels import KeyChannels
     from decodery.training.key_channels import calibrate, check_folder
 
     check_folder(out)
@@ -46,7 +46,7 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
     with terminal_progress(counts=True) as progress:
         found = calibrate(loaded.model, read, progress)
     out.mkdir(parents=True, exist_ok=True)
-    replace(found, facts={**found.facts, "command": command_line()}).save(out / CHANNELS)
+    replace(found, facts={**found.facts, "command": command_line()}).save(out / KeyChannels.FILE)
     click.echo(f"The channels are ready: --cache-policy double-sparsity:calibration={out}")
 
 

@@ -39,6 +39,8 @@ def learn2pd(
     that is final. Of ten prompts one selects the filter and one evaluates it. auc and plain_auc rate the filter and the
     plain confidence; least_passes is the share of passes that a perfect filter needs.
     """
+    from dataclasses import replace
+
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.training.data import read_prompts
@@ -51,7 +53,7 @@ def learn2pd(
             lm.engine(), lm.model, encoded, max_new_tokens, block, eos_ids=lm.tokenizer.eos_ids, progress=progress
         )
     learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=epochs, seed=seed)
-    learned.save(out, prompts=len(lines), places=block, epochs=epochs)
+    replace(learned, facts={"prompts": len(lines), "places": block, "epochs": epochs}).save(out)
     shown = {name: round(value, 4) for name, value in figures.items()}
     shown["least_passes"] = round(found.passes / found.static, 4)
     click.echo(json.dumps({"blocks": len(found.prompt), **shown}, indent=1))

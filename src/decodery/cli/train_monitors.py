@@ -96,7 +96,7 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.los import HEAD
+    from decodery.monitors.los import LOSHead
     from decodery.training.los import highest, train_los
     from decodery.training.probe import evaluated
 
@@ -106,7 +106,7 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
         facts = {"model": lm.name, "command": command_line()}
         learn = functools.partial(train_los, k=k, rate=rate, seed=asked.seed, facts=facts, progress=progress, **form)
         head, report = evaluated(answers, learn, highest, asked.seed)
-    replace(head, facts={**head.facts, "report": report}).save(out / HEAD)
+    replace(head, facts={**head.facts, "report": report}).save(out / LOSHead.FILE)
     print_report(report, head.threshold)
     click.echo(f"The head is ready: --monitor los:head={out}")
 
@@ -136,8 +136,8 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.factcheckmate import SHIFT
-    from decodery.monitors.probe import PROBE
+    from decodery.monitors.factcheckmate import Shift
+    from decodery.monitors.probe import Probe
     from decodery.training.probe import evaluated, train_probe, worst
     from decodery.training.ranking import parts
     from decodery.training.shift import train_shift
@@ -159,7 +159,7 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
         **form,
     )
     trained, report = evaluated(answers, learn, worst, asked.seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
     if intervene:
         part = parts([each.question.group for each in answers], asked.seed)
         learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
@@ -172,7 +172,7 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
                 facts=facts,
                 progress=progress,
             )
-        shift.save(out / SHIFT)
+        shift.save(out / Shift.FILE)
     print_report(report, trained.threshold, site=trained.site)
     name = "factcheckmate" if rows == "prompt" else "truthprint"
     click.echo(f"The probe is ready: --monitor {name}:probe={out}{',action=switch' if intervene else ''}")

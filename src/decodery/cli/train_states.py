@@ -44,7 +44,7 @@ def program_probe(
     from decodery import load
     from decodery.core.errors import SettingsError
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.probe import PROBE
+    from decodery.monitors.probe import Probe
     from decodery.puzzles import puzzle as named
     from decodery.puzzles.robot import Robot
     from decodery.training.program_probe import evaluated, train_program_probe, write_programs
@@ -67,7 +67,7 @@ def program_probe(
         facts=facts,
     )
     trained, report = evaluated(programs, robot, learn, seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
     print_report(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
 
@@ -88,7 +88,7 @@ def sequential(
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.probe import PROBE
+    from decodery.monitors.probe import Probe
     from decodery.training.sequential import built_in_talks, evaluated, hear, read_talks, train_sequential
 
     talks = built_in_talks(count, seed) if conversations is None else read_talks(conversations)
@@ -106,7 +106,7 @@ def sequential(
         facts={"model": lm.name, "command": command_line()},
     )
     trained, report = evaluated(heard, learn, seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
     print_report(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor sequential:probe={out}")
 
@@ -130,7 +130,7 @@ def direction(statements: Path | None, out: Path, model: str, sites: tuple[str, 
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.probe import PROBE
+    from decodery.monitors.probe import Probe
     from decodery.training.direction import axis_by, built_in_statements, evaluated, read_by, read_statements
 
     found = built_in_statements(seed) if statements is None else read_statements(statements)
@@ -142,6 +142,6 @@ def direction(statements: Path | None, out: Path, model: str, sites: tuple[str, 
     chat = lm.chat_template is not None
     learn = functools.partial(axis_by, kind=kind, model=lm.model.fingerprint, chat=chat, seed=seed, facts=facts)
     trained, report = evaluated(read, learn, seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
     print_report(report, site=trained.site, variance=trained.facts["variance"])
     click.echo(f"The direction is ready: --monitor neurofeedback:axis={out}")

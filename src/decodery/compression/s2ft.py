@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.models.loaders.adapters import MADE, Adapter, tuned
+from decodery.models.loaders.adapters import Adapter, tuned
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
@@ -33,9 +32,7 @@ class S2FT(ModelCompression):
     file: Adapter | str | None = None
 
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
-        if self.file is None:
-            raise SettingsError(f"s2ft needs a trained adapter: {MADE}, and name it as in s2ft:file=DIR")
-        made = tuned(model, Adapter.load(self.file) if isinstance(self.file, str) else self.file)
+        made = tuned(model, Adapter.load(self.file, "s2ft:file"))
         size = sizes(made)
         parts = []
         for index, (before, after) in enumerate(zip(model.weights.layers, made.weights.layers, strict=True)):

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect, refuse_other
 
-MADE = "train one with `decodery train learn2pd -m MODEL`"
-_KIND = "filter of proposals"
 _NAMES = ("weight", "bias", "out", "out_bias")
 MOST_PLACES = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
-class Filter:
+class Filter(TrainedPart):
     """Two layers on the confidences of a block of b places.
 
     weight: [inner, b]; bias: [inner]; out: [b, inner]; out_bias: [b]; float32. model: `fingerprint` of the model whose
     confidences it learned from, "" where it is not known.
     """
 
+    KIND = "filter of proposals"
+    MADE = "train one with `decodery train learn2pd -m MODEL`"
+
     weight: torch.Tensor
     bias: torch.Tensor
     out: torch.Tensor
     out_bias: torch.Tensor
     model: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def places(self) -> int:
@@ -41,11 +44,10 @@ class Filter:
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError for another model than the one it was trained for."""
-        refuse_other("this filter", self.model, model, MADE)
+        refuse_other("this filter", self.model, model, self.MADE)
 
-    def save(self, path: Path, **facts: object) -> None:
-        """Write the filter as a safetensors file, whole or not at all. facts: how it was made."""
-        Artifact(_KIND, {name: getattr(self, name) for name in _NAMES}, facts, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, {name: getattr(self, name) for name in _NAMES}, self.facts, self.model)
 
     @classmethod
     def untrained(cls, places: int, seed: int = 0, model: str = "") -> Filter:
@@ -66,21 +68,9 @@ class Filter:
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> Filter:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
-        return _load(path)
-
-
-@remembered
-def _load(path: Path) -> Filter:
-    found = Artifact.read(path, _KIND, MADE)
-    weight, bias, out, out_bias = (
-        found.tensors.get(name, torch.empty(0, dtype=torch.float32, device="cpu")).float() for name in _NAMES
-    )
-    shapes = [tuple(each.shape) for each in (weight, bias, out, out_bias)]
-    if weight.dim() != 2 or not weight.numel() or weight.shape[1] > MOST_PLACES:
-        raise CorruptFile(f"{path} holds no filter: {MADE}")
-    inner, places = weight.shape
-    if shapes[1:] != [(inner,), (places, inner), (places,)]:
-        raise CorruptFile(f"{path} holds no filter, its layers do not fit together: {MADE}")
-    return Filter(weight, bias, out, out_bias, found.model)
+    def from_artifact(cls, found: Artifact) -> Filter:
+        weight, bias, out, out_bias = parts = [found.tensors[name].float() for name in _NAMES]
+        inner, places = weight.shape
+        expect(inner > 0 and 0 < places <= MOST_PLACES)
+        expect([tuple(each.shape) for each in parts[1:]] == [(inner,), (places, inner), (places,)])
+        return cls(weight, bias, out, out_bias, found.model, found.facts)

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 
 from .base import Region, UnmaskingPolicy, require_share
-from .filter import MADE, Filter
+from .filter import Filter
 from .run import Run
 from .view import Commit, View
 
@@ -52,9 +52,7 @@ class Learn2PD(UnmaskingPolicy):
 
     def begin(self, run: Run, region: Region) -> Any:
         """The canvas and the filter."""
-        if not self.filter:
-            raise SettingsError(f"learn2pd needs a filter: {MADE}, and name its file as in learn2pd:filter=FILE")
-        found = self.filter if isinstance(self.filter, Filter) else Filter.load(self.filter)
+        found = Filter.load(self.filter or None, "learn2pd:filter")
         found.fits(run.model)
         if region[1] - region[0] > found.places:
             raise SettingsError(f"this filter reads blocks of {found.places} places: add block={found.places}")

@@ -56,13 +56,7 @@ class Coprocessor(CachePolicy):
             raise SettingsError(f"latents of coprocessor must be at least 0, not {self.latents}")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        found = self.trained
-        if found is None:
-            raise SettingsError(
-                "coprocessor needs to be trained: make one with `decodery train kv coprocessor -m MODEL FILES --out "
-                "DIR` and name it, as in coprocessor:trained=DIR"
-            )
-        weights = CoprocessorWeights.load(found) if isinstance(found, str) else found
+        weights = CoprocessorWeights.load(self.trained, "coprocessor:trained")
         weights.require(model)
         config = model.config
         if config.learned_positions or any(config.window(layer) for layer in range(config.num_layers)):

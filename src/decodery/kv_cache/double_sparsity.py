@@ -54,13 +54,7 @@ class DoubleSparsity(Selective):
             )
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        found = self.calibration
-        if found is None:
-            raise SettingsError(
-                "double-sparsity needs calibrated channels: make some with `decodery train kv double-sparsity -m "
-                "MODEL FILES --out DIR` and name them, as in double-sparsity:calibration=DIR"
-            )
-        channels = KeyChannels.load(found) if isinstance(found, str) else found
+        channels = KeyChannels.load(self.calibration, "double-sparsity:calibration")
         channels.require(model)
         # What is named in a file is looked up once a text.
         return super(DoubleSparsity, replace(self, calibration=channels)).state(model, prompt)

@@ -72,13 +72,7 @@ class LServe(CachePolicy):
         return Provides()
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        found = self.gates
-        if found is None:
-            raise SettingsError(
-                "lserve needs head gates: make some with `decodery train kv lserve -m MODEL FILES --out DIR` and "
-                "name them, as in lserve:gates=DIR"
-            )
-        gates = HeadGates.load(found) if isinstance(found, str) else found
+        gates = HeadGates.load(self.gates, "lserve:gates")
         gates.require(model)
         return Serving(replace(self, gates=gates), gates.lowest(self.sparsity), model.config, prompt)
 

@@ -59,13 +59,7 @@ class MetaSoft(CachePolicy):
             raise SettingsError("meta-soft needs sinks and a finite flow of at least 0 and partners of at least 1")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        found = self.trained
-        if found is None:
-            raise SettingsError(
-                "meta-soft needs trained meta-tokens: make some with `decodery train kv meta-soft -m MODEL FILES "
-                "--out DIR` and name them, as in meta-soft:trained=DIR"
-            )
-        meta = MetaTokens.load(found) if isinstance(found, str) else found
+        meta = MetaTokens.load(self.trained, "meta-soft:trained")
         meta.require(model)
         return Flowing(replace(self, trained=meta), meta, model.config, prompt)
 

@@ -55,13 +55,7 @@ class WriteGate(CachePolicy):
         return Provides()
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        found = self.gate
-        if found is None:
-            raise SettingsError(
-                "write-gate needs a trained gate: make one with `decodery train kv write-gate -m MODEL FILES --out "
-                "DIR` and name it, as in write-gate:gate=DIR"
-            )
-        gate = WriteGates.load(found) if isinstance(found, str) else found
+        gate = WriteGates.load(self.gate, "write-gate:gate")
         gate.require(model)
         return Admitting(replace(self, gate=gate), gate, model.config, prompt)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
-from decodery.models.loaders.adapters import MADE, Adapter, tuned
+from decodery.models.loaders.adapters import Adapter, tuned
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.logits_source import LogitsSource
 
@@ -36,6 +35,4 @@ class Tuned(LogitsSource):
     )
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        if self.file is None:
-            raise SettingsError(f"adapter needs a trained adapter: {MADE}, and name it as in adapter:file=DIR")
-        return tuned(model, Adapter.load(self.file) if isinstance(self.file, str) else self.file)
+        return tuned(model, Adapter.load(self.file, "adapter:file"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,11 +13,11 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.models.trained.artifact import refuse_other, remembered
-from decodery.models.trained.exits import EXITS, Exits, agreeing
+from decodery.models.trained.artifact import refuse_other
+from decodery.models.trained.exits import Exits, agreeing
 from decodery.step.logits_source import LogitsSource
 
-from .early_exit import GO, LEAVE, Check, Gate, Leaving, file_in
+from .early_exit import GO, LEAVE, Check, Gate, Leaving
 
 Confidence = Literal["softmax", "state", "classifier"]
 
@@ -94,8 +93,7 @@ class CALM(LogitsSource):
             assert self.threshold is not None
             gate = Sure(self.threshold, self.confidence, self.tokens, self.tau)
             return Leaving(model, gate, self.every, len(prompt))
-        found = self.calibration
-        found = _load(file_in(found, EXITS)) if isinstance(found, str) else found
+        found = Exits.load(self.calibration)
         advice = "make one for this one with decodery train calm -m MODEL"
         refuse_other("this calibration", found.model, model, advice)
         if found.classifier is not None and len(found.classifier) != model.config.hidden_size + 1:
@@ -103,11 +101,6 @@ class CALM(LogitsSource):
         threshold = found.threshold if self.threshold is None else self.threshold
         gate = Sure(threshold, found.confidence, found.tokens, found.tau, found)
         return Leaving(model, gate, found.every, len(prompt))
-
-
-@remembered
-def _load(path: Path) -> Exits:
-    return Exits.load(path)
 
 
 @dataclass(frozen=True)

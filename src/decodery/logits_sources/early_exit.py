@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,12 +77,6 @@ class Leaving(OfOneModel):
             # The first token, too, is said by the whole model.
             return (yield from score(self.model, segment, taps, role))
         return (yield from _Walk(self, segment, steps, role or "layers").run())
-
-
-def file_in(path: str, name: str) -> Path:
-    """The file that is meant by its own path, or by that of a folder that holds it under this name."""
-    whole = Path(path).expanduser()
-    return whole / name if whole.is_dir() else whole
 
 
 class _Walk:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Self, cast
 
 import numpy as np
@@ -20,12 +19,10 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.models.trained.artifact import refuse_other, remembered
+from decodery.models.trained.artifact import refuse_other
 from decodery.models.trained.token_routers import TokenRouters, received, uniform
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, ForwardResult, OfOneModel, score
 from decodery.step.logits_source import LogitsSource
-
-ROUTERS = "routers.safetensors"
 
 
 @register(
@@ -70,8 +67,7 @@ class FTP(LogitsSource):
         layers = model.config.num_layers
         if self.sparsity is not None:
             return Pruned(model, TokenRouters(uniform(layers, self.sparsity)), self.sinks, tuple(prompt))
-        found = _load(_file(self.routers)) if isinstance(self.routers, str) else self.routers
-        assert found is not None
+        found = TokenRouters.load(self.routers)
         refuse_other("these routers", found.model, model, "train some for this one with decodery train ftp -m MODEL")
         if len(found.schedule) != layers:
             raise SettingsError(
@@ -79,16 +75,6 @@ class FTP(LogitsSource):
                 "with decodery train ftp -m MODEL"
             )
         return Pruned(model, found, self.sinks, tuple(prompt))
-
-
-def _file(path: str) -> Path:
-    whole = Path(path).expanduser()
-    return whole / ROUTERS if whole.is_dir() else whole
-
-
-@remembered
-def _load(path: Path) -> TokenRouters:
-    return TokenRouters.load(path)
 
 
 class PrunedCache(KVCache):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
@@ -19,12 +18,9 @@ from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel, OpenModel, Reader
-from decodery.models.trained.artifact import remembered
-from decodery.models.trained.micro_steps import MICRO, MicroSteps
+from decodery.models.trained.micro_steps import MicroSteps
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, ForwardResult, OfOneModel
 from decodery.step.logits_source import LogitsSource
-
-from .early_exit import file_in
 
 _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name them, as in hamburger:micro=DIR"
 
@@ -65,14 +61,7 @@ class Hamburger(LogitsSource):
             raise SettingsError("hamburger needs a confidence of at least 0")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        parts = _load(file_in(self.micro, MICRO)) if isinstance(self.micro, str) else self.micro
-        assert parts is not None
-        return Smashed(cast(OpenModel, model), parts.at(model), self.confidence, len(prompt))
-
-
-@remembered
-def _load(path: Path) -> MicroSteps:
-    return MicroSteps.load(path)
+        return Smashed(cast(OpenModel, model), MicroSteps.load(self.micro).at(model), self.confidence, len(prompt))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

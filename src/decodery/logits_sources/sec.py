@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -12,11 +11,11 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
-from decodery.models.trained.artifact import refuse_other, remembered
-from decodery.models.trained.exits import EXIT, HEADS, STOP, ExitHeads
+from decodery.models.trained.artifact import refuse_other
+from decodery.models.trained.exits import EXIT, STOP, ExitHeads
 from decodery.step.logits_source import LogitsSource
 
-from .early_exit import END, GO, LEAVE, Check, Gate, Leaving, file_in
+from .early_exit import END, GO, LEAVE, Check, Gate, Leaving
 
 _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name them, as in sec:heads=DIR"
 
@@ -58,8 +57,7 @@ class SEC(LogitsSource):
             raise SettingsError(f"sec needs trained heads: {_TRAIN}")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        heads = _load(file_in(self.heads, HEADS)) if isinstance(self.heads, str) else self.heads
-        assert heads is not None
+        heads = ExitHeads.load(self.heads)
         refuse_other("these heads", heads.model, model, _TRAIN)
         if not heads.fits(model.config.num_layers, model.config.hidden_size):
             raise UnsupportedModel(f"these heads were made for a model of another shape: {_TRAIN}")
@@ -67,11 +65,6 @@ class SEC(LogitsSource):
             raise UnsupportedModel("this model has no token that ends a text: give sec t_stop=1")
         end = model.config.eos_ids[0] if model.config.eos_ids else None
         return Leaving(model, Sized(self.t_exit, self.t_stop, heads), heads.every, len(prompt), heads, end)
-
-
-@remembered
-def _load(path: Path) -> ExitHeads:
-    return ExitHeads.load(path)
 
 
 @dataclass(frozen=True)

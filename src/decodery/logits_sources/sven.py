@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
-from decodery.models.loaders.prefixes import WEIGHTS, shipped_for
+from decodery.models.loaders.prefixes import shipped_for
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other
 from decodery.models.trained.prefix import Prefixed, Prefixes
@@ -38,7 +37,7 @@ class SVEN(LogitsSource):
     provides = Provides(taps=True, keys=True, states=True, changes=True, parts=True, layer_plans=True, exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)
+        found = shipped_for(model.config) if self.prefix is None else Prefixes.load(self.prefix)
         if found is None:
             raise SettingsError(
                 "no prefixes for this model come along: train some with `decodery train sven -m MODEL --out DIR` and "
@@ -51,8 +50,3 @@ class SVEN(LogitsSource):
             raise UnsupportedModel("these prefixes were made for a model of another shape: train some for this one")
         refuse_other("these prefixes", found.model, model, "train some for it with `decodery train sven -m MODEL`")
         return Prefixed(model, prefix)
-
-
-def _load(path: str) -> Prefixes:
-    at = Path(path).expanduser()
-    return Prefixes.load(at / WEIGHTS if at.is_dir() else at)

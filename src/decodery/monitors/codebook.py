@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.hooks import OF_LAYERS, Intervention, hook_point
-from decodery.models.loaders.fields import Listed, Text, Whole
+from decodery.models.loaders.fields import Kind, Listed, Text, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect, refuse_other
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
 __all__ = ["Codebooks"]
 
-CODEBOOKS = "codebook.safetensors"
-_KIND = "codebooks"
-_MADE = "make some with `decodery train codebook -m MODEL TEXTS --out DIR`"
-_FACTS = {"sites": Listed(Text(64), 256), "k": Whole(1, 1 << 10)}
 ABLATED = -1
 
 Edit = tuple[int, int, int]
@@ -33,11 +28,16 @@ Edit = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Codebooks:
+class Codebooks(TrainedPart):
     """Codes of some sites. sites: their taps; tensors: "codes.i" [groups, codes, dim] of the i-th site, whose rows are
     groups * dim wide: one group per head at a head output, one elsewhere. k: codes that a row has in each group.
     model: `fingerprint` of the model they were trained in.
     """
+
+    KIND = "codebooks"
+    FILE = "codebook.safetensors"
+    MADE = "make some with `decodery train codebook -m MODEL TEXTS --out DIR`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"sites": Listed(Text(64), 256), "k": Whole(1, 1 << 10)}
 
     tensors: Mapping[str, torch.Tensor]
     sites: tuple[str, ...]
@@ -59,16 +59,17 @@ class Codebooks:
         """[n, width] float64 that stand for ids [n, groups, k]: the mean of their codes, an ablated one being 0."""
         return mean_of(self.codes(number).to(ids.device), ids).flatten(1)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         facts = {**self.facts, "sites": list(self.sites), "k": self.k}
-        Artifact(_KIND, self.tensors, facts, self.model).save(path)
+        return Artifact(self.KIND, self.tensors, facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> Codebooks:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / CODEBOOKS if at.is_dir() else at)
+    def from_artifact(cls, found: Artifact) -> Codebooks:
+        sites, k, tensors = tuple(found.facts["sites"]), found.facts["k"], found.tensors
+        expect(set(tensors) == {f"codes.{number}" for number in range(len(sites))})
+        expect(all(each.ndim == 3 and each.shape[1] >= k and each.numel() for each in tensors.values()))
+        expect(all(tap.partition(".")[0] in OF_LAYERS for tap in sites))
+        return cls(tensors, sites, k, found.facts, found.model)
 
 
 def nearest(rows: torch.Tensor, codes: torch.Tensor, k: int) -> torch.Tensor:
@@ -128,10 +129,7 @@ class Codebook(Monitor):
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.codebooks is None:
-            raise SettingsError(f"codebook needs trained codebooks, as in codebook:codebooks=DIR: {_MADE}")
-        if isinstance(self.codebooks, str):
-            object.__setattr__(self, "codebooks", Codebooks.load(self.codebooks))
+        object.__setattr__(self, "codebooks", Codebooks.load(self.codebooks, "codebook:codebooks"))
         if self.force and self.action != "switch":
             raise SettingsError("codes are forced where states are replaced by them: add action=switch")
         for edits, least in ((self.watch, 0), (self.force, ABLATED)):
@@ -160,8 +158,8 @@ class Codebook(Monitor):
             heads = hook_point(tap, config.num_layers).name == "head_out"
             groups, _, dim = trained.codes(number).shape
             if (groups, dim) != ((config.num_heads, config.head_dim) if heads else (1, config.hidden_size)):
-                raise SettingsError(f"these codebooks are of a model of another size: {_MADE}")
-        refuse_other("these codebooks", trained.model, model, _MADE)
+                raise SettingsError(f"these codebooks are of a model of another size: {trained.MADE}")
+        refuse_other("these codebooks", trained.model, model, trained.MADE)
 
     def start(self, seq: Sequence) -> float | None:
         return None
@@ -183,14 +181,3 @@ class Codebook(Monitor):
 
     def changes(self, steering: Any) -> tuple[Intervention, ...]:
         return coding(self.trained, self.force)
-
-
-@remembered
-def _load(path: Path) -> Codebooks:
-    found = Artifact.read(path, _KIND, _MADE, _FACTS)
-    sites, k, tensors = tuple(found.facts["sites"]), found.facts["k"], found.tensors
-    fine = set(tensors) == {f"codes.{number}" for number in range(len(sites))}
-    fine = fine and all(each.ndim == 3 and each.shape[1] >= k and each.numel() for each in tensors.values())
-    if not fine or not all(tap.partition(".")[0] in OF_LAYERS for tap in sites):
-        raise CorruptFile(f"{path} holds something else than codebooks: {_MADE}")
-    return Codebooks(tensors, sites, k, found.facts, found.model)

@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.hooks import Intervention
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 from decodery.step.monitor import Prompt, Row
 from decodery.step.sequence import Sequence
 
-from .probe import Pool
+from .probe import Pool, chained
 from .probed import Probed
 
 __all__ = ["Shift"]
 
-SHIFT = "shift.safetensors"
 SITE = "resid_post.-1"
 """After the last layer, where no keys and values are written any more."""
-_KIND = "shift"
-_MADE = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --intervene --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)
-class Shift:
+class Shift(TrainedPart):
     """What is added to a hidden state: an MLP of it. tensors: "weight.i" [out, in] and "bias.i" [out] of its layers.
 
     model: `fingerprint` of the model it was trained for.
     """
+
+    KIND = "shift"
+    FILE = "shift.safetensors"
+    MADE = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --intervene --out DIR`"
 
     tensors: Mapping[str, torch.Tensor]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -58,15 +58,15 @@ class Shift:
             found = found.relu() if number + 1 < len(self.layers) else found
         return found
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        Artifact(_KIND, self.tensors, self.facts, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, self.tensors, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> Shift:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / SHIFT if at.is_dir() else at)
+    def from_artifact(cls, found: Artifact) -> Shift:
+        ins, outs = chained(found.tensors)
+        layers = range(len(found.tensors) // 2)
+        expect(ins == outs and set(found.tensors) == {f"{kind}.{at}" for kind in ("weight", "bias") for at in layers})
+        return cls(found.tensors, found.facts, found.model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +107,8 @@ class FactCheckmate(Probed):
         super().__post_init__()
         if self.action == "switch":
             if shift is None:
-                raise SettingsError(f"factcheckmate needs a trained shift to switch on: {_MADE}")
-            object.__setattr__(self, "shift", Shift.load(shift) if isinstance(shift, str) else shift)
+                raise SettingsError(f"factcheckmate needs a trained shift to switch on: {Shift.MADE}")
+            object.__setattr__(self, "shift", Shift.load(shift))
 
     @property
     def requirements(self) -> Requirements:
@@ -118,8 +118,8 @@ class FactCheckmate(Probed):
         super().fits(model)
         if isinstance(self.shift, Shift) and self.action == "switch":
             if self.shift.layers[-1][0].shape[0] != model.config.hidden_size:
-                raise SettingsError(f"this shift was trained for a model of another width: {_MADE}")
-            refuse_other("this shift", self.shift.model, model, _MADE)
+                raise SettingsError(f"this shift was trained for a model of another width: {self.shift.MADE}")
+            self.shift.refuse_other(model)
 
     def start(self, seq: Sequence) -> _State:
         return _State(Pool())
@@ -144,19 +144,3 @@ class FactCheckmate(Probed):
         shift = self.shift
         assert isinstance(shift, Shift)
         return (Intervention(SITE, lambda rows, segment: (rows.double() + shift.of(rows)).to(rows.dtype)),)
-
-
-@remembered
-def _load(path: Path) -> Shift:
-    found = Artifact.read(path, _KIND, _MADE)
-    sizes = {name: tuple(tensor.shape) for name, tensor in found.tensors.items()}
-    number = len(sizes) // 2
-    shapes = [sizes.get(f"weight.{at}", ()) for at in range(number)]
-    chained = number > 0 and len(sizes) == 2 * number and all(len(shape) == 2 for shape in shapes)
-    if chained:
-        ins, outs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
-        biases = [sizes.get(f"bias.{at}") for at in range(number)]
-        chained = ins == [outs[-1], *outs[:-1]] and biases == [(out,) for out in outs]
-    if not chained:
-        raise CorruptFile(f"{path} holds something else than a shift: {_MADE}")
-    return Shift(found.tensors, found.facts, found.model)

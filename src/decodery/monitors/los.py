@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,9 +14,9 @@ from torch import nn
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import register
 from decodery.core.threads import one_thread
-from decodery.models.loaders.fields import Whole
+from decodery.models.loaders.fields import Kind, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
@@ -26,12 +25,8 @@ from .threshold import Threshold
 
 __all__ = ["LOSHead"]
 
-HEAD = "los.safetensors"
 MOST_TOKENS = 100
 """Of an answer that are read; what is written after them changes the score no more."""
-_KIND = "LOS-Net"
-_MADE = "make one with `decodery train los -m MODEL QUESTIONS --out DIR`"
-_FACTS = {"k": Whole(0, 1 << 20), "width": Whole(8, 1 << 12), "layers": Whole(1, 16), "every": Whole(1, 1 << 20)}
 EVERY = 8
 """Tokens between two evaluations, where nothing else is said."""
 _HEADS, _REST = 8, 5
@@ -77,11 +72,21 @@ class LOSNet(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class LOSHead:
+class LOSHead(TrainedPart):
     """A trained LOS-Net. tensors: its weights; threshold: where it flags; facts: its shape and how it was made.
 
     It reads output distributions and no hidden states, and goes with every model.
     """
+
+    KIND = "LOS-Net"
+    FILE = "los.safetensors"
+    MADE = "make one with `decodery train los -m MODEL QUESTIONS --out DIR`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "k": Whole(0, 1 << 20),
+        "width": Whole(8, 1 << 12),
+        "layers": Whole(1, 16),
+        "every": Whole(1, 1 << 20),
+    }
 
     tensors: Mapping[str, torch.Tensor]
     threshold: Threshold
@@ -95,7 +100,7 @@ class LOSHead:
         try:
             net.load_state_dict({name: tensor.float() for name, tensor in self.tensors.items()})
         except RuntimeError as error:
-            raise CorruptFile(f"this LOS-Net has other weights than its shape: {_MADE}") from error
+            raise CorruptFile(f"this LOS-Net has other weights than its shape: {self.MADE}") from error
         return net.eval().requires_grad_(False)
 
     @one_thread()
@@ -111,16 +116,13 @@ class LOSHead:
         ends = [*range(every, len(rows), every), len(rows)]
         return max(self.score(rows[:end]) for end in ends)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         facts = {**self.facts, "threshold": self.threshold.facts()}
-        Artifact(_KIND, self.tensors, facts).save(path)
+        return Artifact(self.KIND, self.tensors, facts)
 
     @classmethod
-    def load(cls, path: str | Path) -> LOSHead:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / HEAD if at.is_dir() else at)
+    def from_artifact(cls, found: Artifact) -> LOSHead:
+        return cls(found.tensors, Threshold.of(found.facts.get("threshold") or {}), found.facts)
 
 
 @register(
@@ -145,10 +147,7 @@ class LOS(Monitor):
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.head is None:
-            raise SettingsError(f"los needs a trained head, as in los:head=DIR: {_MADE}")
-        if isinstance(self.head, str):
-            object.__setattr__(self, "head", LOSHead.load(self.head))
+        object.__setattr__(self, "head", LOSHead.load(self.head, "los:head"))
         if self.every is not None and self.every < 1:
             raise SettingsError(f"los evaluates every so many tokens, at least 1, not {self.every}")
         if self.threshold is None and self.apart % self.trained.facts["every"]:
@@ -176,7 +175,7 @@ class LOS(Monitor):
         assert self.trained.net is not None
 
     def check(self, seq: Sequence) -> None:
-        self.trained.threshold.check(seq, "los", _MADE, own=self.threshold is not None)
+        self.trained.threshold.check(seq, "los", self.trained.MADE, own=self.threshold is not None)
 
     def start(self, seq: Sequence) -> _State:
         return (), None
@@ -190,9 +189,3 @@ class LOS(Monitor):
 
     def score(self, state: _State) -> float | None:
         return state[1]
-
-
-@remembered
-def _load(path: Path) -> LOSHead:
-    found = Artifact.read(path, _KIND, _MADE, _FACTS)
-    return LOSHead(found.tensors, Threshold.of(found.facts.get("threshold") or {}), found.facts)

@@ -49,8 +49,7 @@ class Neurofeedback(Monitor):
     def __post_init__(self) -> None:
         if self.axis is None:
             raise SettingsError(f"neurofeedback needs an axis, as in neurofeedback:axis=DIR: {_MADE}")
-        if isinstance(self.axis, str):
-            object.__setattr__(self, "axis", Probe.load(self.axis))
+        object.__setattr__(self, "axis", Probe.load(self.axis))
 
     @property
     def trained(self) -> Probe:

@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.models.hooks import hook_point
-from decodery.models.loaders.fields import Named, Text, Whole
+from decodery.models.loaders.fields import Kind, Named, Text, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 
 from .threshold import Threshold
 
 __all__ = ["Probe"]
 
-PROBE = "probe.safetensors"
-_KIND = "probe"
-_FIELDS = Named(Whole(2, 1 << 12), 16)
-_MADE = "make one with `decodery train probe -m MODEL QUESTIONS --out DIR`"
-
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class Probe(TrainedPart):
     """A linear map or an MLP with ReLU between, on standardised rows, whose last outputs are logits: one, or one per
     class of every field that `facts["fields"]` names, as {name: classes}.
 
@@ -37,6 +32,11 @@ class Probe:
     beside the last of them, "answer" for the mean of the answer's. model: `fingerprint` of the model it reads, "" where
     that is not known.
     """
+
+    KIND = "probe"
+    FILE = "probe.safetensors"
+    MADE = "make one with `decodery train probe -m MODEL QUESTIONS --out DIR`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"site": Text(64), "pool": Text(16), "fields": Named(Whole(2, 1 << 12), 16)}
 
     tensors: Mapping[str, torch.Tensor]
     site: str
@@ -85,19 +85,30 @@ class Probe:
         width = model.config.hidden_size * (2 if pool == "prompt" else 1)
         if len(self.tensors["mean"]) != width:
             raise SettingsError(f"this probe reads {len(self.tensors['mean'])} numbers and here are {width}: {made}")
-        refuse_other("this probe", self.model, model, made)
+        self.refuse_other(model, made)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         facts = {**self.facts, "site": self.site, "pool": self.pool, "fields": self.fields}
         facts["threshold"] = self.threshold.facts()
-        Artifact(_KIND, self.tensors, facts, self.model).save(path)
+        return Artifact(self.KIND, self.tensors, facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> Probe:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / PROBE if at.is_dir() else at)
+    def from_artifact(cls, found: Artifact) -> Probe:
+        facts, tensors = found.facts, found.tensors
+        width, classes = len(tensors["mean"]), sum(facts["fields"].values()) or 1
+        expect(chained(tensors) == (width, classes))
+        expect(tuple(tensors["scale"].shape) == (width,) and bool((tensors["scale"] > 0).all()))
+        threshold = Threshold.of(facts.get("threshold") or {})
+        return cls(tensors, facts["site"], facts["pool"], threshold, facts, found.model)
+
+
+def chained(tensors: Mapping[str, torch.Tensor]) -> tuple[int, int]:
+    """The widths that layers "weight.i" and "bias.i" read and give; raises ValueError where they do not fit."""
+    weights = [tensors[f"weight.{at}"] for at in range(sum(name.startswith("weight.") for name in tensors))]
+    expect(bool(weights) and all(weight.ndim == 2 for weight in weights))
+    expect(all(before.shape[0] == after.shape[1] for before, after in pairwise(weights)))
+    expect(all(tuple(tensors[f"bias.{at}"].shape) == (len(weight),) for at, weight in enumerate(weights)))
+    return weights[0].shape[1], len(weights[-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,23 +131,3 @@ class Pool:
         """[2 * width] float64: the mean of the rows beside the last of them."""
         assert self.total is not None and self.last is not None
         return torch.cat((self.total / self.count, self.last))
-
-
-@remembered
-def _load(path: Path) -> Probe:
-    found = Artifact.read(path, _KIND, _MADE, {"site": Text(64), "pool": Text(16), "fields": _FIELDS})
-    tensors, width = found.tensors, 0
-    classes = sum(found.facts["fields"].values()) or 1
-    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    number = sum(name.startswith("weight.") for name in sizes)
-    shapes = [sizes.get(f"weight.{at}", ()) for at in range(number)]
-    width = sizes.get("mean", (0,))[0] if sizes.get("mean") else 0
-    chained = all(len(shape) == 2 for shape in shapes) and number > 0
-    if chained:
-        ins, outs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
-        biases = [sizes.get(f"bias.{at}") for at in range(number)]
-        chained = ins == [width, *outs[:-1]] and outs[-1] == classes and biases == [(out,) for out in outs]
-    if not chained or sizes.get("scale") != (width,) or not bool((tensors["scale"] > 0).all()):
-        raise CorruptFile(f"{path} holds something else than a probe: {_MADE}")
-    threshold = Threshold.of(found.facts.get("threshold") or {})
-    return Probe(tensors, found.facts["site"], found.facts["pool"], threshold, found.facts, found.model)

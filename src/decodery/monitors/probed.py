@@ -30,8 +30,7 @@ class Probed(Monitor):
             method = method_of(self)
             name = type(self).__name__ if method is None else method.name
             raise SettingsError(f"{name} needs a trained probe, as in {name}:probe=DIR: {self.made}")
-        if isinstance(self.probe, str):
-            object.__setattr__(self, "probe", Probe.load(self.probe))
+        object.__setattr__(self, "probe", Probe.load(self.probe))
 
     @property
     def trained(self) -> Probe:

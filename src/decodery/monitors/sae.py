@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.models.hooks import Intervention
-from decodery.models.loaders.fields import Whole
+from decodery.models.loaders.fields import Kind, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect, refuse_other
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
@@ -25,23 +24,27 @@ from .threshold import Threshold
 
 __all__ = ["HeadCodes"]
 
-CODES = "sae.safetensors"
-_KIND = "head codes"
-_MADE = "make them with `decodery train sae -m MODEL EXAMPLES --out DIR`"
-_FACTS = {"layers": Whole(1, 1 << 12), "heads": Whole(1, 1 << 12), "dim": Whole(1, 1 << 14)}
-
 Head = tuple[int, int]
 """A layer and a head of it, both from 0."""
 
 
 @dataclass(frozen=True, eq=False)
-class HeadCodes:
+class HeadCodes(TrainedPart):
     """What heads wrote on examples of a behaviour, as codes: which feature of one sparse autoencoder is largest.
 
     tensors: "weight" [features, dim] and "bias" [features] of the encoder; "mean" and "scale" [dim] of its input;
     "own" [layers * heads, features] bool: codes seen on examples of the behaviour and never on the others; "score"
     [layers * heads]: the share of the behaviour's examples on which a head wrote such a code. model: `fingerprint`.
     """
+
+    KIND = "head codes"
+    FILE = "sae.safetensors"
+    MADE = "make them with `decodery train sae -m MODEL EXAMPLES --out DIR`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "layers": Whole(1, 1 << 12),
+        "heads": Whole(1, 1 << 12),
+        "dim": Whole(1, 1 << 14),
+    }
 
     tensors: Mapping[str, torch.Tensor]
     threshold: Threshold
@@ -61,15 +64,18 @@ class HeadCodes:
         order = scores.argsort(descending=True, stable=True).tolist()
         return [((at // heads, at % heads), float(scores[at])) for at in order]
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        Artifact(_KIND, self.tensors, {**self.facts, "threshold": self.threshold.facts()}, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, self.tensors, {**self.facts, "threshold": self.threshold.facts()}, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> HeadCodes:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / CODES if at.is_dir() else at)
+    def from_artifact(cls, found: Artifact) -> HeadCodes:
+        facts, tensors = found.facts, found.tensors
+        features, count, dim = tensors["bias"].shape[0], facts["layers"] * facts["heads"], facts["dim"]
+        wanted = {"weight": (features, dim), "bias": (features,), "mean": (dim,), "scale": (dim,)}
+        wanted |= {"own": (count, features), "score": (count,)}
+        expect(features > 0 and {name: tuple(each.shape) for name, each in tensors.items()} == wanted)
+        expect(tensors["own"].dtype == torch.bool and bool((tensors["scale"] > 0).all()))
+        return cls(tensors, Threshold.of(facts.get("threshold") or {}), facts, found.model)
 
 
 def silencing(heads: Iterable[Head], dim: int) -> tuple[Intervention, ...]:
@@ -110,10 +116,7 @@ class SAE(Monitor):
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.codes is None:
-            raise SettingsError(f"sae needs trained head codes, as in sae:codes=DIR: {_MADE}")
-        if isinstance(self.codes, str):
-            object.__setattr__(self, "codes", HeadCodes.load(self.codes))
+        object.__setattr__(self, "codes", HeadCodes.load(self.codes, "sae:codes"))
         if self.top < 1:
             raise SettingsError(f"sae watches at least 1 head, not {self.top}")
 
@@ -139,11 +142,11 @@ class SAE(Monitor):
     def fits(self, model: Reader) -> None:
         facts, config = self.trained.facts, model.config
         if (facts["layers"], facts["heads"], facts["dim"]) != (config.num_layers, config.num_heads, config.head_dim):
-            raise SettingsError(f"these head codes are of a model with other heads: {_MADE}")
-        refuse_other("the head codes", self.trained.model, model, _MADE)
+            raise SettingsError(f"these head codes are of a model with other heads: {self.trained.MADE}")
+        refuse_other("the head codes", self.trained.model, model, self.trained.MADE)
 
     def check(self, seq: Sequence) -> None:
-        self.trained.threshold.check(seq, "sae", _MADE, own=self.threshold is not None)
+        self.trained.threshold.check(seq, "sae", self.trained.MADE, own=self.threshold is not None)
 
     def start(self, seq: Sequence) -> float | None:
         return None
@@ -166,18 +169,3 @@ class SAE(Monitor):
 
     def changes(self, steering: Any) -> tuple[Intervention, ...]:
         return silencing(self.heads, self.trained.facts["dim"])
-
-
-@remembered
-def _load(path: Path) -> HeadCodes:
-    found = Artifact.read(path, _KIND, _MADE, _FACTS)
-    facts, tensors = found.facts, found.tensors
-    features = tensors["bias"].shape[0] if "bias" in tensors and tensors["bias"].ndim == 1 else 0
-    count, dim = facts["layers"] * facts["heads"], facts["dim"]
-    wanted = {"weight": (features, dim), "bias": (features,), "mean": (dim,), "scale": (dim,)}
-    wanted |= {"own": (count, features), "score": (count,)}
-    if not features or {name: tuple(each.shape) for name, each in tensors.items()} != wanted:
-        raise CorruptFile(f"{path} holds something else than head codes: {_MADE}")
-    if tensors["own"].dtype != torch.bool or not bool((tensors["scale"] > 0).all()):
-        raise CorruptFile(f"{path} holds something else than head codes: {_MADE}")
-    return HeadCodes(tensors, Threshold.of(facts.get("threshold") or {}), facts, found.model)

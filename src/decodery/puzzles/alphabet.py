@@ -23,7 +23,8 @@ def tokenizer() -> Tokenizer:
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    from decodery.models.tokenizers.tokenizer import Tokenizer, byte_alphabet
+    from decodery.models.tokenizers.token_bytes import byte_alphabet
+    from decodery.models.tokenizers.tokenizer import Tokenizer
 
     spelt = {chr(byte): character for character, byte in byte_alphabet().items()}
     backend = Backend(models.BPE({spelt[each]: id for id, each in enumerate(ALPHABET)}, []))

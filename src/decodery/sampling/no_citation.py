@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.models.trained.artifact import Artifact, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 
 from .logits_processor import Context, LogitsProcessor, Stage
 from .masks import exclude
-
-FILE = "citations.safetensors"
-_KIND = "set of texts not to be cited"
-_MADE = "make one with `decodery train hyperfit -m MODEL FILES --out DIR`"
 
 Tail = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Citations:
+class Citations(TrainedPart):
     """Texts whose n-grams are not to be written. tokens: [n] int32, all of them; bounds: [m + 1] int64, each one's."""
+
+    KIND = "set of texts not to be cited"
+    FILE = "citations.safetensors"
+    MADE = "make one with `decodery train hyperfit -m MODEL FILES --out DIR`"
 
     tokens: np.ndarray
     bounds: np.ndarray
@@ -38,16 +37,17 @@ class Citations:
             np.concatenate(texts).astype(np.int32), np.cumsum([0, *(len(text) for text in texts)]).astype(np.int64)
         )
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         tensors = {"tokens": torch.from_numpy(self.tokens), "bounds": torch.from_numpy(self.bounds)}
-        Artifact(_KIND, tensors).save(path)
+        return Artifact(self.KIND, tensors)
 
     @classmethod
-    def load(cls, path: str | Path) -> Citations:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
-        at = Path(path).expanduser()
-        return _load(at / FILE if at.is_dir() else at)
+    def from_artifact(cls, found: Artifact) -> Citations:
+        tokens, bounds = found.tensors["tokens"], found.tensors["bounds"]
+        expect((tokens.dtype, bounds.dtype) == (torch.int32, torch.int64) and tokens.ndim == bounds.ndim == 1)
+        expect(int(bounds[0]) == 0 and int(bounds[-1]) == len(tokens))
+        expect(not bool((bounds.diff() < 0).any()) and not bool((tokens < 0).any()))
+        return cls(tokens.numpy(), bounds.numpy())
 
     def followers(self, size: int) -> dict[Tail, np.ndarray]:
         """What followed each run of size - 1 tokens within a text: ids, ascending. Made once for a size."""
@@ -59,19 +59,6 @@ class Citations:
                     found.setdefault(tuple(text[at : at + size - 1]), set()).add(text[at + size - 1])
             self._followers[size] = {tail: np.array(sorted(ids), dtype=np.int64) for tail, ids in found.items()}
         return self._followers[size]
-
-
-@remembered
-def _load(path: Path) -> Citations:
-    tensors = Artifact.read(path, _KIND, _MADE).tensors
-    tokens, bounds = tensors.get("tokens"), tensors.get("bounds")
-    sound = tokens is not None and bounds is not None and (tokens.dtype, bounds.dtype) == (torch.int32, torch.int64)
-    if not sound or tokens is None or bounds is None or tokens.ndim != 1 or bounds.ndim != 1 or not len(bounds):
-        raise CorruptFile(f"{path} holds no texts: {_MADE}")
-    ordered = int(bounds[0]) == 0 and int(bounds[-1]) == len(tokens) and not bool((bounds.diff() < 0).any())
-    if not ordered or bool((tokens < 0).any()):
-        raise CorruptFile(f"{path} does not fit together: {_MADE}")
-    return Citations(tokens.numpy(), bounds.numpy())
 
 
 @register(
@@ -100,10 +87,7 @@ class NoCitation(LogitsProcessor):
 
     @cached_property
     def _followers(self) -> dict[Tail, np.ndarray]:
-        if self.texts is None:
-            raise SettingsError(f"no-citation needs the texts: {_MADE}, and name it as in no-citation:texts=DIR")
-        found = Citations.load(self.texts) if isinstance(self.texts, str) else self.texts
-        return found.followers(self.size)
+        return Citations.load(self.texts, "no-citation:texts").followers(self.size)
 
     @property
     def neutral(self) -> bool:

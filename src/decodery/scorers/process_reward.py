@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import relu
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.config import LAYERS
-from decodery.models.loaders.fields import Whole
+from decodery.models.loaders.fields import Kind, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
 
-_MADE = "make one with `decodery train prm -m MODEL`"
 _SHAPES = {"inner.weight": 2, "inner.bias": 1, "outer.weight": 1, "outer.bias": 0}
 
 __all__ = ["ProcessHead"]
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessHead:
+class ProcessHead(TrainedPart):
     """Two layers on a hidden state: inner.weight [k, hidden] and inner.bias [k], outer.weight [k] and outer.bias [].
 
     tensors: these, float32. tap: after how many layers it reads. model: `fingerprint` of the model it reads, "" where
     that is not known. facts: how it was made.
     """
+
+    KIND = "process reward head"
+    MADE = "make one with `decodery train prm -m MODEL`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"tap": Whole(0, LAYERS.most)}
 
     tensors: dict[str, torch.Tensor]
     tap: int
@@ -45,14 +49,16 @@ class ProcessHead:
         inner = relu(states.to(parts["inner.weight"]) @ parts["inner.weight"].T + parts["inner.bias"])
         return inner @ parts["outer.weight"] + parts["outer.bias"]
 
-    def save(self, path: Path) -> None:
-        """Write the head as a safetensors file, whole or not at all."""
-        Artifact("process reward head", self.tensors, {**(self.facts or {}), "tap": self.tap}, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, self.tensors, {**(self.facts or {}), "tap": self.tap}, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> ProcessHead:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
-        return _load(path)
+    def from_artifact(cls, found: Artifact) -> ProcessHead:
+        tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
+        expect({name: tensor.dim() for name, tensor in tensors.items()} == _SHAPES)
+        expect(len(tensors["inner.weight"]) == len(tensors["inner.bias"]) == len(tensors["outer.weight"]))
+        facts = {name: value for name, value in found.facts.items() if name != "tap"}
+        return cls(tensors, found.facts["tap"], found.model, facts)
 
 
 @register(
@@ -75,8 +81,7 @@ class ProcessReward(Scorer):
     requirements = Requirements(rows=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.head, str):
-            object.__setattr__(self, "head", ProcessHead.load(self.head))
+        object.__setattr__(self, "head", ProcessHead.load(self.head))
 
     @property
     def trained(self) -> ProcessHead:
@@ -91,8 +96,7 @@ class ProcessReward(Scorer):
                 f"this process reward head reads {width} numbers after layer {head.tap}, and the model has "
                 f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
             )
-        advice = "train one for it with `decodery train prm -m MODEL`"
-        refuse_other("this process reward head", head.model, model, advice)
+        head.refuse_other(model, "train one for it with `decodery train prm -m MODEL`")
 
     def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         model = reader(candidates, "process-reward")
@@ -105,16 +109,3 @@ class ProcessReward(Scorer):
         texts = [[*candidates.prompt, *output] for output in candidates.outputs]
         yield from read(candidates, model, texts, [1] * len(texts), take, self.trained.tap)
         return found
-
-
-@remembered
-def _load(path: Path) -> ProcessHead:
-    found = Artifact.read(path, "process reward head", _MADE, {"tap": Whole(0, LAYERS.most)})
-    tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
-    sizes = {name: tensor.dim() for name, tensor in tensors.items()}
-    if sizes != _SHAPES or not len(tensors["inner.weight"]) == len(tensors["inner.bias"]) == len(
-        tensors["outer.weight"]
-    ):
-        raise CorruptFile(f"{path} holds no process reward head: its tensors are not those of two layers")
-    facts = {name: value for name, value in found.facts.items() if name != "tap"}
-    return ProcessHead(tensors, found.facts["tap"], found.model, facts)

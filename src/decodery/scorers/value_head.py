@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.config import LAYERS
-from decodery.models.loaders.fields import Whole
+from decodery.models.loaders.fields import Kind, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 from decodery.step.scorer import Candidates, Scorer
-
-_MADE = "make one with `decodery train value -m MODEL`"
 
 __all__ = ["LinearValue"]
 
 
 @dataclass(frozen=True, eq=False)
-class LinearValue:
+class LinearValue(TrainedPart):
     """A linear head on a hidden state: weight [hidden] and bias [], float32. tap: after how many layers it reads.
 
     model: `fingerprint` of the model it reads, "" where that is not known.
     """
+
+    KIND = "value head"
+    MADE = "make one with `decodery train value -m MODEL`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"tap": Whole(0, LAYERS.most)}
 
     weight: torch.Tensor
     bias: torch.Tensor
     tap: int
     model: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write the head as a safetensors file, whole or not at all."""
-        Artifact("value head", {"weight": self.weight, "bias": self.bias}, {"tap": self.tap}, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, {"weight": self.weight, "bias": self.bias}, {"tap": self.tap}, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> LinearValue:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
-        return _load(path)
+    def from_artifact(cls, found: Artifact) -> LinearValue:
+        weight, bias = (found.tensors[name] for name in ("weight", "bias"))
+        expect((weight.dim(), bias.dim()) == (1, 0))
+        return cls(weight.float(), bias.float(), found.facts["tap"], found.model)
 
 
 @register(
@@ -60,8 +63,7 @@ class ValueHead(Scorer):
     head: LinearValue | str
 
     def __post_init__(self) -> None:
-        if isinstance(self.head, str):
-            object.__setattr__(self, "head", LinearValue.load(self.head))
+        object.__setattr__(self, "head", LinearValue.load(self.head))
 
     @property
     def trained(self) -> LinearValue:
@@ -79,7 +81,7 @@ class ValueHead(Scorer):
                 f"this value head reads {len(head.weight)} numbers after layer {head.tap}, and the model has "
                 f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
             )
-        refuse_other("this value head", head.model, model, "train one for it with `decodery train value -m MODEL`")
+        head.refuse_other(model, "train one for it with `decodery train value -m MODEL`")
 
     @property
     def blocks(self) -> bool:
@@ -89,12 +91,3 @@ class ValueHead(Scorer):
     def score(self, candidates: Candidates) -> torch.Tensor:
         head = self.trained
         return candidates.hidden[head.tap].to(head.weight) @ head.weight + head.bias
-
-
-@remembered
-def _load(path: Path) -> LinearValue:
-    found = Artifact.read(path, "value head", _MADE, {"tap": Whole(0, LAYERS.most)})
-    weight, bias = (found.tensors.get(name) for name in ("weight", "bias"))
-    if weight is None or bias is None or weight.dim() != 1 or bias.dim() != 0:
-        raise CorruptFile(f"{path} holds no value head: its weight must be a vector and its bias a number")
-    return LinearValue(weight.float(), bias.float(), found.facts["tap"], found.model)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
-from decodery.models.loaders.fields import Listed, Number, Text, Whole
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.fields import Kind, Listed, Number, Text, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 
-MADE = "make one with `decodery train compute-optimal`"
 _MOST = 1 << 12
 """The most strategies, budgets, bins and probes there may be."""
-_FACTS = {
-    "scorer": Text(),
-    "probes": Whole(1, _MOST),
-    "edges": Listed(Number(-1e30, 1e30), _MOST),
-    "budgets": Listed(Whole(1, 1 << 30), _MOST),
-    "strategies": Listed(Text(), _MOST),
-}
 
 
 @dataclass(frozen=True, eq=False)
-class Allocation:
+class Allocation(TrainedPart):
     """The strategies that were best, by the difficulty of a prompt and the budget.
 
     scorer: whose mean score of `probes` texts of a prompt tells how easy it is. edges: [bins - 1] rising; a mean of at
@@ -36,6 +28,16 @@ class Allocation:
     texts. choices: [bins][budgets] their numbers. model: `fingerprint` of the model they were tried with. facts: how it
     was made, and what came of it.
     """
+
+    KIND = "table of strategies"
+    MADE = "make one with `decodery train compute-optimal`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "scorer": Text(),
+        "probes": Whole(1, _MOST),
+        "edges": Listed(Number(-1e30, 1e30), _MOST),
+        "budgets": Listed(Whole(1, 1 << 30), _MOST),
+        "strategies": Listed(Text(), _MOST),
+    }
 
     scorer: str
     probes: int
@@ -64,46 +66,28 @@ class Allocation:
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError for another model than the one the strategies were tried with."""
-        refuse_other("this table of strategies", self.model, model, MADE)
+        self.refuse_other(model)
 
-    def save(self, path: Path) -> None:
-        """Write the table as a safetensors file, whole or not at all."""
-        facts = {**self.facts, **{name: _plain(getattr(self, name)) for name in _FACTS}}
-        Artifact(
-            "table of strategies",
-            {"choices": torch.tensor(self.choices, dtype=torch.int64, device="cpu")},
-            facts,
-            self.model,
-        ).save(path)
+    def artifact(self) -> Artifact:
+        own = {name: getattr(self, name) for name in self.FACTS}
+        choices = torch.tensor(self.choices, dtype=torch.int64, device="cpu")
+        return Artifact(self.KIND, {"choices": choices}, {**self.facts, **own}, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> Allocation:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
-        return _load(path)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    def from_artifact(cls, found: Artifact) -> Allocation:
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value := found.facts[name], list) else value for name in cls.FACTS
+        }
+        choices = found.tensors["choices"]
+        shape = (len(known["edges"]) + 1, len(known["budgets"]))
+        expect(choices.dtype == torch.int64 and tuple(choices.shape) == shape and min(shape) > 0)
+        expect(bool(((choices >= 0) & (choices < len(known["strategies"]))).all()))
+        expect(rising(known["edges"]) and rising(known["budgets"]))
+        facts = {name: value for name, value in found.facts.items() if name not in cls.FACTS}
+        rows = tuple(tuple(row) for row in choices.tolist())
+        return cls(**known, choices=rows, model=found.model, facts=facts)
 
 
 def rising(values: Ordered[float]) -> bool:
     """Whether no number is smaller than the one before."""
     return list(values) == sorted(values)
-
-
-@remembered
-def _load(path: Path) -> Allocation:
-    found = Artifact.read(path, "table of strategies", MADE, _FACTS)
-    known: dict[str, Any] = {
-        name: tuple(value) if isinstance(value := found.facts[name], list) else value for name in _FACTS
-    }
-    choices = found.tensors.get("choices", torch.empty(0, dtype=torch.float32, device="cpu"))
-    shape = (len(known["edges"]) + 1, len(known["budgets"]))
-    sound = choices.dtype == torch.int64 and tuple(choices.shape) == shape and min(shape) > 0
-    if not sound or not bool(((choices >= 0) & (choices < len(known["strategies"]))).all()):
-        raise CorruptFile(f"{path} holds no table of strategies: its choices are none of them; {MADE}")
-    if not rising(known["edges"]) or not rising(known["budgets"]):
-        raise CorruptFile(f"{path} holds no table of strategies: its bins or budgets do not rise; {MADE}")
-    facts = {name: value for name, value in found.facts.items() if name not in _FACTS}
-    rows = tuple(tuple(row) for row in choices.tolist())
-    return Allocation(**known, choices=rows, model=found.model, facts=facts)

@@ -53,8 +53,7 @@ class ComputeOptimal(Search):
 
     def __post_init__(self) -> None:
         require_count("compute-optimal", "n", self.n)
-        if isinstance(self.table, str):
-            object.__setattr__(self, "table", Allocation.load(self.table))
+        object.__setattr__(self, "table", Allocation.load(self.table))
         self.allocation.place(self.n)
         if any(strategy.startswith("compute-optimal") for strategy in self.allocation.strategies):
             raise SettingsError("compute-optimal chooses among other searches than itself: fit another table")

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.models.config import LAYERS
-from decodery.models.loaders.fields import Whole
+from decodery.models.loaders.fields import Kind, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 
-_MADE = "make one with `decodery train router -m MODEL`"
 _NAMES = "weight", "bias", "out", "out_bias"
 
 
 @dataclass(frozen=True, eq=False)
-class RouterHead:
+class RouterHead(TrainedPart):
     """Two layers on the second model's state of the last token of its step, and on who wrote the step before.
 
     weight: [inner, hidden + 1], the last column that of the author; bias: [inner]; out: [inner]; out_bias: []; float32.
     tap: after how many layers of the second model it reads. model: `fingerprint` of that, "" where it is not known.
     """
+
+    KIND = "router"
+    MADE = "make one with `decodery train router -m MODEL`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"tap": Whole(0, LAYERS.most)}
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -49,24 +53,13 @@ class RouterHead:
                 f"{config.hidden_size} in {config.num_layers} layers: train one for it with `decodery train router -m "
                 "MODEL`"
             )
-        refuse_other("this router", self.model, model, "train one for it with `decodery train router -m MODEL`")
+        self.refuse_other(model, "train one for it with `decodery train router -m MODEL`")
 
-    def save(self, path: Path) -> None:
-        """Write the router as a safetensors file, whole or not at all."""
-        tensors = {name: getattr(self, name) for name in _NAMES}
-        Artifact("router", tensors, {"tap": self.tap}, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, {name: getattr(self, name) for name in _NAMES}, {"tap": self.tap}, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> RouterHead:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
-        return _load(path)
-
-
-@remembered
-def _load(path: Path) -> RouterHead:
-    found = Artifact.read(path, "router", _MADE, {"tap": Whole(0, LAYERS.most)})
-    tensors = [found.tensors.get(name, torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")) for name in _NAMES]
-    weight, bias, out, out_bias = tensors
-    if [each.dim() for each in tensors] != [2, 1, 1, 0] or not len(weight) == len(bias) == len(out) > 0:
-        raise CorruptFile(f"{path} holds no router: its layers do not fit together; {_MADE}")
-    return RouterHead(weight.float(), bias.float(), out.float(), out_bias.float(), found.facts["tap"], found.model)
+    def from_artifact(cls, found: Artifact) -> RouterHead:
+        weight, bias, out, out_bias = tensors = [found.tensors[name].float() for name in _NAMES]
+        expect([each.dim() for each in tensors] == [2, 1, 1, 0] and len(weight) == len(bias) == len(out) > 0)
+        return cls(weight, bias, out, out_bias, found.facts["tap"], found.model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,19 @@ from torch.nn.functional import logsigmoid
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Scores, Segment
-from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.models.trained.artifact import read_tensors
-from decodery.speculative.draft_length.specdec_pp import HEAD, AcceptanceHead
+from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus, TrainingText, check_texts
 from .loop import History, TrainingPlan, batches, train
 
 _SHARD = 32
 """Texts whose states are kept in one file."""
-check_folder = partial(refuse_others, made=HEAD, what="is no acceptance head")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(AcceptanceHead.FILE, "is no acceptance head")
 
 
 @dataclass(frozen=True)
@@ -127,9 +125,8 @@ def train_acceptance(
         "tokens": float(len(labels) + len(held_labels)),
     }
     head.facts.update({name: round(value, 5) for name, value in scores.items()}, **asdict(recipe), **(facts or {}))
-    head.save(out / HEAD)
-    # Last: without the head beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(corpus, recipe, history, scores, facts or {}))
+    head.save(out / AcceptanceHead.FILE)
+    write_card(out, _card(corpus, recipe, history, scores, facts or {}))
     return scores
 
 

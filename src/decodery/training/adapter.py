@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +14,17 @@ from decodery.compression.base import LINEARS, transformable
 from decodery.compression.each_linear import Made, size_of
 from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
-from decodery.models.loaders.adapters import FILE, Adapter, Columns, Thin, tuned
+from decodery.models.loaders.adapters import Adapter, Columns, Thin, tuned
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.weights import Dense
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
 from .training_batch import judged
 
-check_folder = partial(refuse_others, made=FILE, what="is no adapter")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(Adapter.FILE, "is no adapter")
 
 
 class AdaptedLinear(TrainedForm):
@@ -190,8 +188,8 @@ def train_adapter(
     after = remade.model if masked else tuned(original, found)
     scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
     found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)
-    found.save(out / FILE)
-    write_text(out / CARD, _card(target, found))
+    found.save(out / Adapter.FILE)
+    write_card(out, _card(target, found))
     return found
 
 

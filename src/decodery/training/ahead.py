@@ -25,6 +25,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
+from .card import command_lines
 from .corpus import Corpus, TrainingText
 from .loop import History, TrainingPlan, batches, train
 from .traced import TracedCache
@@ -322,7 +323,7 @@ def card(
     """The text beside what was made. where: at what places it was learned, as a part of a sentence."""
     before, after = history.metrics["0"], facts["validation"]
     rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
-    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    command = command_lines(facts["command"])
     temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
     return f"""# {title} for {facts["model"]}
 

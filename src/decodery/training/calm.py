@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.trained.exits import EXITS, Exits
 from decodery.step.logits_source import LogitsSource
 
-from .card import CARD, refuse_others
+from .card import check_of, command_lines, write_card
 from .data import write_texts
 from .exits import ExitChecks, fit_agreement
 
@@ -36,7 +35,7 @@ TESTED = "tested.json"
 NEVER = 2.0
 """A threshold that no confidence reaches."""
 _TOGETHER = 16
-check_folder = partial(refuse_others, made=EXITS, what="holds no calibration")
+check_folder = check_of(EXITS, "holds no calibration")
 """Raises SettingsError where calibration would overwrite something else."""
 
 
@@ -170,8 +169,7 @@ def calibrate(
         *values, torch.tensor(rows, dtype=torch.float64, device="cpu"), facts, target.model.fingerprint, classifier
     )
     found.save(out / EXITS)
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(found, target.model.config.num_layers))
+    write_card(out, _card(found, target.model.config.num_layers))
     return found
 
 
@@ -227,7 +225,7 @@ def _known(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _card(found: Exits, layers: int) -> str:
     facts = found.facts
-    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    command = command_lines(facts["command"])
     rows = "\n".join(
         f"| {threshold:g} | {facts['layers'][str(threshold)]:.1f} of {layers} | {loss:.3f} | {p:.3f} |"
         for threshold, loss, p in found.tested.tolist()

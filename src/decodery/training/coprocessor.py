@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,13 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
+from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(CoprocessorWeights.FILE, "holds no coprocessor")
 
 
 @dataclass(frozen=True)
@@ -153,5 +151,5 @@ def train_coprocessor(
     )
     facts = examples.facts(command, history, alone=alone, validation=with_it)
     found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
-    found.save(out / COPROCESSOR)
+    found.save(out / CoprocessorWeights.FILE)
     return found

@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.models.trained.slots import SLOTS, Slots, shapes
+from decodery.models.trained.slots import Slots, shapes
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .loop import History, TrainingPlan, batches, train
 from .two_stacks import read
 
@@ -42,8 +41,7 @@ _MOST_VALIDATED = 256
 Pair = tuple[list[int], list[int]]
 """A source, and what the model writes of it, its end included where it came to one."""
 
-check_folder = partial(refuse_others, made=SLOTS, what="holds no slots")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(Slots.FILE, "holds no slots")
 
 
 @dataclass(frozen=True)
@@ -112,8 +110,8 @@ def train_cppd(
     slots = trainee.slots
     kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
     found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)
-    found.save(out / SLOTS)
-    write_text(out / CARD, "".join(_card(facts)))
+    found.save(out / Slots.FILE)
+    write_card(out, "".join(_card(facts)))
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +18,20 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
-from .card import refuse_others
+from .card import check_of, command_lines
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import check_target, temper, write_draft
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no block drafter")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no block drafter")
 
 _JUDGED = 24
 """Places of a text at which validation drafts."""
@@ -287,7 +286,7 @@ def _card(
     columns = [("untrained", before), *told]
     rows = [f"| {name} | {' | '.join(f'{values[name]:.3f}' for _, values in columns)} |" for name in before]
     temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    made = f"\n    {command}\n" if command else ""
+    made = command_lines(command)
     return f"""# A block drafter for {target.name}
 
 It guesses up to {recipe.block} tokens of what {target.name} writes next in one pass, for speculative decoding:

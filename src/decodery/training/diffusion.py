@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import Hooks
 from decodery.models.layer_plan import WHOLE, layer_steps
-from decodery.models.loaders.load import choose_dtype, load
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import load
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, TrainingPlan, train
@@ -51,8 +51,7 @@ CONTEXT = 256
 HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
 
-check_folder = partial(refuse_others, made=MODEL, what="is no model")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(MODEL, "is no model")
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def train_diffusion(
         validate=judged, metric="loss", settings=asdict(recipe), progress=progress, what="training",
     )  # fmt: skip
     write_llada(model, out)
-    write_text(out / CARD, _card(recipe, history, command))
+    write_card(out, _card(recipe, history, command))
     return history
 
 
@@ -157,7 +156,7 @@ def tune(
         validate=judged, metric="loss", settings=settings, progress=progress, what=what,
     )  # fmt: skip
     write_llada(model, out)
-    write_text(out / CARD, f"# A small masked diffusion model of lists\n\n{told}\n")
+    write_card(out, f"# A small masked diffusion model of lists\n\n{told}\n")
     return history
 
 

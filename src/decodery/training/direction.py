@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
@@ -20,7 +20,7 @@ from decodery.monitors.threshold import Threshold
 
 from .checkable import capitals
 from .evaluation import Evaluation, doubts
-from .lines import read_json_lines
+from .lines import read_labelled
 from .ranking import auroc, parts
 
 if TYPE_CHECKING:
@@ -52,14 +52,7 @@ def built_in_statements(seed: int = 0) -> list[Statement]:
 
 def read_statements(path: Path) -> list[Statement]:
     """Of a file of JSON lines {"text": text, "label": true or false, "group": text}; a group may be left out."""
-    found = []
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        text, label, group = known.get("text"), known.get("label"), known.get("group", f"line {number}")
-        if not isinstance(text, str) or not text or not isinstance(label, bool) or not isinstance(group, str):
-            raise CorruptFile(f'line {number} of {path} is not {{"text": text, "label": true or false, "group": text}}')
-        found.append(Statement(text, label, group))
-    return found
+    return [Statement(*each) for each in read_labelled(path, "text", "label")]
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +18,19 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
-from decodery.models.loaders.load import LoadedModel, choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no draft")
 
 
 def check_target(target: LoadedModel) -> Transformer:
@@ -164,8 +163,7 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
     )
     description = Description(draft.config, "int8", special, template, target.name)
     write_text(out / DESCRIPTION, description.text())
-    # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, card)
+    write_card(out, card)
 
 
 def _card(

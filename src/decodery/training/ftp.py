@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,18 @@ from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import SettingsError
 from decodery.core.topk import topk
-from decodery.logits_sources.ftp import ROUTERS, Climb, Pruned
+from decodery.logits_sources.ftp import Climb, Pruned
 from decodery.models.batch import Batch, Segment
 from decodery.models.layer_plan import LayerPlan
-from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
 from decodery.step.forward_request import run_sync, score
 
-from .card import CARD, refuse_others
+from .card import check_of, command_lines, write_card
 from .corpus import Corpus, TrainingText
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, known_figures, train
 from .schedules import Evolution, evolve
 
 TRIED = "tried.json"
@@ -39,8 +37,7 @@ _LIKELY = 64
 """Of how many of the whole model's most likely tokens the divergence is computed; all others count as one."""
 _EVERY = 10
 """Schedules between two writings of what was tried."""
-check_folder = partial(refuse_others, made=ROUTERS, what="holds no routers")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(TokenRouters.FILE, "holds no routers")
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,7 @@ def find_schedule(
         "model": model.fingerprint,
         "texts": [text.tokens.tolist() for text in texts],
     }
-    known, tried = _known(out / TRIED, settings), list[float]()
+    known, tried = known_figures(out / TRIED, settings, "losses"), list[float]()
 
     def loss(schedule: tuple[float, ...]) -> float:
         number, last = len(tried), len(tried) + 1 == recipe.evolution.tried
@@ -270,16 +267,6 @@ def find_schedule(
         return tried[-1]
 
     return evolve(loss, layers, recipe.sparsity, recipe.evolution, recipe.seed)
-
-
-def _known(path: Path, settings: Mapping[str, Any]) -> list[float]:
-    """The losses of the schedules tried by an earlier run of the same settings."""
-    if not path.is_file():
-        return []
-    found = read_json(path)
-    if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
-        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
-    return [float(value) for value in found["losses"]]
 
 
 def train_ftp(
@@ -328,9 +315,8 @@ def train_ftp(
         for name, rows in found.items()
     }
     routers = replace(routers, facts=facts, model=model.fingerprint)
-    routers.save(out / ROUTERS)
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(routers))
+    routers.save(out / TokenRouters.FILE)
+    write_card(out, _card(routers))
     return routers
 
 
@@ -349,7 +335,7 @@ def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[T
 
 def _card(routers: TokenRouters) -> str:
     facts = routers.facts
-    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    command = command_lines(facts["command"])
     rows = "\n".join(
         f"| {name} | {each['sparsity']:.3f} | {each['divergence']:.4f} |" for name, each in facts["validation"].items()
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.hooks import HookPoint, Hooks
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
-from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
+from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
@@ -38,8 +37,7 @@ SURE, SURER, ENDS = 0.05, 0.3, 0.5
 LEAST = 1.05
 """Entropy in nats below which a token joins a group, the share of its group's highest below which it does, too, and
 what the loss of the stop head weighs; how many tokens a group has on average, at least, to be worth learning."""
-check_folder = partial(refuse_others, made=MICRO, what="holds no micro steps")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(MicroSteps.FILE, "holds no micro steps")
 _HELD = 64
 Grouped = tuple[TrainingText, list[int]]
 """A text, and the sizes of the groups of what was written."""
@@ -328,9 +326,8 @@ def train_hamburger(
         write_draft(tuned, target, out / MODEL, f"# {target.name}, tuned to read groups of tokens\n\n{_made(facts)}")
     parts = training_run.parts
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
-    found.save(out / MICRO)
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(facts, named))
+    found.save(out / MicroSteps.FILE)
+    write_card(out, _card(facts, named))
     return found
 
 

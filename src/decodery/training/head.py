@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown
@@ -35,8 +34,7 @@ from .loop import History, TrainingPlan, batches, train
 TOP = 64
 """Most likely tokens of the target that are learned from at every place."""
 _HELD = 48
-check_folder = partial(refuse_others, made=HEAD, what="is no draft head")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(HEAD, "is no draft head")
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,7 @@ def train_head(
     )
     facts = keep(training_run.parameters, history, {})
     scores = {name: facts[name] for name in history.metrics["0"]}
-    # Last: without the head beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))
+    write_card(out, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))
     return scores
 
 

@@ -22,9 +22,9 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.head_gates import GATES, HeadGates
+from decodery.models.trained.head_gates import HeadGates
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import ExampleSplit
 from .traced import TracedCache, differentiable
 
@@ -42,8 +42,7 @@ WORDS = (
     "cloud",
     "violin",
 )
-check_folder = partial(refuse_others, made=GATES, what="holds no head gates")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(HeadGates.FILE, "holds no head gates")
 
 
 @dataclass(frozen=True)
@@ -204,5 +203,5 @@ def train_head_gates(
     )
     facts = examples.facts(command, history, loss=round(history.best or 0.0, 4))
     found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
-    found.save(out / GATES)
+    found.save(out / HeadGates.FILE)
     return found

@@ -20,17 +20,16 @@ from decodery.models.hooks import Intervention, Tap
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.drafts import TRANSFER
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
 from .ahead import EVERY, RATED, AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .loop import History
 
-check_folder = partial(refuse_others, made=TRANSFER, what="holds no hidden transfer")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(TRANSFER, "holds no hidden transfer")
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,5 @@ def train_transfer(
         "Acceleration, 2024).",
         explained=RATED,
     )
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, text)
+    write_card(out, text)
     return found, history

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,15 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, replacing, silent, write_text
+from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.trained.artifact import read_tensors
-from decodery.speculative.stores.hmm import FILE, HMM
+from decodery.speculative.stores.hmm import HMM
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .loop import CHECKPOINT
 
-check_folder = partial(refuse_others, made=FILE, what="holds no hidden Markov model")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(HMM.FILE, "holds no hidden Markov model")
 
 _TEXTS = 64
 """Texts whose chances are held at a time."""
@@ -213,9 +211,8 @@ def train_hmm(
     }
     best: dict[str, Any] = {name: table.float() for name, table in run.best.items()}
     found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
-    found.save(out / FILE)
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(facts, found))
+    found.save(out / HMM.FILE)
+    write_card(out, _card(facts, found))
     return found
 
 

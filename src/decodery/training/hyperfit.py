@@ -22,13 +22,13 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept
-from decodery.sampling.no_citation import FILE, Citations
+from decodery.sampling.no_citation import Citations
 from decodery.sampling.sampler import Sampler
 
-from .card import CARD
+from .card import write_card
 from .corpus import Corpus, TrainingText
 from .loop import TrainingPlan, batches, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress, check_folder
@@ -163,9 +163,8 @@ def hyperfit(
     }
     scores["after"]["known"] = history.metrics[str(history.best_step)]["known"]
     write(out, change.model, reported(original, [(f"{recipe}", change)]), target)
-    Citations.of([text.tokens for text in learned]).save(out / FILE)
-    # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(target, recipe, scores, history.step, command))
+    Citations.of([text.tokens for text in learned]).save(out / Citations.FILE)
+    write_card(out, _card(target, recipe, scores, history.step, command))
     return scores
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,11 +11,11 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
-from decodery.models.trained.key_channels import CHANNELS, KeyChannels
+from decodery.models.trained.key_channels import KeyChannels
 
-from .card import refuse_others
+from .card import check_of
 
-check_folder = partial(refuse_others, made=CHANNELS, what="holds no key channels")
+check_folder = check_of(KeyChannels.FILE, "holds no key channels")
 """Raises SettingsError where calibration would overwrite something else."""
 
 

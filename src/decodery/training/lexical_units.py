@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,17 +18,16 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.drafts import UNITS
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .loop import History
 
-check_folder = partial(refuse_others, made=UNITS, what="holds no units")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(UNITS, "holds no units")
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,5 @@ def train_units(
         "units emits beyond its\nown token if every unit is drafted whole. right_n: how often the likeliest token at "
         "placeholder n is the text's.\n",
     )
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, text)
+    write_card(out, text)
     return found, history

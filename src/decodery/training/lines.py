@@ -36,6 +36,27 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, None
 
 
+def read_labelled(path: Path, text: str, label: str) -> Iterator[tuple[str, bool, str]]:
+    """Texts with their labels and groups of a JSON Lines file; a line without a group is one of its own.
+
+    Args:
+        path: The file.
+        text: The name of the text in an entry.
+        label: The name of its label, true or false.
+
+    Raises:
+        CorruptFile: A line is something else.
+    """
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        found, labelled, group = known.get(text), known.get(label), known.get("group", f"line {number}")
+        if not isinstance(found, str) or not found or not isinstance(labelled, bool) or not isinstance(group, str):
+            raise CorruptFile(
+                f'line {number} of {path} is not {{"{text}": text, "{label}": true or false, "group": text}}'
+            )
+        yield found, labelled, group
+
+
 def _lines(path: Path) -> list[tuple[int, bytes]]:
     if path.stat().st_size > _MOST_BYTES:
         raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give fewer lines")

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import torch
 
 from decodery.core.errors import CorruptFile, NumericalError, SettingsError
-from decodery.models.loaders.fields import parse_json
+from decodery.models.loaders.fields import parse_json, read_json
 from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.trained.artifact import read_tensors
 
@@ -182,6 +183,19 @@ def _optimizer(
 def content(data: object) -> str:
     """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def known_figures(path: Path, settings: Mapping[str, Any], name: str) -> list[float]:
+    """The list `name` in the JSON file that an earlier run of the same settings left, none where there is no file.
+
+    Raises SettingsError for a file of other settings.
+    """
+    if not path.is_file():
+        return []
+    found = read_json(path)
+    if not isinstance(found, dict) or any(found.get(each) != value for each, value in settings.items()):
+        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
+    return [float(value) for value in found[name]]
 
 
 def _save(

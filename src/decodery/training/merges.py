@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +20,15 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.merge_nets import MERGE_NET, MergeNet
+from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=MERGE_NET, what="holds no network of merged tokens")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(MergeNet.FILE, "holds no network of merged tokens")
 _LEAST = 16
 
 
@@ -125,5 +123,5 @@ def train_merges(
     )
     facts = examples.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
     found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
-    found.save(out / MERGE_NET)
+    found.save(out / MergeNet.FILE)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,13 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
+from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=META, what="holds no meta-tokens")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(MetaTokens.FILE, "holds no meta-tokens")
 
 
 @dataclass(frozen=True)
@@ -170,5 +168,5 @@ def train_meta_tokens(
     )
     facts = examples.facts(command, history, divergence=round(history.best or 0.0, 4))
     found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
-    found.save(out / META)
+    found.save(out / MetaTokens.FILE)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,14 +19,13 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.puzzles.alphabet import END_ID, encoded
 
-from .card import refuse_others
+from .card import check_of
 from .cut import parameters, quantized
 from .loop import History, TrainingPlan, train
 from .puzzle_model import SHAPES, TransformerShape, predicted, random_transformer, save
 from .transductions import Transduction, sources
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no decoder of a transduction")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no decoder of a transduction")
 
 BEHIND = ">"
 """Stands between a source and what is written of it; no source holds it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -22,13 +21,12 @@ from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.puzzles import Puzzle, drawn
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
-from .card import refuse_others
+from .card import check_of
 from .cut import parameters
 from .loop import History, TrainingPlan, train
 from .puzzle_model import save, solves, training_batch
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no PLDR-LLM")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no PLDR-LLM")
 
 _KEPT = 16
 """Prompts whose operators are averaged for the ones that are kept."""

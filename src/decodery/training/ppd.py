@@ -8,24 +8,22 @@ there and the prompt tokens of the same place before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.drafts import PROMPTS
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import EVERY, RATED, AheadRecipe, card, facts_of, shares, teach
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .lexical_units import PlaceholderTrainee
 from .loop import History
 
-check_folder = partial(refuse_others, made=PROMPTS, what="holds no prompt tokens")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(PROMPTS, "holds no prompt tokens")
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,5 @@ def train_ppd(
         "Decoding for\nMemory-Efficient Acceleration of LLM Inference, 2024).",
         explained=RATED,
     )
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, text)
+    write_card(out, text)
     return found, history

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -104,9 +104,67 @@ def train_prm(
     examples = labelled(model, puzzle, out, recipe, progress)
     tap = model.config.num_layers
     learned, held = (_rows(model, puzzle, examples, tap, part) for part in (False, True))
-    head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap)
+    settings = {"puzzle": repr(puzzle), "recipe": asdict(recipe), "model": model.fingerprint}
+    head, scores, costs = fitted(model, tap, learned, held, recipe, out, settings=settings, progress=progress)
+    told = held[1].numpy()
+    facts: dict[str, object] = {
+        "puzzle": puzzle.spec,
+        "command": command,
+        "recipe": asdict(recipe),
+        "solutions": len(examples),
+        "labelling_tokens": sum(example.tokens for example in examples),
+        # Of labels that compare, nearly all are above a half.
+        "auc": round(auc(scores, told if recipe.labels == "restart" else told > 0.5), 4),
+        **costs,
+    }
+    found = replace(head, facts=facts)
+    found.save(out / PRM)
+    return found
+
+
+class RewardRecipe(Protocol):
+    """How a head learns rewards, a dataclass."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def fitted(
+    model: LanguageModel,
+    tap: int,
+    learned: tuple[torch.Tensor, torch.Tensor],
+    held: tuple[torch.Tensor, torch.Tensor],
+    recipe: RewardRecipe,
+    out: Path,
+    *,
+    settings: Mapping[str, object],
+    weight_decay: float = 0.01,
+    progress: Progress,
+) -> tuple[ProcessHead, np.ndarray, dict[str, float]]:
+    """A head that learned rewards from states, going on from its checkpoint in `out`.
+
+    Args:
+        model: Whose states they are.
+        tap: After how many of its layers.
+        learned: States [n, hidden] and their rewards [n].
+        held: Those that are held out.
+        recipe: How it learns.
+        out: The folder of the checkpoint.
+        settings: What else the run depends on.
+        weight_decay: Of the optimizer.
+        progress: Is called with the steps that are done.
+
+    Returns:
+        The head, its logits [n] of what is held out, and the cross-entropy there: its own, and that of the mean.
+    """
+    head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap, model.fingerprint)
     batch = batches(len(learned[1]), min(recipe.batch, len(learned[1])), recipe.seed)
-    mean = learned[1].mean()
 
     def loss(step: int) -> torch.Tensor:
         chosen = batch(step)
@@ -119,32 +177,18 @@ def train_prm(
     history = train(
         head.tensors,
         loss,
-        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=10),
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=10, weight_decay=weight_decay),
         out / "training",
         validate=validate,
         metric="cross_entropy",
-        settings={"puzzle": repr(puzzle), "recipe": asdict(recipe), "model": model.fingerprint},
+        settings=settings,
         progress=progress,
         what="learning rewards",
     )
-    with torch.no_grad():
-        scores, told = head.logits(held[0]).numpy(), held[1].numpy()
-    constant = float(binary_cross_entropy_with_logits(mean.logit().expand(len(held[1])), held[1]))
-    facts: dict[str, object] = {
-        "puzzle": puzzle.spec,
-        "command": command,
-        "recipe": asdict(recipe),
-        "solutions": len(examples),
-        "labelling_tokens": sum(example.tokens for example in examples),
-        # Of labels that compare, nearly all are above a half.
-        "auc": round(auc(scores, told if recipe.labels == "restart" else told > 0.5), 4),
-        "cross_entropy": round(history.best or 0.0, 4),
-        "cross_entropy_of_the_mean": round(constant, 4),
-    }
-    tensors = {name: tensor.detach() for name, tensor in head.tensors.items()}
-    found = ProcessHead(tensors, tap, model.fingerprint, facts)
-    found.save(out / PRM)
-    return found
+    head = replace(head, tensors={name: tensor.detach() for name, tensor in head.tensors.items()})
+    constant = float(binary_cross_entropy_with_logits(learned[1].mean().logit().expand(len(held[1])), held[1]))
+    costs = {"cross_entropy": round(history.best or 0.0, 4), "cross_entropy_of_the_mean": round(constant, 4)}
+    return head, head.logits(held[0]).numpy(), costs
 
 
 def labelled(

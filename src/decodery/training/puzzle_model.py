@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -23,7 +22,7 @@ from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER
-from decodery.models.loaders.load import choose_dtype
+from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
@@ -32,13 +31,12 @@ from decodery.puzzles import Puzzle, drawn
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from decodery.search.estimators import pass_at
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .cut import parameters, quantized
 from .loop import History, TrainingPlan, train
 from .solving import solved, text_of
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no puzzle model")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no puzzle model")
 
 
 @dataclass(frozen=True)
@@ -255,8 +253,7 @@ def save(model: Transformer, out: Path, card: str) -> None:
     with replacing(out / TOKENIZER) as temporary:
         tokenizer().backend.save(str(temporary), pretty=False)
     write_text(out / DESCRIPTION, Description(model.config, kept, {}, None).text())
-    # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, card)
+    write_card(out, card)
 
 
 def _card(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,16 @@ from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, floating
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .corpus import Corpus
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is not a compressed model")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is not a compressed model")
 
 _HELD = 32
 """Texts that validation reads."""
@@ -266,8 +264,7 @@ def train_copy(
     scores = {name: judged(each, learned.held) for name, each in (("untrained", untrained), ("trained", change.model))}
     report = reported(original, [(f"{remaking}, trained for {learned.history.best_step} steps", change)])
     write(out, change.model, report, target)
-    # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(target, corpus, remaking, recipe, learned.history, scores, report.bits, command))
+    write_card(out, _card(target, corpus, remaking, recipe, learned.history, scores, report.bits, command))
     return scores
 
 

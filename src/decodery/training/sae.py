@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.sae import HeadCodes
 from decodery.monitors.threshold import Threshold
 
-from .lines import read_json_lines
+from .lines import read_labelled
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -58,16 +58,7 @@ def built_in_examples(count: int, seed: int = 0) -> list[BehaviourExample]:
 
 def read_examples(path: Path) -> list[BehaviourExample]:
     """Of a file of JSON lines {"prompt": text, "positive": true or false, "group": text}; a group may be left out."""
-    found = []
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        prompt, positive, group = known.get("prompt"), known.get("positive"), known.get("group", f"line {number}")
-        if not isinstance(prompt, str) or not prompt or not isinstance(positive, bool) or not isinstance(group, str):
-            raise CorruptFile(
-                f'line {number} of {path} is not {{"prompt": text, "positive": true or false, "group": text}}'
-            )
-        found.append(BehaviourExample(prompt, positive, group))
-    return found
+    return [BehaviourExample(*each) for each in read_labelled(path, "prompt", "positive")]
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,16 @@ from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel, OpenModel, is_open
 from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads, unit
 
-from .card import CARD, refuse_others
+from .card import check_of, command_lines, write_card
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .loop import History, TrainingPlan, batches, train
 
-check_folder = partial(refuse_others, made=HEADS, what="holds no heads of early exits")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(HEADS, "holds no heads of early exits")
 _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
 
 
@@ -110,8 +108,7 @@ def train_sec(
     down, up = heads.down.cpu(), heads.up.cpu()
     found = ExitHeads(recipe.every, classifier, down, up, facts, target.model.fingerprint)
     found.save(out / HEADS)
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(facts))
+    write_card(out, _card(facts))
     return found
 
 
@@ -256,7 +253,7 @@ def _figures(
 
 
 def _card(facts: Mapping[str, Any]) -> str:
-    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    command = command_lines(facts["command"])
     found, layers = facts["validation"], facts["layers"]
     columns = [found[name] for name in ("right with the plain head", "right with the corrected head")]
     columns.append([*found["classifier right"], None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from decodery.engine.request import Request
 from decodery.logits_sources.reads import Reads
 from decodery.models.families.t5 import save_t5
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.encoder_decoder import (
     Block,
     Cross,
@@ -31,14 +30,13 @@ from decodery.models.torch.encoder_decoder import (
 from decodery.models.torch.weights import Dense
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .distilled import DistillationRecipe, check_teacher, distance, drawn, said
 from .loop import History, TrainingPlan, train
 from .transductions import Transduction, sources
 from .two_stacks import predicted
 
-check_folder = partial(refuse_others, made="config.json", what="is no encoder-decoder model")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of("config.json", "is no encoder-decoder model")
 
 _NOTHING = -1
 
@@ -130,8 +128,7 @@ def train_seq2seq(
     )
     found = 1.0 - history.metrics[str(history.best_step)]["wrong"]
     save_t5(out, model, tokenizer().backend)
-    # Last: without the model beside it, it would be taken for somebody else's.
-    write_text(out / CARD, "".join(_card(kind, recipe, history, found, command, teacher)))
+    write_card(out, "".join(_card(kind, recipe, history, found, command, teacher)))
     return found
 
 

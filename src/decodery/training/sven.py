@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,11 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.prefixes import WEIGHTS
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
-from .card import CARD, refuse_others
+from .card import check_of, command_lines, write_card
 from .loop import History, TrainingPlan, batches, content, train
 from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, programs_of
 from .traced import TracedCache, differentiable
@@ -28,8 +26,7 @@ CONTROLS = ("secure", "unsafe")
 """What the prefixes are called: that of programs after the fix, and before it."""
 _HELD_OUT = 10
 """Of so many pairs one is kept for validation."""
-check_folder = partial(refuse_others, made=WEIGHTS, what="holds no prefixes")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(Prefixes.FILE, "holds no prefixes")
 
 
 @dataclass(frozen=True)
@@ -216,8 +213,8 @@ def train_sven(
     }
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
-    found.save(out / WEIGHTS)
-    write_text(out / CARD, _card(found, history))
+    found.save(out / Prefixes.FILE)
+    write_card(out, _card(found, history))
     return found, history
 
 
@@ -226,7 +223,7 @@ def _card(found: Prefixes, history: History) -> str:
     length = facts["recipe"]["length"]
     size = found.by_name[CONTROLS[0]].data.numel()
     rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in facts["validation"].items())
-    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    command = command_lines(facts["command"])
     return f"""# Prefixes for {facts["model"]}: {" and ".join(CONTROLS)}
 
 They turn {facts["model"]} towards code as it is after a fix, or before it; nothing else about the model changes:

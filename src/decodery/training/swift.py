@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,21 @@ from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.layer_plan import LayerPlan, sublayers
-from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.skips import sublayers as named
-from decodery.speculative.drafters.swift import SKIPS
 from decodery.speculative.stores.skip_search import SkipSearch
 
-from .card import CARD, refuse_others
+from .card import check_of, command_lines, write_card
 from .corpus import Corpus, TrainingText
+from .loop import known_figures
 
 TRIED = "tried.json"
 _EVERY = 10
 """Sets between two writings of what was tried."""
-check_folder = partial(refuse_others, made=SKIPS, what="holds no set of sublayers")
+check_folder = check_of(SkipSet.FILE, "holds no set of sublayers")
 """Raises SettingsError where the search would overwrite something else."""
 
 
@@ -116,7 +114,7 @@ def find_skips(
     )
     first, settings = search.skip, {"recipe": asdict(recipe), "corpus": corpus.facts, "model": model.fingerprint}
     before = seen.matchness(first), held.matchness(first)
-    known = _known(out / TRIED, settings)
+    known = known_figures(out / TRIED, settings, "matchness")
     for number in range(recipe.proposals):
         chosen = search.propose()
         found = known[number] if number < len(known) else seen.matchness(named(chosen, layers))
@@ -137,24 +135,13 @@ def find_skips(
         "best_after": {str(n): max(search.history[:n]) for n in (50, 100, 200, 400, 800) if n <= recipe.proposals},
     }
     result = SkipSet(search.skip, layers, facts, model.fingerprint)
-    result.save(out / SKIPS)
-    # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / CARD, _card(facts))
+    result.save(out / SkipSet.FILE)
+    write_card(out, _card(facts))
     return result
 
 
-def _known(path: Path, settings: Mapping[str, Any]) -> list[float]:
-    """The matches of the sets tried by an earlier run of the same settings."""
-    if not path.is_file():
-        return []
-    found = read_json(path)
-    if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
-        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
-    return [float(value) for value in found["matchness"]]
-
-
 def _card(facts: Mapping[str, Any]) -> str:
-    command = f"\n    {facts['command']}\n" if facts["command"] else ""
+    command = command_lines(facts["command"])
     recipe, first, best = facts["recipe"], facts["first"], facts["best"]
     return f"""# Sublayers that {facts["model"]} skips when it drafts
 

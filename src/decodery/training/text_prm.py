@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
@@ -18,8 +17,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
 from .judge import auc
-from .loop import TrainingPlan, batches, train
-from .prm import PRM, random_head
+from .prm import PRM, fitted
 
 _CHUNK = 512
 _HELD_OUT = 10
@@ -98,31 +96,11 @@ def train_text_prm(
     learned, held_out = (
         (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu")) for s, y in zip(parts, labels, strict=True)
     )
-    head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap)
-    batch = batches(len(learned[1]), min(recipe.batch, len(learned[1])), recipe.seed)
-
-    def loss(step: int) -> torch.Tensor:
-        chosen = batch(step)
-        return binary_cross_entropy_with_logits(head.logits(learned[0][chosen]), learned[1][chosen])
-
-    def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"cross_entropy": float(binary_cross_entropy_with_logits(head.logits(held_out[0]), held_out[1]))}
-
-    history = train(
-        head.tensors,
-        loss,
-        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=10, weight_decay=recipe.weight_decay),
-        out / "training",
-        validate=validate,
-        metric="cross_entropy",
-        settings={"recipe": asdict(recipe), "model": model.fingerprint, "beginnings": len(learned[1])},
+    settings = {"recipe": asdict(recipe), "model": model.fingerprint, "beginnings": len(learned[1])}
+    head, scores, costs = fitted(
+        model, tap, learned, held_out, recipe, out, settings=settings, weight_decay=recipe.weight_decay,
         progress=progress,
-        what="learning rewards",
-    )
-    with torch.no_grad():
-        scores = head.logits(held_out[0]).numpy()
-    mean = learned[1].mean().logit().expand(len(held_out[1]))
+    )  # fmt: skip
     facts: dict[str, object] = {
         "command": command,
         "recipe": asdict(recipe),
@@ -130,11 +108,9 @@ def train_text_prm(
         "prompts": len(groups),
         "mean": round(float(learned[1].mean()), 4),
         "auc": round(auc(scores, held_out[1].numpy() > 0.5), 4),
-        "cross_entropy": round(history.best or 0.0, 4),
-        "cross_entropy_of_the_mean": round(float(binary_cross_entropy_with_logits(mean, held_out[1])), 4),
+        **costs,
     }
-    tensors = {name: tensor.detach() for name, tensor in head.tensors.items()}
-    found = ProcessHead(tensors, tap, model.fingerprint, facts)
+    found = replace(head, facts=facts)
     found.save(out / PRM)
     return found
 

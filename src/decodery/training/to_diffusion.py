@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +21,19 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.hooks import Hooks
 from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.load import LoadedModel, choose_dtype
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
-from .card import CARD, refuse_others
+from .card import check_of, write_card
 from .loop import History, TrainingPlan, train
 from .remade import Remade
 
-check_folder = partial(refuse_others, made=DESCRIPTION, what="is no adapted model")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(DESCRIPTION, "is no adapted model")
 
 WORDS = (
     "apple", "river", "stone", "cloud", "horse", "table", "green", "music", "paper", "glass", "light", "water",
@@ -244,7 +243,7 @@ def adapt(
     )  # fmt: skip
     change = adapted.change()
     write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
-    write_text(out / CARD, _card(loaded, settings, history, command))
+    write_card(out, _card(loaded, settings, history, command))
     return history
 
 

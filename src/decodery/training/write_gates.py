@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,13 @@ from decodery.models.config import ModelConfig
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.write_gates import LEVELS, WRITE_GATE, WriteGates, margin
+from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
-from .card import refuse_others
+from .card import check_of
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = partial(refuse_others, made=WRITE_GATE, what="holds no write gate")
-"""Raises SettingsError where training would overwrite something else."""
+check_folder = check_of(WriteGates.FILE, "holds no write gate")
 
 
 @dataclass(frozen=True)
@@ -216,5 +214,5 @@ def train_write_gate(
     facts = examples.facts(command, history, validation=figures)
     levels = trainee.levels(texts)
     found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
-    found.save(out / WRITE_GATE)
+    found.save(out / WriteGates.FILE)
     return found

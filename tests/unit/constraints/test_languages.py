@@ -43,8 +43,8 @@ from decodery.testing import (
     check_state,
     decode,
 )
-from decodery.testing.rules import Credulous
 from languages import ENDS, LANGUAGES, MERGED, OTHER, PROMPTS, SCHEMA, SIZE, TARGET, VOCABULARY, accepts, constrained
+from wrong_rules import Credulous
 
 
 @pytest.mark.parametrize("name", LANGUAGES)

@@ -17,7 +17,7 @@ from decodery.kv_cache.coprocessor import Augmented, Coprocessor
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
+from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 from decodery.step.forward_request import run_sync
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training.coprocessor import CoprocessorRecipe, CoprocessorTrainee, train_coprocessor
@@ -131,7 +131,7 @@ def test_a_coprocessor_is_asked_for_and_checked(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="at least 0"):
         Coprocessor(latents=-1)
     made = replace(weights(), model=MODEL.fingerprint)
-    made.save(tmp_path / COPROCESSOR)
+    made.save(tmp_path / CoprocessorWeights.FILE)
     kv = f"coprocessor:trained={tmp_path},latents=2"
     assert decode(MODEL, [PROMPT], cache_policy=kv, max_new_tokens=4)[0].generated
     with pytest.raises(SettingsError, match="another model"):
@@ -139,7 +139,7 @@ def test_a_coprocessor_is_asked_for_and_checked(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="another shape"):
         CoprocessorWeights({"base": torch.zeros(2, 5)}).require(MODEL)
     for broken in ({"base": torch.zeros(3)}, {**made.tensors, "up": torch.zeros(2, 2, 2)}, {"soft": torch.zeros(2, 2)}):
-        Artifact("coprocessor", broken).save(tmp_path / COPROCESSOR)
+        Artifact("coprocessor", broken).save(tmp_path / CoprocessorWeights.FILE)
         with pytest.raises(CorruptFile):
             CoprocessorWeights.load(tmp_path)
 

@@ -13,7 +13,7 @@ from decodery.core.errors import CorruptFile, PromptError, SettingsError, Unsupp
 from decodery.kv_cache.meta_soft import MetaSoft, folded
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.meta_tokens import META, MetaTokens, feature, library, mixture
+from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 from decodery.testing import decode, tiny_transformer
 from decodery.training.meta_tokens import MetaRecipe, MetaTokenTrainee, RecordedAttention, distance, train_meta_tokens
 from tiny_models import tiny_loaded
@@ -125,7 +125,7 @@ def test_meta_tokens_are_asked_for_and_checked(tmp_path: Path) -> None:
         decode(MODEL, [PROMPT], cache_policy="meta-soft")
     with pytest.raises(SettingsError, match="partners of at least 1"):
         MetaSoft(partners=0)
-    replace(SOFT, model=MODEL.fingerprint).save(tmp_path / META)
+    replace(SOFT, model=MODEL.fingerprint).save(tmp_path / MetaTokens.FILE)
     kv = f"meta-soft:trained={tmp_path},budget=0.5"
     assert decode(MODEL, [PROMPT], cache_policy=kv, max_new_tokens=4)[0].generated
     with pytest.raises(SettingsError, match="another model"):
@@ -134,7 +134,7 @@ def test_meta_tokens_are_asked_for_and_checked(tmp_path: Path) -> None:
         replace(SOFT, tensors={"free": torch.zeros(2, 5)}).require(MODEL)
     for name, tensor in (("scale", torch.zeros(3)), ("weight.1", torch.zeros(7, 256)), ("free", torch.zeros(6))):
         Artifact("library of meta-tokens", {**SOFT.tensors, name: tensor}, {"sparse": 2, "static": False}).save(
-            tmp_path / META
+            tmp_path / MetaTokens.FILE
         )
         with pytest.raises(CorruptFile):
             MetaTokens.load(tmp_path)

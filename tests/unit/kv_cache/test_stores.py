@@ -19,7 +19,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.torch.attention import attend
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.key_channels import CHANNELS, KeyChannels
+from decodery.models.trained.key_channels import KeyChannels
 from decodery.speculative.drafters.compressed_cache import CompressedCache
 from decodery.step.cache_policy import shared_out
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
@@ -199,7 +199,7 @@ def test_channels_are_calibrated_and_kept(tmp_path: object) -> None:
     pairs = both[..., :4] + both[..., 4:]
     assert found.order[..., ::2].equal(pairs.argsort(dim=-1, descending=True))
     assert found.order[..., 1::2].equal(found.order[..., ::2] + 4)
-    found.save(folder / CHANNELS)
+    found.save(folder / KeyChannels.FILE)
     kv = DoubleSparsity(8, calibration=str(folder), dense_layers=0)
     ours, theirs = (
         decode(MODEL, [PROMPT], cache_policy=each, max_new_tokens=8)[0] for each in (kv, replace(kv, calibration=found))

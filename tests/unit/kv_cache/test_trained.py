@@ -18,8 +18,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.head_gates import GATES, HeadGates
-from decodery.models.trained.write_gates import WRITE_GATE, WriteGates
+from decodery.models.trained.head_gates import HeadGates
+from decodery.models.trained.write_gates import WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training.head_gates import GateRecipe, hide_keys, train_head_gates
 from decodery.training.head_gates import HeadGateTrainee as GateTrainee
@@ -195,10 +195,10 @@ def test_trained_parts_are_asked_for_and_checked(tmp_path: Path) -> None:
         LServe(page=64, reuse=3)
     with pytest.raises(SettingsError, match="up to 1"):
         WriteGate(40.0)
-    HeadGates(torch.rand(3, 2)).save(tmp_path / GATES)
+    HeadGates(torch.rand(3, 2)).save(tmp_path / HeadGates.FILE)
     with pytest.raises(UnsupportedModel, match="another shape"):
         decode(MODEL, [prompt], cache_policy=f"lserve:gates={tmp_path}")
-    HeadGates(torch.rand(2, 2), model=MODEL.fingerprint).save(tmp_path / GATES)
+    HeadGates(torch.rand(2, 2), model=MODEL.fingerprint).save(tmp_path / HeadGates.FILE)
     assert decode(MODEL, [prompt], cache_policy=f"lserve:gates={tmp_path},window=8,sinks=2", max_new_tokens=3)[
         0
     ].generated
@@ -211,6 +211,6 @@ def test_trained_parts_are_asked_for_and_checked(tmp_path: Path) -> None:
         {**gate.tensors, "levels": gate.levels, "weight.0": torch.zeros(4, 5)},
     ):
         kind = "set of head gates" if "gates" in tensors else "write gate"
-        Artifact(kind, tensors, {"layer": 1}).save(tmp_path / WRITE_GATE)
+        Artifact(kind, tensors, {"layer": 1}).save(tmp_path / WriteGates.FILE)
         with pytest.raises(CorruptFile):
-            (HeadGates if "gates" in tensors else WriteGates).load(tmp_path / WRITE_GATE)
+            (HeadGates if "gates" in tensors else WriteGates).load(tmp_path / WriteGates.FILE)

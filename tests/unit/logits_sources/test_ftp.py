@@ -11,7 +11,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.llm.llm import LLM
-from decodery.logits_sources.ftp import FTP, ROUTERS, Pruned, PrunedCache, stages
+from decodery.logits_sources.ftp import FTP, Pruned, PrunedCache, stages
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, received, uniform
 from decodery.step.forward_request import run_sync, score
@@ -121,17 +121,17 @@ def test_routers_of_this_model_or_a_sparsity_are_needed(tmp_path: Path) -> None:
     for settings in ({}, {"sparsity": 0.2, "routers": "x"}):
         with pytest.raises(SettingsError, match="decodery train ftp"):
             FTP(**settings)  # type: ignore[arg-type]
-    TokenRouters(STATIC.schedule, model="another").save(tmp_path / ROUTERS)
+    TokenRouters(STATIC.schedule, model="another").save(tmp_path / TokenRouters.FILE)
     for routers in (str(tmp_path), str(tmp_path / "none"), TokenRouters((0.0, 0.5))):
         with pytest.raises(DecoderyError, match="decodery train ftp"):
             decode(TARGET, [[1]], logits_source=FTP(routers))
-    ROUTERS_OF_FOUR.save(tmp_path / ROUTERS)
-    found = TokenRouters.load(tmp_path / ROUTERS)
+    ROUTERS_OF_FOUR.save(tmp_path / TokenRouters.FILE)
+    found = TokenRouters.load(tmp_path / TokenRouters.FILE)
     assert found.schedule == ROUTERS_OF_FOUR.schedule
     assert all(torch.equal(found.weights[name], each) for name, each in ROUTERS_OF_FOUR.weights.items())
-    TokenRouters(STATIC.schedule, {"in.weight": torch.zeros(4, 8, 4)}).save(tmp_path / ROUTERS)
+    TokenRouters(STATIC.schedule, {"in.weight": torch.zeros(4, 8, 4)}).save(tmp_path / TokenRouters.FILE)
     with pytest.raises(CorruptFile, match="holds no set of token routers"):
-        TokenRouters.load(tmp_path / ROUTERS)
+        TokenRouters.load(tmp_path / TokenRouters.FILE)
 
 
 def test_logits_of_prompt_rows_are_those_of_the_pruned_prompt() -> None:

@@ -15,7 +15,7 @@ from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.logits_sources.hamburger import GroupCache, Hamburger
 from decodery.models.batch import Batch, Segment
-from decodery.models.trained.micro_steps import MICRO, MicroSteps, quarters, shapes
+from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 from decodery.step.forward_request import run_sync, score
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.corpus import TrainingText
@@ -192,8 +192,8 @@ def test_parts_of_this_model_are_needed(tmp_path: Path) -> None:
 
 
 def test_parts_are_read_as_they_were_written(tmp_path: Path) -> None:
-    PARTS.save(tmp_path / MICRO)
-    found = MicroSteps.load(tmp_path / MICRO)
+    PARTS.save(tmp_path / MicroSteps.FILE)
+    found = MicroSteps.load(tmp_path / MicroSteps.FILE)
     assert (found.taps, found.heads, found.kv_heads, found.theta) == ((1, 2), 4, 2, 1e4)
     (ours,), (theirs,) = (
         decode(TARGET, [PROMPT], logits_source=replace(SOURCE, micro=parts), max_new_tokens=12)
@@ -207,13 +207,13 @@ def test_parts_are_read_as_they_were_written(tmp_path: Path) -> None:
         "endless": {**tensors, "place": torch.full((4, 16), torch.inf)},
     }
     for each in (replace(PARTS, tensors=wrong) for wrong in broken.values()):
-        each.save(tmp_path / "wrong" / MICRO)
+        each.save(tmp_path / "wrong" / MicroSteps.FILE)
         with pytest.raises(CorruptFile, match=r"micro steps|not finite"):
-            MicroSteps.load(tmp_path / "wrong" / MICRO)
+            MicroSteps.load(tmp_path / "wrong" / MicroSteps.FILE)
     for wrong in (replace(PARTS, taps=(2, 1)), replace(PARTS, kv_heads=3)):
-        wrong.save(tmp_path / "wrong" / MICRO)
+        wrong.save(tmp_path / "wrong" / MicroSteps.FILE)
         with pytest.raises(CorruptFile, match="micro steps"):
-            MicroSteps.load(tmp_path / "wrong" / MICRO)
+            MicroSteps.load(tmp_path / "wrong" / MicroSteps.FILE)
 
 
 def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -> None:

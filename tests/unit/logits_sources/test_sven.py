@@ -21,7 +21,7 @@ from decodery.engine.request import Request
 from decodery.logits_sources.sven import SVEN
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.prefixes import WEIGHTS, shipped_for
+from decodery.models.loaders.prefixes import shipped_for
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
@@ -167,13 +167,13 @@ def test_it_learns_and_resumes_to_the_same_weights(
         patch.setattr(loop, "monotonic", itertools.count(0, 100).__next__)
         with pytest.raises(KeyboardInterrupt):
             run(target, tmp_path / "parts", stop=8)
-    assert not (tmp_path / "parts" / WEIGHTS).exists()
+    assert not (tmp_path / "parts" / Prefixes.FILE).exists()
     resumed = run(target, tmp_path / "parts")
     assert resumed.facts == whole.facts
     for name in CONTROLS:
         assert torch.equal(resumed.by_name[name].data, whole.by_name[name].data)
     assert whole.facts["validation"]["right"] > 0.8 and whole.facts["validation"]["contrast"] < 0.5
-    assert (tmp_path / "whole" / WEIGHTS).read_bytes() == (tmp_path / "parts" / WEIGHTS).read_bytes()
+    assert (tmp_path / "whole" / Prefixes.FILE).read_bytes() == (tmp_path / "parts" / Prefixes.FILE).read_bytes()
     assert "source sven:control=secure" in (tmp_path / "whole" / "README.md").read_text()
     with pytest.raises(SettingsError, match="other settings"):
         run(target, tmp_path / "parts", epochs=3.0)
@@ -184,7 +184,7 @@ def test_the_model_is_left_as_it_is_and_turned_both_ways(target: LoadedModel, tm
     run(target, tmp_path)
     assert torch.equal(target.model.weights.layers[0].qkv.weight, before)
     engine, prompt = Engine(target.model), target.tokenizer.encode("y = 1\nx7 =")
-    controls = [SVEN("secure", str(tmp_path)), SVEN("unsafe", str(tmp_path / WEIGHTS)), None]
+    controls = [SVEN("secure", str(tmp_path)), SVEN("unsafe", str(tmp_path / Prefixes.FILE)), None]
     texts = [engine.submit(Request(prompt, max_new_tokens=8, logits_source=source)) for source in controls]
     engine.run(texts)
     assert len({tuple(text.generated) for text in texts}) == 3

@@ -15,8 +15,9 @@ from gguf import GGMLQuantizationType as Kind
 
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.gguf_model import GGUFCheckpoint
-from decodery.models.loaders.load import LoadedModel, choose_dtype, load
+from decodery.models.loaders.load import LoadedModel, load
 from tiny_gguf import write_gguf
 from tiny_models import assert_same_logits, make_model, reference, save
 
@@ -160,7 +161,7 @@ def test_int8_is_close_and_bfloat16_closer(home: Path, tmp_path: Path) -> None:
 def test_auto_is_the_precision_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("int4", "quantized", "bfloat16", "float16", "float32")
     for hardware, bfloat16 in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("decodery.models.loaders.load.computes_bfloat16", lambda device, has=hardware: has)
+        monkeypatch.setattr("decodery.models.loaders.dtype.computes_bfloat16", lambda device, has=hardware: has)
         chosen = [choose_dtype("auto", kind, CPU) for kind in kinds]
         assert chosen == ["int4", "int8", bfloat16, "float32", "float32"]
     assert choose_dtype("bfloat16", "float32", CPU) == "bfloat16"
@@ -171,11 +172,11 @@ def test_checkpoints_of_16_bits_keep_them_where_kernels_do(
     dtype: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(make_model("qwen2").to(getattr(torch, dtype)), tmp_path / "model")
-    monkeypatch.setattr("decodery.models.loaders.load.vectorised", lambda: True)
+    monkeypatch.setattr("decodery.models.loaders.dtype.vectorised", lambda: True)
     loaded = load(folder, device="cpu")
     assert loaded.dtype == dtype
-    monkeypatch.setattr("decodery.models.loaders.load.vectorised", lambda: False)
-    monkeypatch.setattr("decodery.models.loaders.load.computes_bfloat16", lambda device: False)
+    monkeypatch.setattr("decodery.models.loaders.dtype.vectorised", lambda: False)
+    monkeypatch.setattr("decodery.models.loaders.dtype.computes_bfloat16", lambda device: False)
     exact = load(folder, device="cpu")
     assert exact.dtype == "float32"
     segment, other = (Segment.chunk(list(range(20, 60)), each.model.new_cache()) for each in (loaded, exact))

@@ -140,7 +140,7 @@ def test_what_was_kept_is_read_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no set of learned prefixes at"):
         Prefixes.load(tmp_path / "none")
     Prefixes({"flat": KVPrefix(torch.zeros(3))}).save(path)
-    with pytest.raises(CorruptFile, match="something else"):
+    with pytest.raises(CorruptFile, match="holds no set of learned prefixes, or is damaged"):
         Prefixes.load(path)
     assert not random_prefix(tiny_transformer(0, num_layers=1)).fits(model.config)
 

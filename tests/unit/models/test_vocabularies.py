@@ -13,7 +13,8 @@ from decodery.core.errors import VocabularyMismatch
 from decodery.logits_sources.entropy_adaptive import EntropyAdaptive
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.tokenizers.tokenizer import Tokenizer, byte_alphabet
+from decodery.models.tokenizers.token_bytes import byte_alphabet
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.tokenizers.vocabularies import Fitted, fitted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense

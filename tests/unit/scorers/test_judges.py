@@ -17,7 +17,7 @@ from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
-from decodery.testing.scripted import Said, ScriptedLLM
+from scripted_lm import Said, ScriptedLLM
 from serving import tiny_lm
 
 

@@ -17,7 +17,7 @@ from decodery.search import BestOfN, StepBeam
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
-from decodery.testing.scripted import ScriptedLLM
+from scripted_lm import ScriptedLLM
 from serving import VOCAB, tiny_lm
 
 PROMPT, OUTPUTS = [5, 9, 2], [[7, 3, 9], [1], [8] * 20]

@@ -33,8 +33,8 @@ from decodery.search import PGTD, SMC, BestOfN, ControlledBlocks
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score_all
 from decodery.step.scorer import Candidates, Scorer, judge, log_scores
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
-from decodery.testing.scripted import ScriptedLLM
 from methods import ASKING, SCORERS, Even
+from scripted_lm import ScriptedLLM
 
 MODEL = tiny_transformer(0)
 TEXTS = [([5, 9, 2], [7, 3, 9]), ([5, 9, 2], [1]), ([5, 9, 2], [8] * 70), ([4] * 70, [11, 14, 5]), ([4] * 70, [7, 3])]

@@ -18,7 +18,7 @@ from decodery.search.answers import AnswerExtractor, canonical, vote
 from decodery.search.features import TextFeatures, features, standardised
 from decodery.step.forward_request import off_loop
 from decodery.testing import TableModel
-from decodery.testing.scripted import ScriptedLLM
+from scripted_lm import ScriptedLLM
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from decodery.search import (
     WeightedVote,
 )
 from decodery.search.memory_file import SheetFile
-from decodery.testing.scripted import Asked, ScriptedLLM
+from scripted_lm import Asked, ScriptedLLM
 
 SECOND = TextScore(lambda text: float(text.split()[1]))
 FIRST = r"^(\w+)"

@@ -22,8 +22,8 @@ from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
 from decodery.step.forward_request import gather
 from decodery.testing import tiny_transformer
-from decodery.testing.scripted import Asked, Said, ScriptedLLM
 from methods import PIPELINES
+from scripted_lm import Asked, Said, ScriptedLLM
 from serving import tiny_lm
 
 LAST = TextScore(lambda text: float(re.findall(r"\d+", text)[-1]))

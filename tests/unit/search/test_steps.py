@@ -31,10 +31,10 @@ from decodery.search.steps import StepSearch
 from decodery.search.weighted_vote import WeightedVote
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
-from decodery.testing.scripted import ScriptedLLM
 from decodery.testing.statistics import chi_square
 from methods import DRAFTERS, SEARCHES, STEPPED, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, SETTINGS, Constant, Failing, plain, run, told
+from scripted_lm import ScriptedLLM
 
 LONG: dict[str, Any] = {"max_new_tokens": 20, "eos_ids": (9, 11)}
 

@@ -9,7 +9,7 @@ import pytest
 
 from decodery.core.errors import SettingsError
 from decodery.search import Archon, ContextLaw, Split, SplitResult, best_archons
-from decodery.testing.scripted import ScriptedLLM
+from scripted_lm import ScriptedLLM
 
 SPLITS = [Split(k, m, n) for k, m, n in product((0, 1, 5, 20), (0, 1, 4), (0, 1, 3))]
 KINDS = ((0.1, 0.02), (0.3, 0.05), (0.2, 0.2))

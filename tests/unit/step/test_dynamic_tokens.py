@@ -22,7 +22,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.merge_nets import MERGE_NET, MergeNet
+from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, _Merging, merged
 from decodery.step.dynamic_tokens import dynamic, means
 from decodery.step.embedded import Embeddings
@@ -163,7 +163,7 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
         dynamic(MODEL, few, again)
     with pytest.raises(SettingsError, match="another width"):
         dynamic(MODEL, few, MergeNet.initial(8, 4))
-    Artifact("network of merged tokens", {"first": torch.zeros(2, 3)}).save(tmp_path / "net" / MERGE_NET)
+    Artifact("network of merged tokens", {"first": torch.zeros(2, 3)}).save(tmp_path / "net" / MergeNet.FILE)
     with pytest.raises(CorruptFile, match="holds no network"):
         MergeNet.load(tmp_path / "net")
     with pytest.raises(PromptError, match="too few or too short"):

@@ -15,7 +15,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from decodery.speculative.draft_length.specdec_pp import HEAD, SpecDecPP
+from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
 from decodery.testing import tiny_transformer
 from decodery.training.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
 from decodery.training.corpus import Corpus, TrainingText
@@ -113,7 +113,7 @@ def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         fit(corpus, tmp_path / "parts", progress=stop)
     fit(corpus, tmp_path / "parts")
-    again = SpecDecPP(str(tmp_path / "parts" / HEAD)).trained
+    again = SpecDecPP(str(tmp_path / "parts" / AcceptanceHead.FILE)).trained
     assert again.facts == head.facts
     assert all(torch.equal(again.parameters()[name], value) for name, value in head.parameters().items())
     states = tmp_path / "parts" / "states" / "00000.safetensors"

@@ -21,7 +21,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.logits_sources.adapter import Tuned
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.adapters import FILE, Adapter, Columns, Thin, tuned
+from decodery.models.loaders.adapters import Adapter, Columns, Thin, tuned
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.protocol import LanguageModel, Reader
@@ -73,9 +73,9 @@ def test_matrices_are_what_they_were_plus_what_is_added(tmp_path: Path) -> None:
     assert (logits(sum_of) - before).abs().max() > 1e-2
     assert torch.equal(logits(tuned(MODEL, adapter(0, size=0.0))), before)
 
-    one.save(tmp_path / FILE)
+    one.save(tmp_path / Adapter.FILE)
     again = Adapter.load(tmp_path)
-    assert again is Adapter.load(tmp_path / FILE)
+    assert again is Adapter.load(tmp_path / Adapter.FILE)
     assert torch.equal(logits(tuned(MODEL, again)), logits(sum_of)) and tuned(MODEL, again) is tuned(MODEL, again)
 
 
@@ -236,7 +236,7 @@ def test_what_is_no_adapter_for_a_model_is_refused(tmp_path: Path) -> None:
         Tuned().over(MODEL, [1])
     with pytest.raises(ModelNotFound, match="decodery train s2ft"):
         Tuned(str(tmp_path)).over(MODEL, [1])
-    (tmp_path / FILE).write_bytes(b"nothing")
+    (tmp_path / Adapter.FILE).write_bytes(b"nothing")
     with pytest.raises(CorruptFile, match="decodery train s2ft"):
         Tuned(str(tmp_path)).over(MODEL, [1])
     delta = torch.zeros(32, 1)
@@ -250,7 +250,7 @@ def test_what_is_no_adapter_for_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="runs itself"):
         Tuned(adapter(0)).over(Unigram(8), [1])
     Adapter({"x": Columns(torch.tensor([0]).int(), delta)}).save(tmp_path / "odd")
-    with pytest.raises(CorruptFile, match="something else"):
+    with pytest.raises(CorruptFile, match="holds no adapter, or is damaged"):
         Adapter.load(tmp_path / "odd")
     for bad in ({"channels": 1.5}, {"channels": 0.0, "heads": 0.0}):
         with pytest.raises(SettingsError, match="shares"):
@@ -392,7 +392,7 @@ def test_a_fused_adapter_is_a_copy_like_others(tmp_path: Path) -> None:
     base = target.model
     assert isinstance(base, Transformer)
     one = adapter(0, size=0.1)
-    one.save(tmp_path / FILE)
+    one.save(tmp_path / Adapter.FILE)
     fused, report = transformed(base, [S2FT(str(tmp_path))])
     assert torch.equal(logits(fused), logits(tuned(base, one))) and not torch.equal(logits(fused), logits(base))
     assert [part.name for part in report.stages[0].parts] == ["layers.0.output", "layers.1.gate_up"]
@@ -405,5 +405,5 @@ def test_a_fused_adapter_is_a_copy_like_others(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "copy").model), logits(fused))
     small, report = transformed(base, [S2FT(one), Int8()])
     assert report.after.bytes < report.before.bytes and isinstance(small.weights.layers[0].output, Int8Linear)
-    with pytest.raises(SettingsError, match="needs a trained adapter"):
+    with pytest.raises(SettingsError, match="needs its adapter"):
         transformed(base, [S2FT()])

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from decodery.cli.main import cli
 from decodery.core.errors import SettingsError
-from decodery.logits_sources.ftp import ROUTERS
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -112,7 +111,7 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, written: Corpus,
 
     with pytest.raises(KeyboardInterrupt):
         train_ftp(target, target.model, written, tmp_path / "twice", recipe=RECIPE, progress=stop)
-    assert not (tmp_path / "twice" / ROUTERS).exists()
+    assert not (tmp_path / "twice" / TokenRouters.FILE).exists()
     again = train_ftp(target, target.model, written, tmp_path / "twice", recipe=RECIPE)
     assert again.schedule == whole.schedule
     assert all(torch.equal(again.weights[name], each) for name, each in whole.weights.items())
@@ -128,5 +127,5 @@ def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: 
     command = ["train", "ftp", "--out", str(tmp_path / "out"), *given, *small]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    found = TokenRouters.load(tmp_path / "out" / ROUTERS)
+    found = TokenRouters.load(tmp_path / "out" / TokenRouters.FILE)
     assert found.sparsity == pytest.approx(0.2) and found.weights and "--logits-source ftp:routers=" in done.output

@@ -17,7 +17,7 @@ from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Weights
-from decodery.models.trained.micro_steps import MICRO, MicroSteps
+from decodery.models.trained.micro_steps import MicroSteps
 from decodery.testing import decode, tiny_transformer
 from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
@@ -116,7 +116,7 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, corpus: Corpus, 
 
     with pytest.raises(KeyboardInterrupt):
         train_hamburger(target, corpus, tmp_path / "twice", recipe=RECIPE, progress=stop)
-    assert not (tmp_path / "twice" / MICRO).exists()
+    assert not (tmp_path / "twice" / MicroSteps.FILE).exists()
     again = train_hamburger(target, corpus, tmp_path / "twice", recipe=RECIPE)
     assert all(torch.equal(again.tensors[name], each) for name, each in whole.tensors.items())
     # A copy has learned; the model has not.
@@ -155,6 +155,6 @@ def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: 
     command = ["train", "hamburger", "--out", str(tmp_path / "out"), *given, "--layers", "1", "--epochs", "1"]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    found = MicroSteps.load(tmp_path / "out" / MICRO)
+    found = MicroSteps.load(tmp_path / "out" / MicroSteps.FILE)
     assert found.model == target.model.fingerprint and "--logits-source hamburger:micro=" in done.output
     assert not (tmp_path / "out" / MODEL).exists()

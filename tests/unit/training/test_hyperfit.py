@@ -19,7 +19,7 @@ from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.sampling import NoCitation, Sampler
-from decodery.sampling.no_citation import FILE, Citations
+from decodery.sampling.no_citation import Citations
 from decodery.testing import decode, tiny_transformer
 from decodery.training import hyperfit as module
 from decodery.training import loop
@@ -152,15 +152,15 @@ def test_what_is_no_set_of_texts_is_refused(target: LoadedModel, tmp_path: Path)
         LLM(target).generate("ab", sampler=[NoCitation()])
     with pytest.raises(ModelNotFound, match="decodery train hyperfit"):
         LLM(target).generate("ab", sampler=[NoCitation(str(tmp_path))])
-    (tmp_path / FILE).write_bytes(b"nothing")
+    (tmp_path / Citations.FILE).write_bytes(b"nothing")
     with pytest.raises(CorruptFile, match="decodery train hyperfit"):
         Citations.load(tmp_path)
     Citations(np.zeros(3, dtype=np.int32), np.array([0, 5])).save(tmp_path / "odd")
-    with pytest.raises(CorruptFile, match="does not fit together"):
+    with pytest.raises(CorruptFile, match="holds no set of texts not to be cited, or is damaged"):
         Citations.load(tmp_path / "odd")
     # No token has such a number; counted from the end, another one would be excluded.
     Citations.of([np.array([1, 2, -1])]).save(tmp_path / "negative")
-    with pytest.raises(CorruptFile, match="does not fit together"):
+    with pytest.raises(CorruptFile, match="holds no set of texts not to be cited, or is damaged"):
         Citations.load(tmp_path / "negative")
     with pytest.raises(SettingsError, match="at least one token"):
         NoCitation(size=0)

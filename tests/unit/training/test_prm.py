@@ -91,5 +91,5 @@ def test_a_head_learns_what_states_tell_and_scores_any_beginning(
     with pytest.raises(SettingsError, match="reads 32 numbers"):
         scorer.fits(random_transformer(TransformerShape(64, 2, 2, 48, 64), 3))
     Artifact("process reward head", {"inner.weight": torch.zeros(2, 3)}, {"tap": 1}).save(tmp_path / "other")
-    with pytest.raises(CorruptFile, match="not those of two layers"):
+    with pytest.raises(CorruptFile, match="holds no process reward head, or is damaged"):
         ProcessHead.load(tmp_path / "other")

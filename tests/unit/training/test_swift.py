@@ -14,7 +14,7 @@ from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.trained.skips import SkipSet
-from decodery.speculative.drafters.swift import SKIPS, Swift, matchness
+from decodery.speculative.drafters.swift import Swift, matchness
 from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, tiny_transformer
 from decodery.training.corpus import Corpus
@@ -61,10 +61,10 @@ def test_the_best_set_is_kept_and_a_run_goes_on_where_it_stopped(
 
     with pytest.raises(KeyboardInterrupt):
         find_skips(target, written, tmp_path / "twice", recipe=RECIPE, progress=stop)
-    assert not (tmp_path / "twice" / SKIPS).exists()
+    assert not (tmp_path / "twice" / SkipSet.FILE).exists()
     again = find_skips(target, written, tmp_path / "twice", recipe=RECIPE)
     assert again.skip == whole.skip and again.facts["best"] == whole.facts["best"]
-    assert SkipSet.load(tmp_path / "twice" / SKIPS).skip == whole.skip
+    assert SkipSet.load(tmp_path / "twice" / SkipSet.FILE).skip == whole.skip
     drafter = Swift(str(tmp_path / "twice"))
     check_identical(target.model, [[1, 2, 3]], drafter=drafter, seeds=(0,), max_new_tokens=12, tested="drafted")
     with pytest.raises(SettingsError, match="other settings"):

@@ -147,7 +147,7 @@ def gguf(name: str) -> Path:
 
 def dense_dtype(lm: LLM) -> str:
     """The floating-point precision for a program that cannot run this model's own: the same, or the machine's best."""
-    from decodery.models.loaders.load import computes_bfloat16
+    from decodery.models.loaders.dtype import computes_bfloat16
 
     if lm.dtype == "float32":
         return "float32"

@@ -63,7 +63,8 @@ def is_unixcoder(described: Any) -> bool:
 
 def load_unixcoder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
     """Read a folder. Raises CorruptFile or UnsupportedModel with a sentence."""
-    from ..loaders.load import LoadedModel, choose_dtype
+    from ..loaders.dtype import choose_dtype
+    from ..loaders.load import LoadedModel
 
     origin = str(folder / "config.json")
     fields = Fields(read_json(folder / "config.json"), origin, _CONFIG)

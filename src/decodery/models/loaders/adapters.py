@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.core.errors import SettingsError, UnsupportedModel
 
 from ..config import ModelConfig
 from ..families.arranged import ARRANGED
@@ -24,13 +24,10 @@ from ..native.int8 import Int8Linear
 from ..protocol import Reader
 from ..torch.transformer import Transformer
 from ..torch.weights import Dense, Linear, floating
-from ..trained.artifact import Artifact, refuse_other, remembered
+from ..trained.artifact import Artifact, TrainedPart, expect, remembered
 from . import peft
 from .fused_slots import LINEARS
 
-FILE = "adapter.safetensors"
-MADE = "train one with `decodery train s2ft -m MODEL FILES --out DIR` or `decodery train lora -m MODEL FILES --out DIR`"
-_KIND = "adapter"
 _KEPT = 4
 """Models with something added that are kept beside each model, those that were asked for last."""
 
@@ -103,7 +100,7 @@ class Exchanged(Thin):
 
 
 @dataclass(frozen=True, eq=False)
-class Adapter:
+class Adapter(TrainedPart):
     """What is added to a model's matrices. parts: by names such as "layers.3.down". facts: how it was made.
 
     Matrices are named as a model keeps them ("qkv", "output", "gate_up", "down") or by what they are made of ("q", "k",
@@ -112,47 +109,53 @@ class Adapter:
     model: `fingerprint` of the model it was trained for, "" where it goes with every one that it fits.
     """
 
+    KIND = "adapter"
+    FILE = "adapter.safetensors"
+    MADE = (
+        "train one with `decodery train s2ft -m MODEL FILES --out DIR` or "
+        "`decodery train lora -m MODEL FILES --out DIR`"
+    )
+
     parts: Mapping[str, Columns | Thin]
     facts: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         tensors = {f"{name}.{key}": part for name, each in self.parts.items() for key, part in each.tensors().items()}
-        Artifact(_KIND, tensors, self.facts, self.model).save(path)
+        return Artifact(self.KIND, tensors, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> Adapter:
-        """Read what `save` wrote, a file or the folder it is in, or a folder of PEFT's LoRA.
+    def load(cls, given: Self | str | Path | None, setting: str = "") -> Self:
+        """As `TrainedPart.load`; it also reads a folder of PEFT's LoRA.
 
-        Raises ModelNotFound or CorruptFile for others, UnsupportedModel for what PEFT adds otherwise.
+        Raises UnsupportedModel for what PEFT adds otherwise.
         """
-        at = Path(path).expanduser()
-        if (at / peft.CONFIG).is_file() and not (at / FILE).is_file():
-            return _load_lora(at)
-        return _load(at / FILE if at.is_dir() else at)
+        if isinstance(given, str | Path):
+            at = Path(given).expanduser()
+            if (at / peft.CONFIG).is_file() and not (at / cls.FILE).is_file():
+                return cast(Self, _load_lora(at))
+        return super().load(given, setting)
 
-
-@remembered
-def _load(path: Path) -> Adapter:
-    read = Artifact.read(path, _KIND, MADE)
-    found: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in read.tensors.items():
-        stem, _, key = name.rpartition(".")
-        found.setdefault(stem, {})[key] = tensor
-    parts: dict[str, Columns | Thin] = {}
-    for name, tensors in found.items():
-        floats = all(each.is_floating_point() and each.ndim == 2 for key, each in tensors.items() if key != "columns")
-        if floats and tensors.keys() == {"first", "second"}:
-            parts[name] = Thin(**tensors)
-        elif floats and (how := next((each for each in peft.EXCHANGED if each in tensors), None)):
-            if tensors.keys() == {"first", "second", how} and tensors[how].numel() == 1:
-                parts[name] = Exchanged(tensors["first"], tensors["second"], how, float(tensors[how]))
-        elif floats and tensors.keys() == {"columns", "delta"} and tensors["columns"].dtype == torch.int64:
-            parts[name] = Columns(**tensors)
-    if not parts or parts.keys() != found.keys():
-        raise CorruptFile(f"{path} holds something else than an adapter: {MADE}")
-    return Adapter(parts, read.facts, read.model)
+    @classmethod
+    def from_artifact(cls, found: Artifact) -> Adapter:
+        named: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in found.tensors.items():
+            stem, _, key = name.rpartition(".")
+            named.setdefault(stem, {})[key] = tensor
+        parts: dict[str, Columns | Thin] = {}
+        for name, tensors in named.items():
+            floats = all(
+                each.is_floating_point() and each.ndim == 2 for key, each in tensors.items() if key != "columns"
+            )
+            if floats and tensors.keys() == {"first", "second"}:
+                parts[name] = Thin(**tensors)
+            elif floats and (how := next((each for each in peft.EXCHANGED if each in tensors), None)):
+                if tensors.keys() == {"first", "second", how} and tensors[how].numel() == 1:
+                    parts[name] = Exchanged(tensors["first"], tensors["second"], how, float(tensors[how]))
+            elif floats and tensors.keys() == {"columns", "delta"} and tensors["columns"].dtype == torch.int64:
+                parts[name] = Columns(**tensors)
+        expect(bool(parts) and parts.keys() == named.keys())
+        return cls(parts, found.facts, found.model)
 
 
 @remembered
@@ -177,7 +180,7 @@ def tuned(model: Reader, adapter: Adapter) -> Transformer:
         raise UnsupportedModel(
             "adapters go with models that this package runs itself, whose layers have one MLP each: load another model"
         )
-    refuse_other("this adapter", adapter.model, model, MADE)
+    adapter.refuse_other(model)
     with _making:
         known = _made.setdefault(model, OrderedDict())
         if adapter not in known:
@@ -192,7 +195,7 @@ def _with(model: Transformer, adapter: Adapter) -> Transformer:
     spans = _spans(model.config)
     known = {f"layers.{index}.{name}" for index in range(model.config.num_layers) for name in spans}
     if other := sorted(adapter.parts.keys() - known):
-        raise SettingsError(f"this adapter is for a model that has {other[0]}, which this one has not: {MADE}")
+        raise SettingsError(f"this adapter is for a model that has {other[0]}, which this one has not: {Adapter.MADE}")
     layers = []
     for index, layer in enumerate(model.weights.layers):
         sums: dict[str, Any] = {}
@@ -222,7 +225,7 @@ def _sum(linear: Linear, parts: list[tuple[Columns | Thin, slice]]) -> Linear:
     weight = whole.weight
     for part, rows in parts:
         if not part.fits(*weight[rows].shape):
-            raise SettingsError(f"this adapter is for a model of another shape: {MADE}")
+            raise SettingsError(f"this adapter is for a model of another shape: {Adapter.MADE}")
         weight[rows] = part.added(weight[rows])
     if isinstance(linear, Dense):
         return Dense(weight.to(linear.weight.dtype), linear.bias)

@@ -53,7 +53,8 @@ def loaded(name: str, dtype: Precision = "auto") -> LoadedModel:
     Raises:
         ModelNotFound, CorruptFile, UnsupportedModel: as `decodery.load`.
     """
-    from .load import identity, load
+    from .load import load
+    from .source import identity
 
     key = name, dtype
     with _loading:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import codecs
 import copy
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodery.core.errors import CorruptFile, DecoderyError, PromptError, UnsupportedModel
+from decodery.core.errors import CorruptFile, DecoderyError, PromptError
 
 from .content import ContentEncoder, Encoded, Span, merged, overlaps
+from .token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,7 +30,6 @@ _GAPS = (
 )
 """What stands before a text, between it and the one after a gap, and after both, where the gap is to be filled."""
 _MARK = "\x02"
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @contextmanager
@@ -91,7 +90,7 @@ class Tokenizer:
         self._added = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         self.control_ids = self.special_ids | {id for id in self.eos_ids if id in self._added}
-        self._decoder = _Decoder(backend)
+        self._decoder = TokenBytes(backend)
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
@@ -246,7 +245,7 @@ class Tokenizer:
         if id in self._added:
             return self._decoder.between + self._added[id].encode()
         token = self.backend.id_to_token(id) if id >= 0 else None
-        return b"" if token is None else self._decoder.token_bytes(token)
+        return b"" if token is None else self._decoder.of(token)
 
 
 class TokenStream:
@@ -284,49 +283,6 @@ class TokenStream:
         return text
 
 
-class _Decoder:
-    """How a tokenizer spells bytes in its tokens. between: what stands before every token but the first of a text."""
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        from tokenizers import models
-
-        steps = _flatten(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
-        words = not steps and isinstance(backend.model, models.WordLevel)
-        self.between = b" " if words else b""
-        kinds = [step["type"] for step in steps]
-        self.byte_level = "ByteLevel" in kinds
-        self._replacements = [
-            (step["pattern"].get("String", ""), step["content"]) for step in steps if step["type"] == "Replace"
-        ]
-        self._replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
-        known = {"ByteLevel", "Fuse"} if self.byte_level else {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
-        understood = known.issuperset(kinds) and all(pattern for pattern, _ in self._replacements)
-        if not words and not (kinds and understood):
-            names = ", ".join(kinds) or "none"
-            raise UnsupportedModel(
-                f"the tokenizer's decoder ({names}) is neither byte-level nor SentencePiece, and its model "
-                f"({type(backend.model).__name__}) not one of words: use a checkpoint whose tokenizer is one of these"
-            )
-        self.strips_first_space = words or any(
-            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
-            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-            for step in steps
-        )
-        self._alphabet = byte_alphabet() if self.byte_level else {}
-
-    def token_bytes(self, token: str) -> bytes:
-        if self.byte_level:
-            try:
-                return bytes(self._alphabet[character] for character in token)
-            except KeyError:
-                return token.encode()
-        if match := _BYTE_TOKEN.fullmatch(token):
-            return bytes([int(match[1], 16)])
-        for pattern, content in self._replacements:
-            token = token.replace(pattern, content)
-        return self.between + token.encode()
-
-
 def add_beginning(backend: tokenizers.Tokenizer, bos_id: int | None) -> None:
     """Make `encode` begin every text with token `bos_id`; None: with nothing."""
     from tokenizers import processors
@@ -338,14 +294,3 @@ def add_beginning(backend: tokenizers.Tokenizer, bos_id: int | None) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[first, "$A"], pair=[first, "$A", "$B"], special_tokens=[(first, bos_id)]
         )
-
-
-def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
-    return [inner for part in step["decoders"] for inner in _flatten(part)] if "decoders" in step else [step]
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The printable character by which byte-level tokenizers (GPT-2, 2019) spell each byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
 
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
 
+from ..loaders.drafts import given_or_shipped
 from ..loaders.fields import Fields, Kind, Record, Text, parse_json
 from ..loaders.store import contents, replacing
 
@@ -89,6 +90,108 @@ class Artifact:
         if not all(bool(each.isfinite().all()) for each in tensors.values() if each.is_floating_point()):
             raise CorruptFile(f"{path} holds numbers that are not finite: {made}")
         return cls(kind, tensors, known.raw, about.get("model", ""))
+
+
+class TrainedPart:
+    """A part that was trained for a model and is kept in one file: the base of dataclasses with `facts` and `model`.
+
+    Attributes:
+        KIND: What it is, such as "judge", as its file and errors say.
+        FILE: How its file is called in the folder it was trained in.
+        MADE: How one is made, for errors.
+        FACTS: The facts that its file needs to have.
+    """
+
+    KIND: ClassVar[str]
+    FILE: ClassVar[str] = ""
+    MADE: ClassVar[str]
+    FACTS: ClassVar[Mapping[str, Kind]] = {}
+    _kept: ClassVar[Callable[[str | Path], TrainedPart]]
+    model: str
+
+    def __init_subclass__(cls) -> None:
+        cls._kept = staticmethod(remembered(cls.read))
+
+    def artifact(self) -> Artifact:
+        """What a file keeps of it."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_artifact(cls, found: Artifact) -> Self:
+        """What `artifact` gave.
+
+        Raises:
+            ValueError, TypeError, KeyError, IndexError, RuntimeError: The tensors are others, or do not fit each other.
+        """
+        raise NotImplementedError
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        self.artifact().save(path)
+
+    @classmethod
+    def load(cls, given: Self | str | Path | None, setting: str = "") -> Self:
+        """The part that a setting names.
+
+        Args:
+            given: The part itself, the file that `save` wrote, or the folder it is in.
+            setting: The setting, such as "lserve:gates", for the error where it names none.
+
+        Raises:
+            SettingsError: `given` is None.
+            ModelNotFound: There is no such file.
+            CorruptFile: The file holds something else, or is damaged.
+        """
+        if isinstance(given, cls):
+            return given
+        if given is None:
+            method = setting.partition(":")[0]
+            raise SettingsError(f"{method} needs its {cls.KIND}: {cls.MADE}, and name it as in {setting}=DIR")
+        path = Path(str(given)).expanduser()
+        return cast(Self, cls._kept(path / cls.FILE if cls.FILE and path.is_dir() else path))
+
+    @classmethod
+    def load_or_shipped(cls, given: Self | str | None, model: Reader, *, file: str, setting: str, command: str) -> Self:
+        """The part that a setting names, or the one that comes with this package for models of this vocabulary.
+
+        Args:
+            given: The part itself, its file or its folder; None for the one that comes along.
+            model: The model that it is for.
+            file: How its file is called in a folder.
+            setting: The setting, such as "ppd:ppd", for errors.
+            command: The command of `decodery train` that makes one, for errors.
+
+        Raises:
+            SettingsError: None comes along for this model.
+        """
+        if isinstance(given, cls):
+            return given
+        path = given_or_shipped(cast("str | None", given), file, model.config.vocabulary)
+        if path is None:
+            raise SettingsError(
+                f"no {cls.KIND} comes along for this model: make one with `decodery train {command} -m MODEL --out DIR`"
+                f", and name it as in {setting}=DIR"
+            )
+        return cls.load(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file anew. Raises what `load` raises."""
+        found = Artifact.read(path, cls.KIND, cls.MADE, cls.FACTS)
+        try:
+            return cls.from_artifact(found)
+        except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+            raise CorruptFile(f"{path} holds no {cls.KIND}, or is damaged: {cls.MADE}") from error
+
+    def refuse_other(self, model: Reader, advice: str = "") -> None:
+        """Raise SettingsError where it was trained for another model. advice: what to do, `MADE` by default."""
+        refuse_other(f"this {self.KIND}", self.model, model, advice or self.MADE)
+
+
+def expect(sound: bool) -> None:
+    """Raise ValueError where what a file holds is not sound, see `TrainedPart.from_artifact`."""
+    if not sound:
+        raise ValueError
 
 
 def read_tensors(

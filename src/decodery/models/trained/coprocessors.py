@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import gelu
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import UnsupportedModel
 
 from ..batch import Segment
 from ..config import ModelConfig
 from ..hooks import Intervention
 from ..protocol import Reader
-from .artifact import Artifact, refuse_other, remembered
-
-COPROCESSOR = "coprocessor.safetensors"
-_KIND = "coprocessor"
-_MADE = "make one with `decodery train kv coprocessor -m MODEL FILES --out DIR`"
+from .artifact import Artifact, TrainedPart, expect
 
 
 def adapted(tensors: Mapping[str, torch.Tensor]) -> tuple[Intervention, ...]:
@@ -53,12 +48,16 @@ def latents(tensors: Mapping[str, torch.Tensor], states: torch.Tensor | None) ->
 
 
 @dataclass(frozen=True, eq=False)
-class CoprocessorWeights:
+class CoprocessorWeights(TrainedPart):
     """tensors: "base" [n, hidden], where the latents begin, and, unless they are static, "soft" [n, hidden], the
     coprocessor's inputs, "gain" [n] of its outputs, "down" [layers, rank, hidden] and "up" [layers, hidden, rank].
 
     facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
+
+    KIND = "coprocessor"
+    FILE = "coprocessor.safetensors"
+    MADE = "make one with `decodery train kv coprocessor -m MODEL FILES --out DIR`"
 
     tensors: Mapping[str, torch.Tensor]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -104,26 +103,16 @@ class CoprocessorWeights:
         config: ModelConfig = model.config
         layers = config.num_layers if self.static else len(self.tensors["down"])
         if (layers, self.tensors["base"].shape[1]) != (config.num_layers, config.hidden_size):
-            raise UnsupportedModel(f"this coprocessor was made for a model of another shape: {_MADE}")
-        refuse_other("this coprocessor", self.model, model, _MADE)
+            raise UnsupportedModel(f"this coprocessor was made for a model of another shape: {self.MADE}")
+        self.refuse_other(model)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        Artifact(_KIND, self.tensors, self.facts, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, self.tensors, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> CoprocessorWeights:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / COPROCESSOR if at.is_dir() else at)
-
-
-@remembered
-def _load(path: Path) -> CoprocessorWeights:
-    read = Artifact.read(path, _KIND, _MADE)
-    if not _sound(read.tensors):
-        raise CorruptFile(f"{path} holds something else than a coprocessor: {_MADE}")
-    return CoprocessorWeights(read.tensors, read.facts, read.model)
+    def from_artifact(cls, found: Artifact) -> CoprocessorWeights:
+        expect(_sound(found.tensors))
+        return cls(found.tensors, found.facts, found.model)
 
 
 def _sound(tensors: Mapping[str, torch.Tensor]) -> bool:

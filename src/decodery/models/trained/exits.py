@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile
-
 from ..config import MOST_LAYERS
-from ..loaders.fields import Number, Text, Whole
-from .artifact import Artifact
+from ..loaders.fields import Kind, Number, Text, Whole
+from .artifact import Artifact, TrainedPart, expect
 
 EXITS, HEADS = "exits.safetensors", "exit-heads.safetensors"
 """What the files are called in the folders that are made."""
 STOP, EXIT, CONTINUE = range(3)
 """The classes of an `ExitHeads`' classifier, in order."""
-
-_EXITS, _MAKE_EXITS = "calibration of early exits", "make one with decodery train calm -m MODEL"
-_HEADS, _MAKE_HEADS = "heads of early exits", "make some with decodery train sec -m MODEL"
-_FACTS = {
-    "threshold": Number(0.0, 1e3),
-    "confidence": Text(32),
-    "every": Whole(1, 1 << 12),
-    "tokens": Whole(1, 1 << 24),
-    "tau": Number(0.0, 1e3),
-}
 
 
 def unit(states: torch.Tensor) -> torch.Tensor:
@@ -47,7 +34,7 @@ def agreeing(states: torch.Tensor, classifier: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Exits:
+class Exits(TrainedPart):
     """A calibrated threshold, and all that it was calibrated with.
 
     threshold, confidence, every, tokens, tau: settings of the source `calm`. tested: [k, 3] float64, the thresholds
@@ -55,6 +42,17 @@ class Exits:
     JSON. model: `fingerprint` of the model it belongs to, "" where that is not known. classifier: [hidden + 1] float32,
     see `agreeing`, where that is the confidence.
     """
+
+    KIND = "calibration of early exits"
+    FILE = EXITS
+    MADE = "make one with decodery train calm -m MODEL"
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "threshold": Number(0.0, 1e3),
+        "confidence": Text(32),
+        "every": Whole(1, 1 << 12),
+        "tokens": Whole(1, 1 << 24),
+        "tau": Number(0.0, 1e3),
+    }
 
     threshold: float
     confidence: str
@@ -66,30 +64,25 @@ class Exits:
     model: str = ""
     classifier: torch.Tensor | None = None
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        own = {name: getattr(self, name) for name in _FACTS}
+    def artifact(self) -> Artifact:
+        own = {name: getattr(self, name) for name in self.FACTS}
         tensors = {"tested": self.tested.double()}
         if self.classifier is not None:
             tensors["classifier"] = self.classifier.float()
-        Artifact(_EXITS, tensors, {**self.facts, **own}, self.model).save(path)
+        return Artifact(self.KIND, tensors, {**self.facts, **own}, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> Exits:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        found = Artifact.read(path, _EXITS, _MAKE_EXITS, _FACTS)
-        tested, classifier = found.tensors.get("tested"), found.tensors.get("classifier")
-        sound = tested is not None and tested.ndim == 2 and tested.shape[1] == 3
-        sound = sound and (classifier is None or (classifier.ndim == 1 and classifier.is_floating_point()))
-        if not sound or (classifier is None and found.facts["confidence"] == "classifier"):
-            raise CorruptFile(f"{path} holds no {_EXITS}, or is damaged: {_MAKE_EXITS}")
-        own = {name: found.facts[name] for name in _FACTS}
-        assert tested is not None
+    def from_artifact(cls, found: Artifact) -> Exits:
+        tested, classifier = found.tensors["tested"], found.tensors.get("classifier")
+        expect(tested.ndim == 2 and tested.shape[1] == 3)
+        expect(classifier is None or (classifier.ndim == 1 and classifier.is_floating_point()))
+        expect(classifier is not None or found.facts["confidence"] != "classifier")
+        own = {name: found.facts[name] for name in cls.FACTS}
         return cls(**own, tested=tested, facts=found.facts, model=found.model, classifier=classifier)
 
 
 @dataclass(frozen=True, eq=False)
-class ExitHeads:
+class ExitHeads(TrainedPart):
     """What `sec` learned: a correction of the head for every check, and what says who leaves.
 
     every: a check stands after so many layers, again and again, none after the last one. classifier: [3, hidden]
@@ -97,6 +90,11 @@ class ExitHeads:
     rank] float32: what the vocabulary projection reads at check k is `x + up[k] down[k] x`, x the state there after
     the final norm. facts, model: as in `Exits`.
     """
+
+    KIND = "heads of early exits"
+    FILE = HEADS
+    MADE = "make some with decodery train sec -m MODEL"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"every": Whole(1, MOST_LAYERS)}
 
     every: int
     classifier: torch.Tensor
@@ -125,27 +123,14 @@ class ExitHeads:
         made[rows] = (x + torch.einsum("nhr,nr->nh", self.up[at].to(x.device, x.dtype), narrow)).to(made.dtype)
         return made
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         tensors = {"classifier": self.classifier.float(), "down": self.down.float(), "up": self.up.float()}
-        Artifact(_HEADS, tensors, {**self.facts, "every": self.every}, self.model).save(path)
+        return Artifact(self.KIND, tensors, {**self.facts, "every": self.every}, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> ExitHeads:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        found = Artifact.read(path, _HEADS, _MAKE_HEADS, {"every": Whole(1, MOST_LAYERS)})
-        classifier, down, up = (
-            found.tensors.get(name, torch.zeros(0, dtype=torch.float32, device="cpu"))
-            for name in ("classifier", "down", "up")
-        )
-        if not _sound(classifier, down, up):
-            raise CorruptFile(f"{path} holds no {_HEADS}, or is damaged: {_MAKE_HEADS}")
+    def from_artifact(cls, found: Artifact) -> ExitHeads:
+        classifier, down, up = parts = [found.tensors[name] for name in ("classifier", "down", "up")]
+        checks, rank, hidden = down.shape
+        expect(classifier.shape == (3, hidden) and up.shape == (checks, hidden, rank))
+        expect(all(part.dtype == torch.float32 for part in parts))
         return cls(found.facts["every"], classifier, down, up, found.facts, found.model)
-
-
-def _sound(classifier: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> bool:
-    """Whether a classifier and corrections have shapes that go together."""
-    if any(part.dtype != torch.float32 for part in (classifier, down, up)) or (classifier.ndim, down.ndim) != (2, 3):
-        return False
-    checks, rank, hidden = down.shape
-    return classifier.shape == (3, hidden) and up.shape == (checks, hidden, rank)

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import gelu, linear
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 
 from ..protocol import Reader
-from .artifact import Artifact, refuse_other, remembered
+from .artifact import Artifact, TrainedPart, expect
 from .coprocessors import level
-
-MERGE_NET = "merges.safetensors"
-_KIND = "network of merged tokens"
-MADE = "make one with `decodery train merges -m MODEL FILES --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)
-class MergeNet:
+class MergeNet(TrainedPart):
     """tensors: "first" [width, 3 * hidden], "bias" [width] and "second" [hidden, width], of a gated sum.
 
     facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its width will do.
     """
+
+    KIND = "network of merged tokens"
+    FILE = "merges.safetensors"
+    MADE = "make one with `decodery train merges -m MODEL FILES --out DIR`"
 
     tensors: Mapping[str, torch.Tensor]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -44,9 +43,9 @@ class MergeNet:
 
     def check(self, model: Reader) -> None:
         """Raise SettingsError for another model than the one it was trained for."""
-        refuse_other("this network", self.model, model, MADE)
+        self.refuse_other(model)
         if len(self.tensors["second"]) != model.config.hidden_size:
-            raise SettingsError(f"this network is for a model of another width: {MADE}")
+            raise SettingsError(f"this network is for a model of another width: {self.MADE}")
 
     @classmethod
     def initial(cls, hidden: int, width: int, seed: int = 0) -> MergeNet:
@@ -61,23 +60,12 @@ class MergeNet:
             }
         )
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        Artifact(_KIND, self.tensors, self.facts, self.model).save(path)
+    def artifact(self) -> Artifact:
+        return Artifact(self.KIND, self.tensors, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> MergeNet:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
-        at = Path(path).expanduser()
-        return _load(at / MERGE_NET if at.is_dir() else at)
-
-
-@remembered
-def _load(path: Path) -> MergeNet:
-    found = Artifact.read(path, _KIND, MADE)
-    tensors = found.tensors
-    shapes = {name: tuple(each.shape) for name, each in tensors.items() if each.is_floating_point()}
-    width, hidden = len(tensors.get("bias", ())), len(tensors.get("second", ()))
-    if shapes != {"first": (width, 3 * hidden), "bias": (width,), "second": (hidden, width)}:
-        raise CorruptFile(f"{path} holds no {_KIND}: {MADE}")
-    return MergeNet(tensors, found.facts, found.model)
+    def from_artifact(cls, found: Artifact) -> MergeNet:
+        shapes = {name: tuple(each.shape) for name, each in found.tensors.items() if each.is_floating_point()}
+        width, hidden = len(found.tensors["bias"]), len(found.tensors["second"])
+        expect(shapes == {"first": (width, 3 * hidden), "bias": (width,), "second": (hidden, width)})
+        return cls(found.tensors, found.facts, found.model)

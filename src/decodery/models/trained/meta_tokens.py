@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import gelu, linear
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import UnsupportedModel
 
 from ..config import ModelConfig
-from ..loaders.fields import Flag, Whole
+from ..loaders.fields import Flag, Kind, Whole
 from ..protocol import Reader
-from .artifact import Artifact, refuse_other, remembered
-
-META = "meta-tokens.safetensors"
-_KIND = "library of meta-tokens"
-_MADE = "make one with `decodery train kv meta-soft -m MODEL FILES --out DIR`"
-_MOST = 1 << 16
+from .artifact import Artifact, TrainedPart, expect
 
 
 def library(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -55,12 +49,17 @@ def mixture(
 
 
 @dataclass(frozen=True, eq=False)
-class MetaTokens:
+class MetaTokens(TrainedPart):
     """tensors: "free" [m, hidden] and "scale" [m] of the `library`, weights and biases of the selector's two layers.
 
     sparse: how many rows of the library a token is made of. static: whether all prompts get the same tokens. facts: how
     it was made. model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
+
+    KIND = "library of meta-tokens"
+    FILE = "meta-tokens.safetensors"
+    MADE = "make one with `decodery train kv meta-soft -m MODEL FILES --out DIR`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"sparse": Whole(1, 1 << 16), "static": Flag()}
 
     tensors: Mapping[str, torch.Tensor]
     sparse: int
@@ -94,27 +93,17 @@ class MetaTokens:
         """Raise UnsupportedModel or SettingsError for a model that it was not made for."""
         config: ModelConfig = model.config
         if self.tensors["free"].shape[1] != config.hidden_size:
-            raise UnsupportedModel(f"these meta-tokens were made for a model of another shape: {_MADE}")
-        refuse_other("this library of meta-tokens", self.model, model, _MADE)
+            raise UnsupportedModel(f"these meta-tokens were made for a model of another shape: {self.MADE}")
+        self.refuse_other(model)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         facts = {**self.facts, "sparse": self.sparse, "static": self.static}
-        Artifact(_KIND, self.tensors, facts, self.model).save(path)
+        return Artifact(self.KIND, self.tensors, facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> MetaTokens:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / META if at.is_dir() else at)
-
-
-@remembered
-def _load(path: Path) -> MetaTokens:
-    read = Artifact.read(path, _KIND, _MADE, {"sparse": Whole(1, _MOST), "static": Flag()})
-    if not _sound(read.tensors):
-        raise CorruptFile(f"{path} holds something else than meta-tokens: {_MADE}")
-    return MetaTokens(read.tensors, int(read.facts["sparse"]), bool(read.facts["static"]), read.facts, read.model)
+    def from_artifact(cls, found: Artifact) -> MetaTokens:
+        expect(_sound(found.tensors))
+        return cls(found.tensors, found.facts["sparse"], found.facts["static"], found.facts, found.model)
 
 
 def _sound(tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import UnsupportedModel
 
 from ..config import HEADS, MOST_LAYERS, THETA, ModelConfig, Rope
 from ..hooks import Hooks
@@ -21,30 +20,31 @@ from ..protocol import Reader
 from ..torch.side_by_side import SideBySide
 from ..torch.transformer import Transformer
 from ..torch.weights import Dense, Layer, Weights
-from .artifact import Artifact, refuse_other
+from .artifact import Artifact, TrainedPart, expect
 
-MICRO = "micro-steps.safetensors"
-"""The file in a folder that was trained."""
-_KIND = "set of micro steps"
 MADE = "make one with decodery train hamburger -m MODEL"
 _HEAD = 32
-_FACTS: dict[str, Kind] = {
-    "taps": Listed(Whole(1, MOST_LAYERS), 8),
-    "heads": HEADS,
-    "kv_heads": HEADS,
-    "theta": THETA,
-}
 _LAYER = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
 
 
 @dataclass(frozen=True, eq=False)
-class MicroSteps:
+class MicroSteps(TrainedPart):
     """What a model needs to read groups of tokens as one row each, and to write a group after one row.
 
     tensors: as `shapes` names them: a merger of embeddings, a small decoder, and what says where a group ends. taps:
     after how many layers of the model the decoder reads its states, all layers at last. heads, kv_heads, theta: of the
     decoder's attention. facts: how it was made, as plain JSON. model: `fingerprint` of the model it belongs to.
     """
+
+    KIND = "set of micro steps"
+    FILE = "micro-steps.safetensors"
+    MADE = MADE
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "taps": Listed(Whole(1, MOST_LAYERS), 8),
+        "heads": HEADS,
+        "kv_heads": HEADS,
+        "theta": THETA,
+    }
 
     tensors: Mapping[str, torch.Tensor]
     taps: tuple[int, ...]
@@ -75,7 +75,7 @@ class MicroSteps:
     def at(self, model: Reader) -> MicroSteps:
         """The same where and as precisely as a model's rows are. Raises a DecoderyError where it is another model's."""
         advice = "make some for this one with decodery train hamburger -m MODEL"
-        refuse_other("this set of micro steps", self.model, model, advice)
+        self.refuse_other(model, advice)
         if self.hidden != model.config.hidden_size or self.taps[-1] != model.config.num_layers:
             raise UnsupportedModel(f"these micro steps were made for a model of another shape: {advice}")
         return _at(self, torch.promote_types(model.dtype, torch.float32), model.device)
@@ -132,29 +132,22 @@ class MicroSteps:
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return linear(rows, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         own = {"taps": list(self.taps), "heads": self.heads, "kv_heads": self.kv_heads, "theta": self.theta}
         tensors = {name: tensor.float() for name, tensor in self.tensors.items()}
-        Artifact(_KIND, tensors, {**self.facts, **own}, self.model).save(path)
+        return Artifact(self.KIND, tensors, {**self.facts, **own}, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> MicroSteps:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        found = Artifact.read(path, _KIND, MADE, _FACTS)
-        taps, heads, kv_heads, theta = (found.facts[name] for name in _FACTS)
+    def from_artifact(cls, found: Artifact) -> MicroSteps:
+        taps, heads, kv_heads, theta = (found.facts[name] for name in cls.FACTS)
         given = {name: tuple(tensor.shape) for name, tensor in found.tensors.items()}
         made = cls(found.tensors, tuple(taps), heads, kv_heads, theta, found.facts, found.model)
-        try:
-            inner, rows = given["micro.0.gate_up"][0] // 2, given["micro.0.qkv"][0]
-            head_dim, left = divmod(rows, heads + 2 * kv_heads)
-            wanted = dict(shapes(made.hidden, made.layers, made.most, inner, (heads, kv_heads, head_dim)))
-            sound = given == wanted and not left and head_dim % 2 == 0 and heads % kv_heads == 0
-            sound = sound and bool(taps) and taps == sorted(set(taps))
-        except (KeyError, IndexError):
-            sound = False
-        if not sound or any(tensor.dtype != torch.float32 for tensor in found.tensors.values()):
-            raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {MADE}")
+        inner, rows = given["micro.0.gate_up"][0] // 2, given["micro.0.qkv"][0]
+        head_dim, left = divmod(rows, heads + 2 * kv_heads)
+        wanted = dict(shapes(made.hidden, made.layers, made.most, inner, (heads, kv_heads, head_dim)))
+        expect(given == wanted and not left and head_dim % 2 == 0 and heads % kv_heads == 0)
+        expect(bool(taps) and taps == sorted(set(taps)))
+        expect(all(tensor.dtype == torch.float32 for tensor in found.tensors.values()))
         return made
 
 

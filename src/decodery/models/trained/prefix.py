@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-
-from decodery.core.errors import CorruptFile
 
 from ..cache.cache import KVCache
 from ..cache.own_caches import OwnCaches
 from ..config import ModelConfig
 from ..protocol import LanguageModel
-from .artifact import Artifact, remembered
-
-_KIND = "set of learned prefixes"
+from .artifact import Artifact, TrainedPart, expect
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,34 +40,29 @@ class KVPrefix:
 
 
 @dataclass(frozen=True, eq=False)
-class Prefixes:
+class Prefixes(TrainedPart):
     """Prefixes by the name of what they steer to, learned together. facts: how they were made, as plain JSON.
 
     model: `fingerprint` of the model they belong to, "" where any model of their shape will do.
     """
 
+    KIND = "set of learned prefixes"
+    FILE = "prefixes.safetensors"
+    MADE = "train some with `decodery train sven -m MODEL`"
+
     by_name: Mapping[str, KVPrefix]
     facts: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         tensors = {name: prefix.data for name, prefix in self.by_name.items()}
-        Artifact(_KIND, tensors, self.facts, self.model).save(path)
+        return Artifact(self.KIND, tensors, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> Prefixes:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
-        return _load(path)
-
-
-@remembered
-def _load(path: Path) -> Prefixes:
-    read = Artifact.read(path, _KIND, "train some with `decodery train sven -m MODEL`")
-    found = {name: KVPrefix(tensor) for name, tensor in read.tensors.items()}
-    if not found or not all(each.data.is_floating_point() and each.data.ndim == 5 for each in found.values()):
-        raise CorruptFile(f"{path} holds something else than learned prefixes")
-    return Prefixes(found, read.facts, read.model)
+    def from_artifact(cls, found: Artifact) -> Prefixes:
+        tensors = found.tensors
+        expect(bool(tensors) and all(each.is_floating_point() and each.ndim == 5 for each in tensors.values()))
+        return cls({name: KVPrefix(each) for name, each in tensors.items()}, found.facts, found.model)
 
 
 class Prefixed(OwnCaches):

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile
-
 from ..config import LAYERS
 from ..layer_plan import SUBLAYERS
-from .artifact import Artifact
-
-_KIND = "set of skipped sublayers"
-_MADE = "make one with decodery train swift -m MODEL"
+from ..loaders.fields import Kind
+from .artifact import Artifact, TrainedPart, expect
 
 
 def switches(layers: int) -> list[str]:
@@ -31,32 +26,33 @@ def sublayers(chosen: np.ndarray, layers: int) -> frozenset[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class SkipSet:
+class SkipSet(TrainedPart):
     """Sublayers that are passed by, such as "attention.3" or "mlp.5", of a model of `layers` layers.
 
     facts: how they were found, as plain JSON. model: `fingerprint` of the model they belong to, "" where that is not
     known.
     """
 
+    KIND = "set of skipped sublayers"
+    FILE = "skips.safetensors"
+    MADE = "make one with decodery train swift -m MODEL"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"layers": LAYERS}
+
     skip: frozenset[str]
     layers: int
     facts: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         marks = torch.zeros(len(SUBLAYERS), self.layers, dtype=torch.uint8, device="cpu")
         for name in self.skip:
             kind, _, layer = name.partition(".")
             marks[SUBLAYERS.index(kind), int(layer)] = 1
-        Artifact(_KIND, {"skipped": marks}, {**self.facts, "layers": self.layers}, self.model).save(path)
+        return Artifact(self.KIND, {"skipped": marks}, {**self.facts, "layers": self.layers}, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> SkipSet:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        found = Artifact.read(path, _KIND, _MADE, {"layers": LAYERS})
-        marks, layers = found.tensors.get("skipped"), found.facts["layers"]
-        if marks is None or marks.dtype != torch.uint8 or marks.shape != (len(SUBLAYERS), layers) or marks.max() > 1:
-            raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {_MADE}")
+    def from_artifact(cls, found: Artifact) -> SkipSet:
+        marks, layers = found.tensors["skipped"], found.facts["layers"]
+        expect(marks.dtype == torch.uint8 and marks.shape == (len(SUBLAYERS), layers) and int(marks.max()) <= 1)
         skip = {f"{SUBLAYERS[kind]}.{layer}" for kind, layer in marks.nonzero().tolist()}
         return cls(frozenset(skip), layers, found.facts, found.model)

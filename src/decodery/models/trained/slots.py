@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 
 from ..loaders.fields import Kind, Listed, Whole
 from ..torch.encoder_decoder import EncoderDecoder
-from .artifact import Artifact, refuse_other, remembered
+from .artifact import Artifact, TrainedPart, expect, refuse_other
 
-SLOTS = "slots.safetensors"
-"""The file in a folder that was trained."""
 MADE = "make them with decodery train cppd -m MODEL"
 WIDER = 4
 """How much wider than the states the hidden units of a layer are."""
-_KIND = "slots"
 _HEAD = 32
-_FACTS: dict[str, Kind] = {"ends": Listed(Whole(0, 1 << 31), 1 << 10), "layers": Whole(1, 1 << 10)}
 
 
 class Said(NamedTuple):
@@ -38,12 +33,17 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
+class Slots(TrainedPart):
     """A decoder without order: slot i says the text's token i, and no slot knows what the others say.
 
     tensors: as `shapes` names them, float32. tokens: [v] int64, ascending, all that it can say. ends: those of them
     that end a text. facts: how it was made, as plain JSON. model: `fingerprint` of the model it belongs to.
     """
+
+    KIND = "slots"
+    FILE = "slots.safetensors"
+    MADE = MADE
+    FACTS: ClassVar[Mapping[str, Kind]] = {"ends": Listed(Whole(0, 1 << 31), 1 << 10), "layers": Whole(1, 1 << 10)}
 
     tensors: Mapping[str, torch.Tensor]
     tokens: torch.Tensor
@@ -112,30 +112,20 @@ class Slots:
         rows = norm("norm1", rows + project("output", found.transpose(1, 2).flatten(2)))
         return norm("norm2", rows + project("down", gelu(project("up", rows))))
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         facts = {"ends": list(self.ends), "layers": self.layers, **self.facts}
-        Artifact(_KIND, {**self.tensors, "tokens": self.tokens}, facts, self.model).save(path)
+        return Artifact(self.KIND, {**self.tensors, "tokens": self.tokens}, facts, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> Slots:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        found = Artifact.read(path, _KIND, MADE, _FACTS)
+    def from_artifact(cls, found: Artifact) -> Slots:
         tensors = dict(found.tensors)
-        try:
-            tokens = tensors.pop("tokens")
-            (slots, hidden), (places, _), (spoken,) = (
-                *(tensors[name].shape for name in ("slot", "place")),
-                tokens.shape,
-            )
-            wanted = dict(shapes(hidden, found.facts["layers"], slots, places, spoken))
-            rising = tokens.dtype == torch.int64 and bool((tokens.diff() > 0).all()) and min(tokens.tolist()) >= 0
-            if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != wanted or not rising:
-                raise ValueError
-            if any(tensor.dtype != torch.float32 for tensor in tensors.values()) or hidden % max(hidden // _HEAD, 1):
-                raise ValueError
-        except (KeyError, ValueError, TypeError) as error:
-            raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {MADE}") from error
+        tokens = tensors.pop("tokens")
+        (slots, hidden), (places, _), (spoken,) = (*(tensors[name].shape for name in ("slot", "place")), tokens.shape)
+        wanted = dict(shapes(hidden, found.facts["layers"], slots, places, spoken))
+        expect({name: tuple(tensor.shape) for name, tensor in tensors.items()} == wanted)
+        expect(tokens.dtype == torch.int64 and bool((tokens.diff() > 0).all()) and min(tokens.tolist()) >= 0)
+        expect(all(tensor.dtype == torch.float32 for tensor in tensors.values()))
+        expect(hidden % max(hidden // _HEAD, 1) == 0)
         return cls(tensors, tokens, tuple(found.facts["ends"]), found.facts, found.model)
 
     def check(self, model: EncoderDecoder) -> None:
@@ -165,16 +155,3 @@ def shapes(hidden: int, layers: int, slots: int, places: int, spoken: int) -> It
         for part in ("norm1", "norm2"):
             yield f"{name}.{part}.weight", (hidden,)
             yield f"{name}.{part}.bias", (hidden,)
-
-
-def found_slots(given: Slots | str) -> Slots:
-    """What the setting `slots` of a drafter names, itself, by its file or its folder."""
-    if isinstance(given, Slots):
-        return given
-    path = Path(given).expanduser()
-    return _load(path / SLOTS if path.is_dir() else path)
-
-
-@remembered
-def _load(path: Path) -> Slots:
-    return Slots.load(path)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import silu
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 
-from .artifact import Artifact
+from .artifact import Artifact, TrainedPart, expect
 
-_KIND = "set of token routers"
-_MADE = "make one with decodery train ftp -m MODEL"
 INPUTS = 4
 _SHAPES = ("in.weight", "in.bias", "out.weight", "out.bias")
 
@@ -73,7 +70,7 @@ def least_important(importance: torch.Tensor, sparsity: float, free: torch.Tenso
 
 
 @dataclass(frozen=True, eq=False)
-class TokenRouters:
+class TokenRouters(TrainedPart):
     """Target sparsities of all layers, and what decides which tokens go around each of them.
 
     schedule: [layers], the share of tokens that goes around each; none around the first, since there is nothing yet to
@@ -82,6 +79,10 @@ class TokenRouters:
     static router, which skips those of least importance. facts: how they were made, as plain JSON. model: `fingerprint`
     of the model they belong to, "" where that is not known.
     """
+
+    KIND = "set of token routers"
+    FILE = "routers.safetensors"
+    MADE = "make one with decodery train ftp -m MODEL"
 
     schedule: tuple[float, ...]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -128,27 +129,21 @@ class TokenRouters:
         keep, skip = self.logits(layer, inputs(importance, sparsity)).unbind(-1)
         return (skip > keep) & free
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         schedule = torch.tensor(self.schedule, dtype=torch.float64, device="cpu")
-        Artifact(_KIND, {**self.weights, "schedule": schedule}, self.facts, self.model).save(path)
+        return Artifact(self.KIND, {**self.weights, "schedule": schedule}, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> TokenRouters:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        found = Artifact.read(path, _KIND, _MADE)
+    def from_artifact(cls, found: Artifact) -> TokenRouters:
         tensors = dict(found.tensors)
-        schedule = tensors.pop("schedule", torch.zeros(0, dtype=torch.float32, device="cpu"))
-        width = tensors["in.weight"].shape[1] if tensors.get("in.weight", schedule).ndim == 3 else 0
-        layers = len(schedule) if schedule.ndim == 1 else 0
-        shapes = dict(
-            zip(_SHAPES, ((layers, width, INPUTS), (layers, width), (layers, 2, width), (layers, 2)), strict=True)
-        )
-        given = {name: tuple(each.shape) for name, each in tensors.items() if each.dtype == torch.float32}
-        sound = schedule.dtype == torch.float64 and (not tensors or given == shapes)
+        schedule = tensors.pop("schedule")
+        expect(schedule.dtype == torch.float64 and schedule.ndim == 1)
+        if tensors:
+            layers, width, _ = tensors["in.weight"].shape
+            shapes = (layers, width, INPUTS), (layers, width), (layers, 2, width), (layers, 2)
+            given = {name: tuple(each.shape) for name, each in tensors.items() if each.dtype == torch.float32}
+            expect(layers == len(schedule) and given == dict(zip(_SHAPES, shapes, strict=True)))
         try:
-            if sound:
-                return cls(tuple(schedule.tolist()), tensors, found.facts, found.model)
-        except SettingsError:
-            pass
-        raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {_MADE}")
+            return cls(tuple(schedule.tolist()), tensors, found.facts, found.model)
+        except SettingsError as error:
+            raise ValueError from error

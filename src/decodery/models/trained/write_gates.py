@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import gelu, layer_norm, linear
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import UnsupportedModel
 
 from ..config import MOST_LAYERS, ModelConfig
-from ..loaders.fields import Whole
+from ..loaders.fields import Kind, Whole
 from ..protocol import Reader
-from .artifact import Artifact, refuse_other, remembered
+from .artifact import Artifact, TrainedPart, expect
 
-WRITE_GATE = "write-gate.safetensors"
 LEVELS = 101
-_KIND = "write gate"
-_MADE = "make one with `decodery train kv write-gate -m MODEL FILES --out DIR`"
 
 
 def width(config: ModelConfig) -> int:
@@ -41,12 +37,17 @@ def margin(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Ten
 
 
 @dataclass(frozen=True, eq=False)
-class WriteGates:
+class WriteGates(TrainedPart):
     """tensors: of `margin`. layer: the first one whose keys and values it decides about, where it looks.
 
     levels: [101] ascending, the quantiles of margins in texts. facts: how it was made. model: `fingerprint` of the
     model it belongs to, "" where any of its shape will do.
     """
+
+    KIND = "write gate"
+    FILE = "write-gate.safetensors"
+    MADE = "make one with `decodery train kv write-gate -m MODEL FILES --out DIR`"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"layer": Whole(0, MOST_LAYERS)}
 
     tensors: Mapping[str, torch.Tensor]
     layer: int
@@ -82,34 +83,24 @@ class WriteGates:
     def require(self, model: Reader) -> None:
         """Raise UnsupportedModel or SettingsError for a model that it was not made for."""
         if len(self.tensors["scale"]) != width(model.config) or not 0 <= self.layer < model.config.num_layers:
-            raise UnsupportedModel(f"this write gate was made for a model of another shape: {_MADE}")
-        refuse_other("this write gate", self.model, model, _MADE)
+            raise UnsupportedModel(f"this write gate was made for a model of another shape: {self.MADE}")
+        self.refuse_other(model)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         tensors = {**self.tensors, "levels": self.levels}
-        Artifact(_KIND, tensors, {**self.facts, "layer": self.layer}, self.model).save(path)
+        return Artifact(self.KIND, tensors, {**self.facts, "layer": self.layer}, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> WriteGates:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
-        at = Path(path).expanduser()
-        return _load(at / WRITE_GATE if at.is_dir() else at)
-
-
-@remembered
-def _load(path: Path) -> WriteGates:
-    read = Artifact.read(path, _KIND, _MADE, {"layer": Whole(0, MOST_LAYERS)})
-    tensors = dict(read.tensors)
-    levels = tensors.pop("levels", torch.empty(0, dtype=torch.float32, device="cpu"))
-    if not _sound(tensors) or tuple(levels.shape) != (LEVELS,) or not (levels.diff() >= 0).all():
-        raise CorruptFile(f"{path} holds something else than a write gate: {_MADE}")
-    return WriteGates(tensors, int(read.facts["layer"]), levels.float(), read.facts, read.model)
+    def from_artifact(cls, found: Artifact) -> WriteGates:
+        tensors = dict(found.tensors)
+        levels = tensors.pop("levels")
+        expect(_sound(tensors) and tuple(levels.shape) == (LEVELS,) and bool((levels.diff() >= 0).all()))
+        return cls(tensors, found.facts["layer"], levels.float(), found.facts, found.model)
 
 
 def _sound(tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether they are layers that follow one another, from a norm's width to 2."""
-    count, norm = (len(tensors) - 2) // 2, tensors.get("scale", torch.empty(0, dtype=torch.float32, device="cpu"))
+    count, norm = (len(tensors) - 2) // 2, tensors["scale"]
     names = {"scale", "shift", *(f"{kind}.{number}" for kind in ("weight", "bias") for number in range(count))}
     if count < 1 or set(tensors) != names or norm.ndim != 1 or tensors["shift"].shape != norm.shape:
         return False

@@ -23,8 +23,9 @@ from ..batch import Batch, Cost, Scores, Segment
 from ..cache.cache import KVCache
 from ..hooks import HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, LayerPlan
+from ..loaders.dtype import choose_dtype
 from ..loaders.folder import COMPUTED, read_facts, read_texts
-from ..loaders.load import LoadedModel, choose_dtype
+from ..loaders.load import LoadedModel
 from ..protocol import Capabilities
 from ..tokenizers.chat import ChatTemplate
 from ..tokenizers.tokenizer import TextFacts, Tokenizer

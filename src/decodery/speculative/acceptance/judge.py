@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.config import LAYERS
-from decodery.models.loaders.fields import Anything, Named, Number, Whole
+from decodery.models.loaders.fields import Anything, Kind, Named, Number, Whole
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
-_MADE = "make one with decodery train judge -m MODEL"
-_FACTS = {"layer": Whole(0, LAYERS.most), "bias": Number(-1e6, 1e6), "trained": Named(Anything(), 1 << 10)}
-
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class Head(TrainedPart):
     """A linear head on hidden states. weight: [hidden] float32; layer: after how many layers the states are taken.
 
     facts: how it was trained and how good it is, as numbers and texts. model: `fingerprint` of the model it reads, ""
     where that is not known.
     """
+
+    KIND = "judge"
+    MADE = "make one with decodery train judge -m MODEL"
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "layer": Whole(0, LAYERS.most),
+        "bias": Number(-1e6, 1e6),
+        "trained": Named(Anything(), 1 << 10),
+    }
 
     weight: torch.Tensor
     bias: float
@@ -42,23 +47,15 @@ class Head:
         """[n] float64 log-odds that the tokens whose states [n, hidden] these are continue their texts well."""
         return normalized(hidden).double() @ self.weight.to(hidden.device).double() + self.bias
 
-    def save(self, path: Path) -> None:
+    def artifact(self) -> Artifact:
         facts = {"layer": self.layer, "bias": self.bias, "trained": self.facts}
-        Artifact("judge", {"weight": self.weight.float()}, facts, self.model).save(path)
+        return Artifact(self.KIND, {"weight": self.weight.float()}, facts, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> Head:
-        """Raises ModelNotFound where there is no such file, CorruptFile where it is not a head."""
-        return _load(path)
-
-
-@remembered
-def _load(path: Path) -> Head:
-    found = Artifact.read(path, "judge", _MADE, _FACTS)
-    weight = found.tensors.get("weight")
-    if weight is None or weight.ndim != 1 or not weight.is_floating_point():
-        raise CorruptFile(f"{path} holds no judge: {_MADE}")
-    return Head(weight.float(), found.facts["bias"], found.facts["layer"], found.facts["trained"], found.model)
+    def from_artifact(cls, found: Artifact) -> Head:
+        weight = found.tensors["weight"]
+        expect(weight.ndim == 1 and weight.is_floating_point())
+        return cls(weight.float(), found.facts["bias"], found.facts["layer"], found.facts["trained"], found.model)
 
 
 def normalized(hidden: torch.Tensor) -> torch.Tensor:
@@ -89,8 +86,7 @@ class Judge(AcceptanceRule):
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
             raise SettingsError(f"judge needs a threshold between 0 and 1, not {self.threshold}")
-        if not isinstance(self.head, Head):
-            object.__setattr__(self, "head", Head.load(Path(self.head).expanduser()))
+        object.__setattr__(self, "head", Head.load(self.head))
 
     @property
     def trained(self) -> Head:
@@ -102,8 +98,7 @@ class Judge(AcceptanceRule):
         return Requirements(taps=(self.trained.layer,))
 
     def fits(self, model: Reader) -> None:
-        advice = "train one for it with decodery train judge -m MODEL"
-        refuse_other("this judge", self.trained.model, model, advice)
+        self.trained.refuse_other(model, "train one for it with decodery train judge -m MODEL")
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         passing, scores = self._judged(laws)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.config import TOKENS
-from decodery.models.loaders.fields import Anything, Named
+from decodery.models.loaders.fields import Anything, Kind, Named
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 from decodery.step.draft_length_policy import Budget, DraftLengthPolicy, Outlook
 from decodery.step.sequence import Sequence
 
-HEAD = "acceptance.safetensors"
-"""A head's file in the folder it was trained in."""
 _SURE = 1e-6
-_MADE = "make one with decodery train acceptance -m MODEL"
-_FACTS = {"vocab_size": TOKENS, "trained": Named(Anything(), 1 << 10)}
 
 
 @dataclass(eq=False)
-class AcceptanceHead:
+class AcceptanceHead(TrainedPart):
     """How likely the target accepts a drafted token, judged by the draft model's state after reading it.
 
     blocks: residual layers x + silu(W x + b), W [hidden, hidden] and b [hidden], each with weights of its own.
@@ -36,6 +32,11 @@ class AcceptanceHead:
     final norm and brought to unit mean square first. vocab_size: of the draft model it was trained for. facts: how it
     was trained and how good it is. model: `fingerprint` of that draft model, "" where it is not known.
     """
+
+    KIND = "acceptance head"
+    FILE = "acceptance.safetensors"
+    MADE = "make one with decodery train acceptance -m MODEL"
+    FACTS: ClassVar[Mapping[str, Kind]] = {"vocab_size": TOKENS, "trained": Named(Anything(), 1 << 10)}
 
     blocks: list[tuple[torch.Tensor, torch.Tensor]]
     output: tuple[torch.Tensor, torch.Tensor]
@@ -77,35 +78,23 @@ class AcceptanceHead:
         scores = self.scores(hidden.to(self.output[0].device))
         return min(max(float(torch.sigmoid(scores[1] - scores[0])), _SURE), 1 - _SURE)
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file in bfloat16, facts included."""
+    def artifact(self) -> Artifact:
+        """In bfloat16."""
         tensors = {name: value.detach().bfloat16() for name, value in self.parameters().items()}
         facts = {"vocab_size": self.vocab_size, "trained": self.facts}
-        Artifact("acceptance head", tensors, facts, self.model).save(path)
+        return Artifact(self.KIND, tensors, facts, self.model)
 
     @classmethod
-    def load(cls, path: Path) -> AcceptanceHead:
-        """Read a file. Raises ModelNotFound where there is none, CorruptFile where it holds no head."""
-        return _load(path)
-
-
-@remembered
-def _load(path: Path) -> AcceptanceHead:
-    found = Artifact.read(path, "acceptance head", _MADE, _FACTS)
-    wrong = f"{path} holds no acceptance head: {_MADE}"
-    tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
-    depth = sum(name.endswith(".weight") for name in tensors) - 1
-    try:
+    def from_artifact(cls, found: Artifact) -> AcceptanceHead:
+        tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
+        depth = sum(name.endswith(".weight") for name in tensors) - 1
         blocks = [(tensors[f"blocks.{at}.weight"], tensors[f"blocks.{at}.bias"]) for at in range(depth)]
         output = tensors["output.weight"], tensors["output.bias"]
-        head = AcceptanceHead(blocks, output, found.facts["vocab_size"], found.facts["trained"], found.model)
+        head = cls(blocks, output, found.facts["vocab_size"], found.facts["trained"], found.model)
         hidden = head.hidden_size
-    except (KeyError, IndexError) as error:
-        raise CorruptFile(wrong) from error
-    shapes = [(2, hidden), (2,), *[(hidden, hidden), (hidden,)] * depth]
-    if [tuple(each.shape) for each in head.parameters().values()] != shapes:
-        raise CorruptFile(wrong)
-    return head
+        shapes = [(2, hidden), (2,), *[(hidden, hidden), (hidden,)] * depth]
+        expect([tuple(each.shape) for each in head.parameters().values()] == shapes)
+        return head
 
 
 @register(
@@ -137,9 +126,7 @@ class SpecDecPP(DraftLengthPolicy):
             raise SettingsError(f"specdec++ needs a threshold between 0 and 1, not {self.threshold}")
         if not 0 <= self.shortest <= self.longest or self.longest < 1:
             raise SettingsError("specdec++ needs 0 <= shortest <= longest, and longest >= 1")
-        if not isinstance(self.head, AcceptanceHead):
-            path = Path(self.head).expanduser()
-            object.__setattr__(self, "head", AcceptanceHead.load(path / HEAD if path.is_dir() else path))
+        object.__setattr__(self, "head", AcceptanceHead.load(self.head))
 
     @property
     def trained(self) -> AcceptanceHead:
@@ -147,7 +134,7 @@ class SpecDecPP(DraftLengthPolicy):
         return self.head
 
     def fits(self, model: Reader) -> None:
-        refuse_other("this acceptance head", self.trained.model, model, "train one for the draft model in use")
+        self.trained.refuse_other(model, "train one for the draft model in use")
 
     def start(self, seq: Sequence) -> list[float]:
         """One number: the chance that nothing judged so far in this step will be rejected."""

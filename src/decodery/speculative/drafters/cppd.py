@@ -13,7 +13,7 @@ from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.models.trained.slots import Slots, found_slots
+from decodery.models.trained.slots import Slots
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.encoded import encoded
@@ -62,7 +62,7 @@ class CPPD(TreeDrafter):
                 "no slots come along: make some with `decodery train cppd SOURCES -m MODEL --out DIR` and name "
                 "them, as in cppd:slots=DIR"
             )
-        return replace(self, slots=found_slots(self.slots))
+        return replace(self, slots=Slots.load(self.slots))
 
     def start(self, seq: Sequence) -> Drafted | None:
         self._slots.check(_target(seq))

@@ -16,7 +16,7 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.drafter_memory import Scope
 from decodery.step.sequence import Sequence
 
-from ..stores.bottleneck import MADE, KeySet, Values
+from ..stores.bottleneck import KeySet, Values
 
 _TAP = -1
 
@@ -66,9 +66,9 @@ class DiscreteKeyValue(Drafter):
 
     def _keys(self, model: Reader) -> KeySet:
         if self.keys is None:
-            raise SettingsError(f"discrete-key-value needs frozen keys: {MADE}")
-        found = KeySet.load(self.keys) if isinstance(self.keys, str) else self.keys
-        found.check(model)
+            raise SettingsError(f"discrete-key-value needs frozen keys: {KeySet.MADE}")
+        found = KeySet.load(self.keys)
+        found.refuse_other(model)
         return found
 
     def start(self, seq: Sequence) -> _Reading:

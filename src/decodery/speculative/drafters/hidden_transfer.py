@@ -11,7 +11,7 @@ from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
-from decodery.models.trained.transfer import Transfer, found_transfer
+from decodery.models.trained.transfer import Transfer
 from decodery.step.draft_tree import Change, DraftTree
 
 from .in_pass import Asked, InPass
@@ -47,7 +47,10 @@ class HiddenTransfer(InPass):
         return Requirements(trees=True, states=True, changes=True, costs=self.length is None)
 
     def asked(self, model: Reader) -> Asked:
-        found = found_transfer(self.transfer, model)
+        found = Transfer.load_or_shipped(
+            self.transfer, model, file=Transfer.FILE, setting="hidden-transfer:transfer", command="hidden-transfer"
+        )
+        found.check(model)
         maps, changes = found.maps.to(model.device), dict[Tap, Change]()
         for layer in dict.fromkeys(found.layers):
             at = [place for place, own in enumerate(found.layers) if own == layer]

@@ -14,7 +14,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 
-from ..stores.hmm import HMM, MADE
+from ..stores.hmm import HMM
 from .follower import shared
 
 
@@ -85,8 +85,8 @@ class HiddenMarkov(TreeDrafter):
 
     def start(self, seq: Sequence) -> BeliefReading:
         if self.model is None:
-            raise SettingsError(f"no hidden Markov model comes with this package: {MADE}")
-        hmm = HMM.load(self.model) if isinstance(self.model, str) else self.model
+            raise SettingsError(f"no hidden Markov model comes with this package: {HMM.MADE}")
+        hmm = HMM.load(self.model)
         hmm.check(seq.request.model.config)
         return BeliefReading(hmm)
 

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import UNITS
-from decodery.models.trained.placeholders import Placeholders, found_placeholders
+from decodery.models.trained.placeholders import Placeholders
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
@@ -70,9 +70,10 @@ class LexicalUnit(Drafter):
         return self.span * self.span - 1
 
     def start(self, seq: Sequence) -> _State:
-        found = found_placeholders(
-            self.units, UNITS, seq.request.model, drafter="lexical-unit", setting="units", command="lexical-units"
+        found = Placeholders.load_or_shipped(
+            self.units, seq.request.model, file=UNITS, setting="lexical-unit:units", command="lexical-units"
         )
+        found.check(seq.request.model.config)
         if len(found.data) < self.span - 1:
             raise SettingsError(
                 f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "

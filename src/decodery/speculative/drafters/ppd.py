@@ -8,7 +8,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.models.loaders.drafts import PROMPTS
 from decodery.models.protocol import Reader
-from decodery.models.trained.placeholders import Placeholders, found_placeholders
+from decodery.models.trained.placeholders import Placeholders
 
 from .in_pass import Asked, InPass
 
@@ -39,7 +39,8 @@ class PPD(InPass):
     ppd: Placeholders | str | None = None
 
     def asked(self, model: Reader) -> Asked:
-        found = found_placeholders(self.ppd, PROMPTS, model, drafter="ppd", setting="ppd", command="ppd")
+        found = Placeholders.load_or_shipped(self.ppd, model, file=PROMPTS, setting="ppd:ppd", command="ppd")
+        found.check(model.config)
         if found.rates is None:
             raise SettingsError(
                 "ppd needs to know how often its guesses are right, which these placeholders do not say: use some that "

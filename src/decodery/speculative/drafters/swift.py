@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -14,7 +13,7 @@ from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
 from decodery.models.layer_plan import LayerPlan, layer_steps
 from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import refuse_other, remembered
+from decodery.models.trained.artifact import refuse_other
 from decodery.models.trained.skips import SkipSet, sublayers
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
@@ -26,8 +25,6 @@ from decodery.step.tree_policy import TreePolicy
 from ..stores.skip_search import SkipSearch
 from ..trees.caterpillar import Caterpillar
 from .own_layers import OwnLayers, OwnReading, through
-
-SKIPS = "skips.safetensors"
 
 
 @dataclass(slots=True)
@@ -120,8 +117,7 @@ class Swift(OwnLayers):
         count("sets tried")
 
     def _given(self, model: Reader) -> frozenset[str]:
-        found = _load(_file(self.skip)) if isinstance(self.skip, str) else self.skip
-        assert found is not None
+        found = SkipSet.load(self.skip)
         advice = "find one for this one with decodery train swift -m MODEL"
         refuse_other("this set of sublayers", found.model, model, advice)
         layer_steps(LayerPlan(skip=found.skip), model.config.num_layers)
@@ -138,13 +134,3 @@ def matchness(seq: Sequence, layer_plan: LayerPlan, window: int) -> ForwardCorou
     return float(
         (said.argmax(dim=-1).cpu() == torch.tensor(written[1:], dtype=torch.int64, device="cpu")).float().mean()
     )
-
-
-def _file(path: str) -> Path:
-    whole = Path(path).expanduser()
-    return whole / SKIPS if whole.is_dir() else whole
-
-
-@remembered
-def _load(path: Path) -> SkipSet:
-    return SkipSet.load(path)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from decodery.core.errors import CorruptFile
-from decodery.models.protocol import Reader
-from decodery.models.trained.artifact import Artifact, refuse_other, remembered
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 from decodery.step.drafter_memory import Guarded
-
-FILE = "keys.safetensors"
-MADE = "make some with `decodery train kv-bottleneck -m MODEL FILES --out DIR`, and name them, as in keys=DIR"
-_KIND = "set of keys"
 
 
 @dataclass(frozen=True, eq=False)
-class KeySet:
+class KeySet(TrainedPart):
     """What is frozen. C codebooks of K keys for states of one width, and how values become logits.
 
     centre: [width] taken from a state; projections: [C, d, width]; keys: [C, K, d]; readout: [r, vocab]. model:
     `fingerprint` of the model whose states and tokens these are.
     """
+
+    KIND = "set of keys"
+    FILE = "keys.safetensors"
+    MADE = "make some with `decodery train kv-bottleneck -m MODEL FILES --out DIR`, and name them, as in keys=DIR"
 
     centre: torch.Tensor
     projections: torch.Tensor
@@ -42,32 +39,16 @@ class KeySet:
         """[n, C, d] of states [n, width]."""
         return torch.einsum("nw,cdw->ncd", states.to(self.centre) - self.centre, self.projections)
 
-    def save(self, path: Path) -> None:
+    def artifact(self) -> Artifact:
         tensors = {name: getattr(self, name) for name in ("centre", "projections", "keys", "readout")}
-        Artifact(_KIND, tensors, self.facts, self.model).save(path)
-
-    def check(self, model: Reader) -> None:
-        """Raise SettingsError where they were made for another model."""
-        refuse_other("this set of keys", self.model, model, MADE)
+        return Artifact(self.KIND, tensors, self.facts, self.model)
 
     @classmethod
-    def load(cls, path: str | Path) -> KeySet:
-        """Read what `save` wrote, from the file or its folder. Raises ModelNotFound or CorruptFile."""
-        place = Path(path).expanduser()
-        return _load(place / FILE if place.is_dir() else place)
-
-
-@remembered
-def _load(path: Path) -> KeySet:
-    found = Artifact.read(path, _KIND, MADE)
-    tensors = {name: found.tensors.get(name) for name in ("centre", "projections", "keys", "readout")}
-    centre, projections, keys, readout = tensors.values()
-    if centre is None or projections is None or keys is None or readout is None:
-        raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {MADE}")
-    shapes = centre.ndim, projections.ndim, keys.ndim, readout.ndim
-    if shapes != (1, 3, 3, 2) or projections.shape != (len(keys), keys.shape[2], len(centre)) or 0 in keys.shape:
-        raise CorruptFile(f"{path} holds keys that do not fit each other: {MADE}")
-    return KeySet(centre, projections, keys, readout, found.model, found.facts)
+    def from_artifact(cls, found: Artifact) -> KeySet:
+        centre, projections, keys, readout = (found.tensors[n] for n in ("centre", "projections", "keys", "readout"))
+        expect((centre.ndim, projections.ndim, keys.ndim, readout.ndim) == (1, 3, 3, 2) and 0 not in keys.shape)
+        expect(projections.shape == (len(keys), keys.shape[2], len(centre)))
+        return cls(centre, projections, keys, readout, found.model, found.facts)
 
 
 def nearest(projected: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from decodery.core.errors import CorruptFile, VocabularyMismatch
+from decodery.core.errors import VocabularyMismatch
 from decodery.models.config import TOKENS, ModelConfig
-from decodery.models.loaders.fields import Anything, Named, Text
-from decodery.models.trained.artifact import Artifact, remembered
+from decodery.models.loaders.fields import Anything, Kind, Named, Text
+from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 
-FILE = "hmm.safetensors"
-MADE = "train one with `decodery train hmm -m MODEL --out DIR`, and name it, as in hmm:model=DIR"
-_KIND = "hidden Markov model"
-_FACTS = {"vocabulary": Text(256), "trained": Named(Anything(), 1 << 10), "vocab_size": TOKENS}
 _NAMES = ("start", "transition", "emission", "tokens", "rest")
 
 
 @dataclass(frozen=True, eq=False)
-class HMM:
+class HMM(TrainedPart):
     """States follow one another, and each says one token; no one sees the states.
 
     start: [S] chances of the first state; transition: [S, S], from the row's state to the column's; emission: [S, K +
@@ -31,6 +26,15 @@ class HMM:
     [vocab] how those share that column, 0 for the K. What is known of a text is its *belief* [S]: the chances of the
     state that says the next token. vocabulary: that of the model, as in `ModelConfig`. facts: how it was made.
     """
+
+    KIND = "hidden Markov model"
+    FILE = "hmm.safetensors"
+    MADE = "train one with `decodery train hmm -m MODEL --out DIR`, and name it, as in hmm:model=DIR"
+    FACTS: ClassVar[Mapping[str, Kind]] = {
+        "vocabulary": Text(256),
+        "trained": Named(Anything(), 1 << 10),
+        "vocab_size": TOKENS,
+    }
 
     start: torch.Tensor
     transition: torch.Tensor
@@ -76,32 +80,19 @@ class HMM:
         """Raise VocabularyMismatch where it speaks other tokens than the model."""
         known = self.vocabulary and config.vocabulary
         if len(self.rest) != config.vocab_size or (known and self.vocabulary != config.vocabulary):
-            raise VocabularyMismatch(f"this hidden Markov model was trained on another model's tokens: {MADE}")
+            raise VocabularyMismatch(f"this hidden Markov model was trained on another model's tokens: {self.MADE}")
 
-    def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+    def artifact(self) -> Artifact:
         tensors = {name: getattr(self, name) for name in _NAMES} | {"tokens": self.tokens.int()}
         facts = {"vocabulary": self.vocabulary, "vocab_size": len(self.rest), "trained": dict(self.facts)}
-        Artifact(_KIND, tensors, facts).save(path)
+        return Artifact(self.KIND, tensors, facts)
 
     @classmethod
-    def load(cls, path: str | Path) -> HMM:
-        """Read what `save` wrote, from the file or its folder. Raises ModelNotFound or CorruptFile."""
-        place = Path(path).expanduser()
-        return _load(place / FILE if place.is_dir() else place)
-
-
-@remembered
-def _load(path: Path) -> HMM:
-    found = Artifact.read(path, _KIND, MADE, _FACTS)
-    parts = [found.tensors.get(name) for name in _NAMES]
-    if any(part is None for part in parts):
-        raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {MADE}")
-    start, transition, emission, tokens, rest = (part for part in parts if part is not None)
-    hmm = HMM(start, transition, emission, tokens.long(), rest, found.facts["vocabulary"], found.facts["trained"])
-    if not _sound(hmm) or len(rest) != found.facts["vocab_size"]:
-        raise CorruptFile(f"{path} holds chances that do not fit each other: {MADE}")
-    return hmm
+    def from_artifact(cls, found: Artifact) -> HMM:
+        start, transition, emission, tokens, rest = (found.tensors[name] for name in _NAMES)
+        hmm = cls(start, transition, emission, tokens.long(), rest, found.facts["vocabulary"], found.facts["trained"])
+        expect(_sound(hmm) and len(rest) == found.facts["vocab_size"])
+        return hmm
 
 
 def _sound(hmm: HMM) -> bool:

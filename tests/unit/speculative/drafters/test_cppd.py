@@ -17,18 +17,18 @@ from decodery.engine.request import Request
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
-from decodery.models.trained.slots import SLOTS, Slots
+from decodery.models.trained.slots import Slots
 from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.cppd import CPPD
 from decodery.testing import LawBroken, check_batch, check_distribution, check_identical, check_state, tiny_transformer
-from decodery.testing.rules import Credulous, NoResidual
 from decodery.training.cppd import CPPDRecipe, CPPDTrainee, emitted, figures, states_of, train_cppd, written
 from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
 from decodery.training.transductions import transduction
 from tiny_encoder import tiny_encoder_decoder
+from wrong_rules import Credulous, NoResidual
 
 START, END = 58, 56
 MODEL = tiny_encoder_decoder()
@@ -119,12 +119,12 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
     for _ in range(2):
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0 and "--drafter cppd:slots=" in result.output, result.output
-    kept = Slots.load(out / SLOTS)
+    kept = Slots.load(out / Slots.FILE)
     assert kept.count <= 5 and kept.facts["texts"] == 12 and "symbol" not in kept.tensors
     lines = CliRunner().invoke(cli, ["generate", "3 may 1988", "-m", str(model), "--drafter", f"cppd:slots={out}"])
     assert lines.exit_code == 0, lines.output
 
-    found = Artifact.read(out / SLOTS, "slots", "")
+    found = Artifact.read(out / Slots.FILE, "slots", "")
     for change in ({"place": torch.zeros(2, 3)}, {"tokens": torch.tensor([3, 1])}, {"extra": torch.zeros(1)}):
         Artifact("slots", {**found.tensors, **change}, found.facts, found.model).save(tmp_path / "broken")
         with pytest.raises(CorruptFile, match="train cppd"):

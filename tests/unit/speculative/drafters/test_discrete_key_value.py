@@ -13,7 +13,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.trained.artifact import Artifact
 from decodery.speculative.drafters.discrete_key_value import DiscreteKeyValue
-from decodery.speculative.stores.bottleneck import FILE, KeySet, Values, nearest
+from decodery.speculative.stores.bottleneck import KeySet, Values, nearest
 from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
 from decodery.training.kv_bottleneck import KeyRecipe, learn_keys, quantized
@@ -83,7 +83,7 @@ def test_drafts_change_no_text_and_come_true_where_a_text_repeats_itself() -> No
 
 
 def test_keys_are_kept_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    KEYS.save(tmp_path / FILE)
+    KEYS.save(tmp_path / KeySet.FILE)
     read = KeySet.load(tmp_path)
     states = torch.randn(5, MODEL.config.hidden_size)
     assert torch.equal(read.codes(states), KEYS.codes(states)) and read.facts["tokens"] == sum(map(len, TEXTS))

@@ -18,7 +18,7 @@ from decodery.models.loaders import load as load_module
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.hmm import BeliefReading, HiddenMarkov
-from decodery.speculative.stores.hmm import FILE, HMM
+from decodery.speculative.stores.hmm import HMM
 from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.corpus import Corpus, TrainingText, claim, write_shard
@@ -233,12 +233,12 @@ def test_what_was_planted_is_found_and_an_interrupted_run_ends_the_same(corpus: 
     again = tmp_path / "again"
     with pytest.raises(KeyboardInterrupt):
         train_hmm(target, corpus, again, recipe=recipe, command="the command", progress=stop)
-    assert not (again / FILE).exists()
+    assert not (again / HMM.FILE).exists()
     steps: list[int] = []
     train_hmm(
         target, corpus, again, recipe=recipe, command="the command", progress=lambda _, done, total: steps.append(done)
     )
-    assert steps[0] == 8 and (again / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
+    assert steps[0] == 8 and (again / HMM.FILE).read_bytes() == (tmp_path / "whole" / HMM.FILE).read_bytes()
     with pytest.raises(SettingsError, match="other settings"):
         train_hmm(target, corpus, again, recipe=replace(recipe, seed=1))
     (again / "training" / "checkpoint.safetensors").write_bytes(b"damaged")
@@ -257,7 +257,7 @@ def test_where_learning_begins_no_two_states_are_alike_and_every_token_can_come(
 
 def test_it_is_kept_and_what_does_not_fit_is_refused_with_what_to_do(tmp_path: Path) -> None:
     hmm, target = replace(told_by(tiny_transformer(0)), vocabulary="mine"), tiny_transformer(0)
-    hmm.save(tmp_path / FILE)
+    hmm.save(tmp_path / HMM.FILE)
     read = HMM.load(tmp_path)
     assert torch.equal(read.logits(read.start[None]), hmm.logits(hmm.start[None])) and read.vocabulary == "mine"
     decode(target, [[1]], drafter=HiddenMarkov(str(tmp_path)), max_new_tokens=3)
@@ -279,11 +279,11 @@ def test_it_is_kept_and_what_does_not_fit_is_refused_with_what_to_do(tmp_path: P
             {"rest": hmm.rest + 1},
         )
     ):
-        path = tmp_path / str(number) / FILE
+        path = tmp_path / str(number) / HMM.FILE
         replace(hmm, **wrong).save(path)
-        with pytest.raises(CorruptFile, match="do not fit each other"):
+        with pytest.raises(CorruptFile, match="holds no hidden Markov model, or is damaged"):
             HMM.load(path)
-    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-9])
+    (tmp_path / HMM.FILE).write_bytes((tmp_path / HMM.FILE).read_bytes()[:-9])
     with pytest.raises(DecoderyError, match="decodery train hmm"):
         HMM.load(tmp_path)
     for settings in ({"states": 0}, {"iterations": 0}, {"prior": 0.0}):

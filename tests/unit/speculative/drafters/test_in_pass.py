@@ -309,7 +309,7 @@ def test_what_was_not_trained_or_for_another_model_is_refused_with_what_to_do(tm
         with pytest.raises(CorruptFile, match="holds no hidden transfer"):
             Transfer.load(tmp_path / "damaged")
         Placeholders(maps[0, :2], {}, rates).save(tmp_path / "damaged")
-        with pytest.raises(CorruptFile, match="holds no rates"):
+        with pytest.raises(CorruptFile, match="holds no set of placeholders"):
             Placeholders.load(tmp_path / "damaged")
     Transfer(maps, (1, 0), RATES[:2]).save(tmp_path / "damaged")
     with pytest.raises(CorruptFile, match="holds no hidden transfer"):

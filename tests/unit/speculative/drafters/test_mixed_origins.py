@@ -28,8 +28,8 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
 from decodery.testing import LawBroken, check_distribution, check_identical, decode, tiny_transformer
-from decodery.testing.rules import NoResidual
 from sharp import Sharp
+from wrong_rules import NoResidual
 
 TARGET, DRAFT = Sharp(0.06, 0.55, 0.34, 0.05), Sharp(0.9, 0.04, 0.03, 0.03)
 """A draft model that is sure of a token that hardly ever comes: it draws it twice, which tells origins apart."""

@@ -19,7 +19,7 @@ from decodery.models.layer_plan import LayerPlan
 from decodery.models.trained.skips import SkipSet, switches
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.dynamic_exit import DEL, tokens_per_layer
-from decodery.speculative.drafters.swift import SKIPS, Swift, matchness
+from decodery.speculative.drafters.swift import Swift, matchness
 from decodery.speculative.stores.skip_search import SkipSearch
 from decodery.speculative.trees.caterpillar import Caterpillar
 from decodery.step.draft_tree import DraftTree
@@ -221,12 +221,12 @@ def test_sets_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> None:
             decode(TARGET, [[1]], drafter=Swift(skip))
         return str(caught.value)
 
-    SKIP.save(tmp_path / SKIPS)
-    assert SkipSet.load(tmp_path / SKIPS).skip == SKIP.skip
+    SKIP.save(tmp_path / SkipSet.FILE)
+    assert SkipSet.load(tmp_path / SkipSet.FILE).skip == SKIP.skip
     assert "decodery train swift" in refused(SkipSet(SKIP.skip, LAYERS, {}, "another"))
     assert "decodery train swift" in refused(str(tmp_path / "none"))
     assert "attention.0 to mlp.5, not 'mlp.7'" in refused(SkipSet(frozenset({"mlp.7"}), 9))
-    (tmp_path / "cut").write_bytes((tmp_path / SKIPS).read_bytes()[:-4])
+    (tmp_path / "cut").write_bytes((tmp_path / SkipSet.FILE).read_bytes()[:-4])
     with pytest.raises(CorruptFile, match="holds no set of skipped sublayers"):
         SkipSet.load(tmp_path / "cut")
     for wrong in ({"ratio": 1.0}, {"window": 0}):

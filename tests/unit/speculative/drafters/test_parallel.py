@@ -47,9 +47,9 @@ from decodery.testing import (
     decode,
     tiny_transformer,
 )
-from decodery.testing.rules import NoResidual
 from questions import SAMPLED, prompts
 from scripted import Scripted, Unigram
+from wrong_rules import NoResidual
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)

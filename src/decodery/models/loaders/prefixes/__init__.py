@@ -8,8 +8,6 @@ from pathlib import Path
 from decodery.models.config import ModelConfig
 from decodery.models.trained.prefix import Prefixes
 
-WEIGHTS = "prefixes.safetensors"
-
 
 def shipped_for(config: ModelConfig) -> Prefixes | None:
     """Those made for a model of this vocabulary and shape, or None."""
@@ -20,4 +18,4 @@ def shipped_for(config: ModelConfig) -> Prefixes | None:
 
 @cache
 def _shipped() -> Prefixes:
-    return Prefixes.load(Path(__file__).with_name("smollm2") / WEIGHTS)
+    return Prefixes.load(Path(__file__).with_name("smollm2"))
