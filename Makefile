@@ -29,7 +29,7 @@ demo: $(VENV)/installed
 # What a change needs to be trusted: units, and every invariant of every method, on tiny models. DECODERY_SEED, today's
 # date if none is given, chooses the rows that stand for a matrix, and which of the long tests run.
 test: $(VENV)/installed-test
-	DECODERY_MATRIX=few $(BIN)/python -m pytest -m "not integration"
+	DECODERY_MATRIX=few $(BIN)/python -m pytest -m "not integration" tests/unit tests/conformance
 
 # All tests, and more rows of every matrix: the real model, servers, browsers, processes, pages, and the scripts of
 # benchmarks as well.
@@ -43,7 +43,7 @@ test-matrix: $(VENV)/installed-test
 # The CPU time of every test, by which the long ones take turns in `make test`: tests/costs.json. One process, an idle
 # machine.
 test-costs: $(VENV)/installed-test
-	PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs -m "not integration"
+	PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs -m "not integration" tests/unit tests/conformance
 
 # The same with longer texts and many more draws, for hours.
 soak: $(VENV)/installed-test

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from covering import DEEP, covering, in_turn, some
+from covering import DEEP, covering, some
 from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.core.noise import gumbel
 from decodery.core.registry import methods
