@@ -41,9 +41,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("integration")
     items.sort(key=lambda item: REAL.isdisjoint(getattr(item, "fixturenames", ())))
     if FEW:
-        others = off_turn(
-            (item.nodeid for item in items if not item.get_closest_marker("integration")), SEED, recorded()
-        )
+        always = {"integration", "invariant"}
+        long = [item.nodeid for item in items if always.isdisjoint(mark.name for mark in item.iter_markers())]
+        others = off_turn(long, SEED, recorded())
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
         items[:] = [item for item in items if item.nodeid not in others]
 

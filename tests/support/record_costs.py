@@ -23,15 +23,16 @@ def _spent() -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     before = _spent()
     result = yield
-    _seconds[item.nodeid] += _spent() - before
+    # Tests of every method of a family run always.
+    if "conformance/" not in item.nodeid and not item.get_closest_marker("invariant"):
+        _seconds[item.nodeid] += _spent() - before
     return result
 
 
 def pytest_sessionfinish() -> None:
     tests: dict[str, list[float]] = defaultdict(list)
     for node, seconds in _seconds.items():
-        if "conformance/" not in node:  # Every method has every invariant checked in every run.
-            tests[name_of(node)].append(seconds)
+        tests[name_of(node)].append(seconds)
     means = {name: (sum(rows) / len(rows), len(rows)) for name, rows in tests.items()}
     long = {name: [round(mean, 2), rows] for name, (mean, rows) in sorted(means.items()) if take_turns(mean, rows)}
     COSTS.write_text("{\n" + ",\n".join(f"  {json.dumps(name)}: {cost}" for name, cost in long.items()) + "\n}\n")

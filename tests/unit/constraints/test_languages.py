@@ -47,6 +47,7 @@ from decodery.testing.rules import Credulous
 from languages import ENDS, LANGUAGES, MERGED, OTHER, PROMPTS, SCHEMA, SIZE, TARGET, VOCABULARY, accepts, constrained
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_constraints_keep_their_laws(name: str) -> None:
     language = LANGUAGES[name]

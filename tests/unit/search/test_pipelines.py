@@ -35,6 +35,7 @@ def lm() -> Any:
     return tiny_lm(max_positions=4096)
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("name", sorted(PIPELINES))
 def test_pipelines_are_repeatable_whoever_shares_their_passes(lm: Any, name: str) -> None:
     """On a real model: the same alone, beside another one, and preempted on the way."""
