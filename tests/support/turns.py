@@ -10,7 +10,7 @@ from zlib import crc32
 
 COSTS = Path(__file__).parents[1] / "costs.json"
 """CPU seconds per row and number of rows of every test that takes turns. `make test-costs` records them."""
-LONG_ROW, LONG_TEST = 0.2, 0.4
+LONG_ROW, LONG_TEST = 0.15, 0.3
 """CPU seconds of one row, or of all rows of a test, from which on the rows take turns."""
 TURNS = 7
 """Of this many seeds in a row, one runs the row. Seeds are days, so every row has run after a week."""
