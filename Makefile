@@ -21,16 +21,18 @@ SEED ?= 0
 SCHEMAS ?= 20000
 WORK ?= runs/searches
 
-.PHONY: demo test test-all test-matrix soak fuzz lint bench gpu searches docs wheel clean
+.PHONY: demo test test-all test-matrix test-costs soak fuzz lint bench gpu searches docs wheel clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
 
-# What a change needs to be trusted: units, and every law, on tiny models.
+# What a change needs to be trusted: units, and every invariant of every method, on tiny models. DECODERY_SEED, today's
+# date if none is given, chooses the rows that stand for a matrix, and which of the long tests run.
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m "not integration"
+	DECODERY_MATRIX=few $(BIN)/python -m pytest -m "not integration" tests/unit tests/conformance
 
-# All tests: the real model, servers, browsers, processes, pages, and the scripts of benchmarks as well.
+# All tests, and more rows of every matrix: the real model, servers, browsers, processes, pages, and the scripts of
+# benchmarks as well.
 test-all: $(VENV)/installed-test
 	$(BIN)/python -m pytest
 
@@ -38,12 +40,17 @@ test-all: $(VENV)/installed-test
 test-matrix: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
 
+# The CPU time of every test, by which the long ones take turns in `make test`: tests/costs.json. One process, an idle
+# machine.
+test-costs: $(VENV)/installed-test
+	PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs -m "not integration" tests/unit tests/conformance
+
 # The same with longer texts and many more draws, for hours.
 soak: $(VENV)/installed-test
 	DECODERY_MATRIX=deep $(BIN)/python -m pytest
 
 # The commands that tests start compile no module a second time, whatever the shell says about bytecode.
-test test-all test-matrix soak: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-matrix test-costs soak: export PYTHONDONTWRITEBYTECODE :=
 
 # CASES mutated files of every kind and SCHEMAS schemas, decided by SEED: what reading the ones comes to, and whether the
 # others allow what the jsonschema package accepts.

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from covering import FULL, SEED
+from covering import FEW, FULL, SEED
+from turns import off_turn, recorded
 
 HERE = Path(__file__).parent
 
@@ -29,20 +30,27 @@ REAL = {"smollm2", "smollm2_int8", "environment", "browser"}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves to `make test-all`: all below tests/integration, and what needs the real model.
 
-    Such tests go first: they are the longest, and one process loads the model for most of them.
+    Such tests go first: they are the longest, and one process loads the model for most of them. Other long tests take
+    turns in `make test`.
     """
     for item in items:
         if HERE / "integration" in item.path.parents or not REAL.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("integration")
     items.sort(key=lambda item: REAL.isdisjoint(getattr(item, "fixturenames", ())))
+    if FEW:
+        always = {"integration", "invariant"}
+        long = [item.nodeid for item in items if always.isdisjoint(mark.name for mark in item.iter_markers())]
+        others = off_turn(long, SEED, recorded())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+        items[:] = [item for item in items if item.nodeid not in others]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not FULL:
-        terminalreporter.write_line(f"the rows that stand for matrices are those of DECODERY_SEED={SEED}")
+        terminalreporter.write_line(f"DECODERY_SEED={SEED} chose the rows that stand for matrices")
 
 
 # What all modules hold is there to the end: the collector need not look through it, while it grows or again and again.

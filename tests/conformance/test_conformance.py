@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from covering import DEEP, covering
+from covering import DEEP, covering, some
 from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.core.noise import gumbel
 from decodery.core.registry import methods
@@ -191,9 +191,8 @@ def test_warps_that_choose_are_the_same_under_speculation(sampler: str) -> None:
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_budgets_keep_text_batch_and_state(budget: str) -> None:
     policy = BUDGETS[budget](OTHER)
-    for drafter in [DRAFTERS["draft-model"](OTHER)] + [DRAFTERS["token-recycling"](OTHER)] * (
-        not policy.requirements.pauses
-    ):
+    names = ["draft-model"] if policy.requirements.pauses else ["draft-model", "token-recycling"]
+    for drafter in (DRAFTERS[name](OTHER) for name in some(names, 1)):
         sampler, rule = SAMPLERS["everything"], RULES["rejection"]
         settings = {"drafter": drafter, "draft_length": policy}
         check_identical(TARGET, PROMPTS[READ], sampler=sampler, eos_ids=(0,), seeds=(0,), **settings)
@@ -286,9 +285,8 @@ def test_sources_keep_every_law(source: str) -> None:
     # That drafts under a source become text is what the test below asks for.
     made = SOURCES[source](OTHER)
     length = {"max_new_tokens": TOKENS}
-    rows = list(product(("greedy-penalties", "nucleus"), ("prompt-lookup", "draft-model", "suffix-tree")))
     plain: dict[str, list[Sequence]] = {}
-    for sampler, name in covering(rows, 1):
+    for sampler, name in some(list(product(("greedy-penalties", "nucleus"), ("prompt-lookup", "suffix-tree"))), 1):
         drafter = DRAFTERS[name](OTHER)
         settings = {"sampler": SAMPLERS[sampler], "logits_source": made, "seeds": (0,), **length}
         if sampler not in plain:
@@ -303,7 +301,7 @@ def test_sources_keep_every_law(source: str) -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_score_trees_as_they_score_texts(source: str) -> None:
     made = SOURCES[source](OTHER)
-    for name in ("greedy", "everything"):
+    for name in some(["greedy", "everything"], 1):
         settings = {"sampler": SAMPLERS[name], "logits_source": made, "max_new_tokens": 12}
         plain = decode(TARGET, PROMPTS[:1], **settings)
         assert plain[0].generated != _plain(name, (0,), max_new_tokens=12)[0].generated
@@ -333,7 +331,7 @@ def _tilted(seed: int) -> TableModel:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "rule"), [*covering([pair for pair in DRAWN if pair not in MORE_DRAWS], 1), *MORE_DRAWS]
+    ("drafter", "rule"), [*covering([pair for pair in DRAWN if pair not in MORE_DRAWS], 1), *some(MORE_DRAWS, 1)]
 )
 def test_rules_keep_the_law(drafter: str, rule: str) -> None:
     # The nucleus makes both laws sparse: rejections, zero probabilities and residuals all occur.

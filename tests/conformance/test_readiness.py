@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import decodery
-from commands import run
+from commands import inside
 from decodery.cli.main import cli
 from decodery.core.errors import SettingsError
 from decodery.core.registry import methods
@@ -116,6 +116,6 @@ def test_advice_names_the_model_that_was_given(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         lm.generate("Hi", apply_chat_template=False, drafter="eagle-3")
     assert f"train head -m {shlex.quote(str(folder))} --kind eagle-3 --out DIR" in str(refused.value)
-    done = run("methods", "-m", str(folder), "--json")
-    listed = {(each["family"], each["name"]): each["requirements"] for each in json.loads(done.stdout)}
+    _, shown, _ = inside("methods", "-m", str(folder), "--json")
+    listed = {(each["family"], each["name"]): each["requirements"] for each in json.loads(shown)}
     assert listed["drafter", "ngram"] is None and str(folder) in listed["drafter", "eagle"]

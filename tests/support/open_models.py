@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import torch
 
 from decodery.models.config import Rope
-from decodery.models.torch.portable import PortableStack
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Layer
 from decodery.testing import tiny_transformer, to_int8
@@ -39,10 +39,13 @@ def make(backend: str, *, gemma: bool = False) -> Transformer:
         base = Transformer(config, replace(base.weights, layers=layers))
     if backend == "float64":
         return base
-    model = to_int8(base)
-    if backend == "portable":
-        model._stack = PortableStack(model.config, model.weights, model.angles)
-    return model
+    return without_kernels(base) if backend == "portable" else to_int8(base)
+
+
+def without_kernels(base: Transformer) -> Transformer:
+    """With int8 weights, as where the kernels were not built."""
+    with mock.patch("decodery.models.torch.transformer.runs_natively", lambda config: False):
+        return to_int8(base)
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:

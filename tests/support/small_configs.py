@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tiny_models import VOCAB, randomize
 
-FAMILIES = {config.model_type: config for config in MODEL_FOR_CAUSAL_LM_MAPPING}
+FAMILIES = tuple({CONFIG_MAPPING_NAMES[name]: name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}.values())
+"""Model types, one for each class of configurations. Names alone, because importing all the classes takes seconds."""
 MOST_WEIGHTS = 3_000_000
 _LAYERS, _HEADS, _WIDTH, _WINDOW = 2, 4, 32, 6
 
@@ -51,7 +53,8 @@ def small_model(family: str, **changes: Any) -> transformers.PreTrainedModel | N
 
 
 def _small_config(family: str, changes: dict[str, Any]) -> transformers.PreTrainedConfig:
-    default = FAMILIES[family]()
+    made = transformers.CONFIG_MAPPING[family]
+    default = made()
     text = default.get_text_config()
     known = {*text.to_dict(), *text.attribute_map}
     sizes = {name: value for name, value in _SIZES.items() if name in known}
@@ -60,7 +63,7 @@ def _small_config(family: str, changes: dict[str, Any]) -> transformers.PreTrain
     if "attention_types" in known:
         sizes["attention_types"] = [[["global", "local"], 1]]
     if text is default:
-        return FAMILIES[family](**(sizes | changes))
+        return made(**(sizes | changes))
     config = copy.deepcopy(default)
     for name, value in (sizes | changes).items():
         setattr(config.get_text_config(), name, value)

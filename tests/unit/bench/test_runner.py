@@ -22,9 +22,9 @@ from decodery.bench.subject import Own, Run, own_subjects
 from decodery.bench.timeline import record_timeline
 from decodery.bench.units import Case, Conversation
 from decodery.bench.workloads import Question
-from decodery.core import registry
 from decodery.core.errors import SettingsError, UnknownMethod
 from decodery.core.noise import gumbel
+from decodery.core.registry import register
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
@@ -209,10 +209,8 @@ class Remembering(PromptLookup):
         return seq.request.memory.recall("process", seq, "lived", list)
 
 
-def test_what_is_remembered_is_measured_hot_and_cold(lm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    method = dataclasses.replace(registry.method_of(PromptLookup), name="remembering", cls=Remembering)
-    registry.methods("drafter")
-    monkeypatch.setitem(registry._registered["drafter"], "remembering", method)
+def test_what_is_remembered_is_measured_hot_and_cold(lm: LLM, own_methods: None, tmp_path: Path) -> None:
+    register("remembering")(Remembering)
     hot, cold = own_subjects(lm, "remembering", 0.0)
     assert [(each.name, each.store) for each in (hot, cold)] == [
         ("remembering", "hot"),

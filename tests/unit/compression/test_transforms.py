@@ -57,6 +57,7 @@ def test_every_transformation_is_tested() -> None:
     }
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_copy_is_saved_to_the_bit_and_drafts_for_its_original(name: str, tmp_path: Path) -> None:
     loaded = tiny_loaded()

@@ -47,6 +47,7 @@ from languages import ENDS, LANGUAGES, MERGED, OTHER, PROMPTS, SCHEMA, SIZE, TAR
 from wrong_rules import Credulous
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_constraints_keep_their_laws(name: str) -> None:
     language = LANGUAGES[name]

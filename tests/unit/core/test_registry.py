@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,13 +43,7 @@ from decodery.step.scorer import Scorer
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is forgotten after it."""
-    methods()
-    monkeypatch.setattr(registry, "_registered", {name: dict(each) for name, each in registry._registered.items()})
-    yield
+pytestmark = pytest.mark.usefixtures("own_methods")
 
 
 class Nothing(LogitsProcessor):

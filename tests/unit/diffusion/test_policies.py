@@ -26,6 +26,7 @@ from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
 METHODS = [method.name for method in methods("diffusion") if not method.requirements]
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
 def test_every_method_fills_canvases_of_every_model_alike_alone_and_together(name: str) -> None:

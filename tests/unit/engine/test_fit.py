@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from covering import FULL
-from decodery.core import registry
 from decodery.core.errors import SettingsError, UnknownMethod, UnsupportedModel
 from decodery.core.registry import method_of, methods, register
 from decodery.core.requirements import WORDS, Provides, Requirements, said
@@ -314,7 +313,7 @@ def test_the_catalogue_tells_what_the_tables_hold() -> None:
     assert {each.name for each in fields(Requirements)} | {each.name for each in fields(Provides)} == set(WORDS)
 
 
-def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
+def test_a_method_registered_elsewhere_tells_its_own_table(own_methods: None) -> None:
     @register("needy", requirements=("a kind word",))
     @dataclass(frozen=True)
     class Needy(Reading):
@@ -322,8 +321,5 @@ def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
 
         provides = Provides(drafts=("sampled",), law=True)
 
-    try:
-        own = method_of(Needy())
-        assert own is not None and own.provides == ("sampled drafts",) and own.requirements[-1] == "a kind word"
-    finally:
-        registry._registered["drafter"].pop("needy")
+    own = method_of(Needy())
+    assert own is not None and own.provides == ("sampled drafts",) and own.requirements[-1] == "a kind word"

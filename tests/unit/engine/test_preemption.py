@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
 
-from covering import FULL, covering
+from covering import FULL, in_turn
 from decodery.core.errors import OutOfMemory
 from decodery.engine import preempt
 from decodery.engine.engine import Engine
@@ -144,7 +143,7 @@ OVER = ("guidance", "uscd", "entropy-adaptive", "dola", "sven", "partial-attenti
 
 
 # That every search runs over every source is what `test_fit.py` asks for.
-@pytest.mark.parametrize(("name", "source"), covering(list(product(SOURCED, OVER)), 1))
+@pytest.mark.parametrize(("name", "source"), in_turn(SOURCED, OVER))
 def test_a_search_over_a_source_reads_every_context_again(name: str, source: str) -> None:
     # A message takes as many tokens as the source's laws leave room for.
     wanted = request(name, logits_source=SOURCES[source](OTHER), max_new_tokens=24 if name == "coupling" else 8)

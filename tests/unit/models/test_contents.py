@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +61,10 @@ def test_a_second_model_is_that_of_the_files_as_they_are_now(home: Path) -> None
     assert drafted() < 2
     # It is loaded once for as long as the files stay, and one that is no longer there is let go.
     assert named.loaded(str(home / "second"), "float32") is named.loaded(str(home / "second"), "float32") is not first
-    assert len(named._loaded) == 1
+    gone = weakref.ref(first.model)
+    del first
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_reward_model_is_that_of_the_files_as_they_are_now(home: Path) -> None:
@@ -72,9 +77,12 @@ def test_a_reward_model_is_that_of_the_files_as_they_are_now(home: Path) -> None
 
 
 def test_few_models_stay_loaded(home: Path) -> None:
-    for number in range(6):
-        named.loaded(str(save(make_model("llama", seed=number), home / str(number))), "float32")
-    assert [Path(name).name for name, _ in named._loaded] == ["2", "3", "4", "5"]
+    loaded = [
+        weakref.ref(named.loaded(str(save(make_model("llama", seed=number), home / str(number))), "float32").model)
+        for number in range(6)
+    ]
+    gc.collect()
+    assert [model() is not None for model in loaded] == [False, False, True, True, True, True]
 
 
 def lora(folder: Path, scale: float) -> Path:

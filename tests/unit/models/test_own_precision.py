@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import gguf
 import numpy as np
@@ -17,8 +18,6 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form, choose, kernel_sets
 from decodery.models.batch import Batch, Segment
 from decodery.models.footprint import precision
-from decodery.models.hooks import Hooks
-from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders import fused
 from decodery.models.loaders.fused_slots import slots
 from decodery.models.loaders.gguf_blocks import READ
@@ -29,7 +28,6 @@ from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear, quantize_rows
 from decodery.models.native.packed import BITS
-from decodery.models.torch.portable import PortableStack
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from tiny_gguf import as_linear, random_blocks, write_gguf
@@ -170,17 +168,14 @@ def test_a_pass_over_blocks_is_that_of_the_portable_layers(home: Path, tmp_path:
     layer = model.weights.layers[0]
     assert isinstance(layer.qkv, Int4Linear)
     assert isinstance(layer.gate_up, BlockLinear) and isinstance(layer.down, BlockLinear)
-    portable = PortableStack(model.config, model.weights, model.angles)
+    with mock.patch("decodery.models.torch.transformer.runs_natively", lambda config: False):
+        portable = Transformer(model.config, model.weights)
     hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     caches = [model.new_cache(), model.new_cache()]
     for cache in caches:
         cache.reserve(np.arange(5))
     batches = [Batch([Segment.chunk([1, 2, 3, 4, 5], cache)]) for cache in caches]
-    run = layer_steps(WHOLE, model.config.num_layers)
-    found = [
-        stack.layers(hidden, batch, run, Hooks.reading(()))
-        for stack, batch in zip((model._stack, portable), batches, strict=True)
-    ]
+    found = [each.layers(hidden, batch) for each, batch in zip((model, portable), batches, strict=True)]
     assert torch.equal(*found)
 
 

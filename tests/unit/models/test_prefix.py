@@ -17,12 +17,12 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.attention import rotate
-from decodery.models.torch.portable import PortableStack
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
 from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
+from open_models import without_kernels
 from tiny_models import make_model, save
 
 TOKENS = [5, 9, 2, 44, 17, 30, 8, 7, 6, 50, 3]
@@ -73,9 +73,8 @@ def test_integer_kernels_see_it_bit_by_bit_in_chunks_trees_and_both_stacks() -> 
     prefixed = Prefixed(model, random_prefix(model))
     whole = logits(prefixed, [11])
     assert torch.equal(logits(prefixed, [3, 1, 1, 6]), whole)
-    native, model._stack = model._stack, PortableStack(model.config, model.weights, model.angles)
-    assert torch.equal(logits(prefixed, [4, 7]), whole)
-    model._stack = native
+    portable = without_kernels(tiny_transformer(0))
+    assert torch.equal(logits(Prefixed(portable, random_prefix(model)), [4, 7]), whole)
     cache = prefixed.new_cache()
     logits(prefixed, [4], cache)
     # Two branches after four tokens: another token, and the text itself.

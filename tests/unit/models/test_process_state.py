@@ -24,6 +24,7 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import load
 from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.transformer import runs_natively
 from decodery.testing.models import tiny_transformer
 from tiny_models import make_model, save
 
@@ -204,12 +205,12 @@ def test_kernels_are_given_nothing_else_than_they_take() -> None:
 @pytest.mark.skipif(library() is None, reason="the kernels were not built")
 def test_rows_of_another_width_or_dtype_are_refused_before_a_kernel_reads_them() -> None:
     model = tiny_transformer(hidden_size=64, dtype=torch.bfloat16)
-    assert model._stack is not None
+    assert runs_natively(model.config)
     layer = Int8Linear.quantize(torch.zeros(64, 64, dtype=torch.float32, device="cpu"))
     layer(torch.zeros(2, 64, dtype=torch.float64, device="cpu"))
     for run in (
         lambda: layer(torch.zeros(2, 48, dtype=torch.float32, device="cpu")),
-        lambda: model._stack.head(torch.zeros(2, 48, dtype=torch.float32, device="cpu")),
+        lambda: model.head(torch.zeros(2, 48, dtype=torch.float32, device="cpu")),
         lambda: model.forward(Batch([Segment(np.arange(2), states=torch.zeros(2, 48), cache=model.new_cache())])),
     ):
         with pytest.raises(ValueError, match="a kernel was given"):

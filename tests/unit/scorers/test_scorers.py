@@ -49,6 +49,7 @@ def test_the_list_names_every_registered_scorer() -> None:
     assert {method.name for method in dc.methods("scorer")} == {*SCORERS, *ASKING}
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("name", sorted(SCORERS))
 def test_scorers_keep_their_laws(name: str) -> None:
     check_scorer(SCORERS[name], MODEL, TEXTS)

@@ -137,6 +137,7 @@ def law_holds(target: MixtureChain, values: np.ndarray) -> float:
     return min(p_values)
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("size", [1, 4])
 def test_drafts_keep_the_law_of_the_values(size: int) -> None:
     target = MixtureChain.random(size, 2, seed=1)
@@ -144,6 +145,7 @@ def test_drafts_keep_the_law_of_the_values(size: int) -> None:
     assert law_holds(target, first_two(target, size, range(500), **settings)) > 1e-3
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("wrong", [NoResidual(), Softened()])
 def test_wrong_rules_do_not(wrong: DensityRatio) -> None:
     target = MixtureChain.random(1, 2, seed=1)
