@@ -121,7 +121,7 @@ def test_how_a_tokenizer_cuts_and_fills_up_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"added_tokens": [{"id": 2**40, "content": "x"}]}, "a whole number"),
+        ({"added_tokens": [{"id": 2**40, "content": "x"}]}, "an integer"),
         ({"added_tokens": [{"id": 300 + n, "content": "x" * 16_000} for n in range(70)]}, "longer than any"),
         (
             {

@@ -55,9 +55,24 @@ FILES = {
 }
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that commands name."""
+    pull("smollm2")
+    folder = tmp_path_factory.mktemp("reader")
+    for name, text in FILES.items():
+        (folder / name).write_text(text, "utf-8")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    first = re.search(r"```py\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
+    assert first is not None
+    (folder / "my_drafter.py").write_text(first[1], "utf-8")
+    return folder
+
+
 @pytest.mark.usefixtures("own_methods")
 @pytest.mark.parametrize("name", SHOWN)
-def test_shown_commands_are_usage(name: str) -> None:
+def test_shown_commands_are_usage(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     command: click.Command = cli
     context = click.Context(cli)
     arguments = SHOWN[name]
@@ -78,17 +93,6 @@ def _runs(arguments: list[str]) -> bool:
     text = " ".join(arguments)
     made = any(re.search(rf"[=: ]{re.escape(each)}(?![\w.])", text) for each in MADE)
     return arguments[0] in RUN and not made and not PLACEHOLDER.search(text) and not any(each in text for each in SLOW)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that commands name."""
-    pull("smollm2")
-    folder = tmp_path_factory.mktemp("reader")
-    for name, text in FILES.items():
-        (folder / name).write_text(text, "utf-8")
-    shutil.copytree(ROOT / "examples", folder / "examples")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -80,9 +80,7 @@ def methods() -> str:
     for family in registry.FAMILIES:
         if found := registry.methods(family):
             # A column that is empty in a whole family is left out.
-            tables = [
-                table for table in ("requirements", "provides") if any(getattr(method, table) for method in found)
-            ]
+            tables = ["requirements"] if any(method.requirements for method in found) else []
             name, task = FAMILIES[family]
             columns = ["name", "what it does", "settings", *tables, "guarantee", "source"]
             head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"

@@ -31,6 +31,8 @@ _SETTINGS = {
     # Tables of generated pages have cells of headings alone.
     "suppress_warnings": "myst.header",
     "highlight_language": "text",
+    "html_static_path": "_static",
+    "html_css_files": "site.css",
 }
 
 
@@ -53,6 +55,8 @@ def main(out: Path) -> None:
 def write_pages(source: Path) -> None:
     """All pages, as the site has them, in a folder of their own."""
     shutil.copytree(DOCS, source)
+    (source / "_static").mkdir()
+    shutil.copy(Path(__file__).parent / "site.css", source / "_static")
     for page in source.rglob("*.md"):
         text = page.read_text("utf-8")
         page.write_text(without_outside_links(text, DOCS / page.relative_to(source).parent), "utf-8")
@@ -111,14 +115,14 @@ def method_page(family: str, method: Method) -> str:
     facts = {
         "Family": FAMILIES[family][0],
         "Guarantee": method.guarantee,
-        "Needs": ", ".join(method.requirements),
+        "Requires": ", ".join(method.requirements),
         "Provides": ", ".join(method.provides),
         "Source": method.paper,
     }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    listed = "\n".join(f"- **{name}**: {value}" for name, value in facts.items() if value)
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
     settings = "\n".join(f"- `{setting(field)}`" for field in fields) or "None."
-    return f"# {method.name}\n\n{markdown(method.cls)}\n\n| | |\n|---|---|\n{rows}\n\n## Settings\n\n{settings}\n"
+    return f"# {method.name}\n\n{markdown(method.cls)}\n\n{listed}\n\n## Settings\n\n{settings}\n"
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 def _kind_name(kind: Any) -> str:
     names = {
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         bool: "true or false",
         str: "a text",

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _WORDS: dict[Any, tuple[str, str]] = {
     bool: ("True or False", "truth values"),
-    int: ("a whole number", "whole numbers"),
+    int: ("an integer", "integers"),
     float: ("a number", "numbers"),
     str: ("a text", "texts"),
     type(None): ("None", "None"),

@@ -132,8 +132,8 @@ class Calls:
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
         if request.prompt_embeds is not None:
             raise SettingsError(
-                "this search asks for texts behind other prompts, which would lack the embeddings of this one: use "
-                "another search, or a prompt of tokens alone"
+                "this search continues other prompts, which have no embeddings of this one: use another search, or a "
+                "prompt of tokens alone"
             )
         twin = copy(request)
         twin.prompt, twin.seed, twin.conversation = said.tokens(), seed, said

@@ -98,13 +98,13 @@ class Request:
         for name in ("max_new_tokens", "max_draft_tokens", "seed", "logprobs", "prompt_logprobs"):
             setattr(self, name, plain(getattr(self, name)))
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
-            raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
+            raise SettingsError(f"max_new_tokens must be an integer of at least 1, not {self.max_new_tokens!r}")
         if not isinstance(self.max_draft_tokens, int) or not 1 <= self.max_draft_tokens <= LARGEST:
             raise SettingsError(
-                f"max_draft_tokens must be a whole number between 1 and {LARGEST}, not {self.max_draft_tokens!r}"
+                f"max_draft_tokens must be an integer between 1 and {LARGEST}, not {self.max_draft_tokens!r}"
             )
         if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
-            raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
+            raise SettingsError(f"seed must be an integer from 0 to 2^64 - 1, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
             raise SettingsError("stop must be non-empty strings")
         if not isinstance(self.salt, str) or any("\ud800" <= each <= "\udfff" for each in self.salt):

@@ -152,7 +152,7 @@ class Storing(State):
 
     def cut(self, cache: KVCache) -> None:
         if cache.next_position < self.stored:
-            raise ValueError(f"the first {self.stored} tokens are stored in whole numbers and cannot be cut")
+            raise ValueError(f"the first {self.stored} tokens are stored as integers and cannot be cut")
 
     def _ends(self, attention: Attention) -> np.ndarray:
         """[n] how many of the first tokens each row reads in integers."""

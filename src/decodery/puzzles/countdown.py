@@ -59,7 +59,7 @@ class Countdown(Puzzle):
     def solve(self, prompt: str, random: Random) -> str:
         left, target = _given(prompt)
         if target not in reachable(left):
-            raise SettingsError(f"{prompt!r} has no solution in whole numbers that are not negative")
+            raise SettingsError(f"{prompt!r} has no solution in integers of at least 0")
         text = ""
         while len(left) > 1:
             a, sign, b, c, left = random.choice([move for move in moves(left) if target in reachable(move[-1])])

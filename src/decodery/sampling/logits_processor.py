@@ -114,4 +114,4 @@ def require_number(
 def require_count(name: str, value: Any) -> None:
     """Raise SettingsError unless `value` is a integer, 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise SettingsError(f"{name} must be a whole number, 0 or more, not {value!r}")
+        raise SettingsError(f"{name} must be an integer of at least 0, not {value!r}")

@@ -106,7 +106,9 @@ def _prompts(desk: RequestPreprocessor, body: CompletionRequest) -> list[list[in
             desk.check_length(each, kv_of(body))
         elif len(each) >= desk.reach(kv_of(body)) or max(each) >= desk.lm.model.vocab_size:
             desk.room(len(each), body.max_tokens, None, kv_of(body))
-            raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
+            raise invalid(
+                f"the prompt has tokens outside of the vocabulary: the model has {desk.lm.model.vocab_size}", "prompt"
+            )
     if body.suffix:
         return [_gap(desk, body, each) for each in given]
     tokens = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]

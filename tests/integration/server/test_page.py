@@ -52,7 +52,7 @@ def test_one_sides_error_stands_at_that_side(page: Any) -> None:
     b.get_by_label("Settings of the drafter").fill("length=x")
     page.locator("#compare").get_by_label("Tokens at most").fill("8")
     page.locator("#compare").get_by_role("button", name="Compare").click()
-    expect(b.locator("> .error")).to_contain_text("prompt-lookup: length=x is not a whole number")
+    expect(b.locator("> .error")).to_contain_text("prompt-lookup: length=x is not an integer")
     expect(page.locator("#compare .verdict")).to_have_text("One of the texts failed.")
 
 
@@ -156,7 +156,7 @@ def test_nothing_is_wider_than_the_window(open_page: Any, url: str, size: tuple[
 def test_a_key_is_asked_for_and_kept_in_memory_alone(open_page: Any) -> None:
     with serving(tiny_lm(), keys={"open sesame": "ali"}) as (_, address):
         page = open_page(address)
-        key = page.get_by_label("This server asks for an API key")
+        key = page.get_by_label("This server requires an API key")
         expect(key).to_be_focused()
         key.fill("guess")
         key.press("Enter")

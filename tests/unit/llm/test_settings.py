@@ -41,12 +41,12 @@ UNLOADED = object.__new__(LLM)
         ({"logits_source": 1.5}, "logits_source must be"),
         ({"sampler": 0.7}, "sampler must be a Sampler or a LogitsProcessor or a text or a list or None, not 0.7"),
         ({"temperature": "hot"}, "temperature must be a number or None, not 'hot'"),
-        ({"top_k": 2.5}, "top_k must be a whole number or None, not 2.5"),
+        ({"top_k": 2.5}, "top_k must be an integer or None, not 2.5"),
         ({"top_p": True}, "top_p must be a number or None, not True"),
-        ({"seed": "7"}, "seed must be a whole number, not '7'"),
+        ({"seed": "7"}, "seed must be an integer, not '7'"),
         ({"ignore_eos": "yes"}, "ignore_eos must be True or False, not 'yes'"),
-        ({"logit_bias": 5}, "logit_bias must be a mapping of whole numbers to numbers or None, not 5"),
-        ({"max_new_tokens": "x" * 999}, "max_new_tokens must be a whole number, not 'xxx"),
+        ({"logit_bias": 5}, "logit_bias must be a mapping of integers to numbers or None, not 5"),
+        ({"max_new_tokens": "x" * 999}, "max_new_tokens must be an integer, not 'xxx"),
     ],
 )
 def test_a_request_names_what_is_wrong(settings: dict[str, Any], said: str) -> None:
@@ -59,7 +59,7 @@ def test_so_do_the_other_calls() -> None:
     for call in (UNLOADED.generate, UNLOADED.stream, lambda *given, **named: UNLOADED.search(*given, "beam", **named)):
         with pytest.raises(SettingsError, match="raw must be True or False, not 1"):
             call("hi", raw=1)
-    with pytest.raises(SettingsError, match=r"n must be a whole number, not 1\.5"):
+    with pytest.raises(SettingsError, match=r"n must be an integer, not 1\.5"):
         UNLOADED.generate("hi", n=1.5)
     with pytest.raises(SettingsError, match="there is no setting 'dtyp'; try dtype"):
         decodery.load("smollm2", dtyp="int8")
@@ -90,7 +90,7 @@ def test_what_fits_is_handed_on() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5])
 def test_a_seed_that_would_be_another_one_is_refused(seed: Any) -> None:
-    with pytest.raises(SettingsError, match=r"seed must be a whole number of 64 bits, from 0 to 2\^64 - 1"):
+    with pytest.raises(SettingsError, match=r"seed must be an integer from 0 to 2\^64 - 1"):
         Request([1], seed=seed)
     assert Request([1], seed=(1 << 64) - 1).seed == (1 << 64) - 1
 

@@ -189,7 +189,7 @@ def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
         (lambda: Temperature(-1), "temperature must be a finite number at least 0, not -1"),
         (lambda: Temperature(INF), "temperature"),
         (lambda: Temperature("hot"), "not 'hot'"),  # type: ignore[arg-type]
-        (lambda: TopK(-1), "top-k must be a whole number, 0 or more, not -1"),
+        (lambda: TopK(-1), "top-k must be an integer of at least 0, not -1"),
         (lambda: TopK(2.5), "top-k"),  # type: ignore[arg-type]
         (lambda: TopP(0), "top-p must be a finite number above 0 and at most 1, not 0"),
         (lambda: TopP(1.01), "top-p"),

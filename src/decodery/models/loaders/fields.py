@@ -44,7 +44,7 @@ class Whole(Kind):
 
     @property
     def wanted(self) -> str:
-        return f"a whole number from {self.least} to {self.most}"
+        return f"an integer from {self.least} to {self.most}"
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= self.most
