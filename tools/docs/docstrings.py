@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 _SECTION = re.compile(
@@ -12,17 +12,32 @@ _SECTION = re.compile(
 )
 _LISTED = {"Args", "Arguments", "Attributes", "Raises", "Warns", "Shape"}
 """Sections whose entries begin with a name and a colon."""
+ARGUMENTS = ("Args", "Arguments", "Attributes")
 _ENTRY = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*)(?: \(([^)]*)\))?: ?(.*)")
 
 
-def markdown(found: Any) -> str:
+def markdown(found: Any, without: Collection[str] = ()) -> str:
     """A docstring, Google sections as lists, indented code as blocks."""
-    return docstring_markdown(inspect.getdoc(found) or "")
+    return docstring_markdown(inspect.getdoc(found) or "", without)
 
 
-def docstring_markdown(text: str) -> str:
+def arguments(found: Any) -> dict[str, str]:
+    """The texts of a docstring's arguments, by name."""
+    texts = dict[str, str]()
+    for title, lines in _sections(inspect.getdoc(found) or ""):
+        if title in ARGUMENTS:
+            for item in _entries(lines):
+                names, _, text = item.removeprefix("- ").partition(": ")
+                texts |= dict.fromkeys(re.findall(r"`(\w+)`", names), text)
+    return texts
+
+
+def docstring_markdown(text: str, without: Collection[str] = ()) -> str:
+    """The same of a text. without: titles of sections that are left out."""
     parts = []
     for title, lines in _sections(text):
+        if title in without:
+            continue
         if not title:
             parts.append(_body(lines))
         elif title in _LISTED:

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import click
-from docstrings import markdown
+from docstrings import ARGUMENTS, arguments, markdown
 from figures import ROOT
 from generate import FAMILIES, Method, registry, setting
 from navigation import PARTS
@@ -121,8 +121,11 @@ def method_page(family: str, method: Method) -> str:
     }
     listed = "\n".join(f"- **{name}**: {value}" for name, value in facts.items() if value)
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
-    settings = "\n".join(f"- `{setting(field)}`" for field in fields) or "None."
-    return f"# {method.name}\n\n{markdown(method.cls)}\n\n{listed}\n\n## Settings\n\n{settings}\n"
+    texts = arguments(method.cls)
+    lines = [f"- `{setting(field)}`" + (f": {texts[field.name]}" if field.name in texts else "") for field in fields]
+    settings = "\n".join(lines) or "None."
+    about = markdown(method.cls, without=ARGUMENTS)
+    return f"# {method.name}\n\n{about}\n\n{listed}\n\n## Settings\n\n{settings}\n"
 
 
 if __name__ == "__main__":
