@@ -121,23 +121,6 @@ def test_shown_commands_run(name: str, folder: Path, load, monkeypatch: pytest.M
 _STEGO = ("--message", "meet at noon", "--search", "coupling:key=secret")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "seq2seq reorder --block 2 --steps 2 --batch 4 --out reorder",
-        "seq2seq normalise --one-stack --steps 2 --batch 4 --out teacher",
-        "orpo chain -m tiny-1M-chain --problems 2 --steps 2 --out round-1",
-    ],
-)
-def test_shown_trainings_run_at_tiny_size(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    kind, options = command.split()[0], {each for each in command.split() if each.startswith("-")}
-    shown = [arguments for arguments in SHOWN.values() if arguments[:2] == ["train", kind]]
-    assert options - {"--steps", "--batch", "--problems"} <= {each for arguments in shown for each in arguments}
-    code, _, errors = inside("train", *command.split())
-    assert code == 0, errors
-
-
 def test_programs_that_are_shown_exist_and_know_their_options() -> None:
     for page, block in BLOCKS:
         for program, options in re.findall(r"(?m)^(?:\w+=\S+ )*python ([\w/]+\.py)(.*)", block):
