@@ -7,7 +7,6 @@ import json
 import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,11 +14,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 
-import click
 import pytest
 
 import decodery
-from decodery.cli.main import cli
 from decodery.llm.tree_picture import Picture
 from decodery.models.loaders.package_index import pull
 
@@ -98,36 +95,6 @@ def test_shown_code_runs(
 
 def test_the_front_page_shows_code_that_runs() -> None:
     assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-python", "README-2-sh"}
-
-
-SHOWN = [
-    pytest.param(shlex.split(command.replace("\\\n", " "), comments=True), id=f"{named(page)}-{number}")
-    for page in PAGES
-    for number, command in enumerate(
-        found[1]
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        for found in re.finditer(r"(?m)^(?:[^#\n]*\| *)?decodery ((?:'[^'\n]*'|\"[^\"\n]*\"|[^\\\n|>]|\\\n)*)", block)
-    )
-]
-"""The arguments of every command the pages show."""
-
-
-@pytest.mark.usefixtures("own_methods")
-@pytest.mark.parametrize("arguments", SHOWN)
-def test_shown_commands_are_usage(arguments: list[str]) -> None:
-    command: click.Command = cli
-    context = click.Context(cli)
-    while isinstance(command, click.Group):
-        _, found, arguments = command.resolve_command(context, arguments)
-        assert found is not None
-        command, context = found, click.Context(found, parent=context)
-    try:
-        command.make_context(command.name, arguments, parent=context.parent)
-    except click.exceptions.Exit:
-        pass  # --help
-    except click.BadParameter as error:
-        # The files it names are the reader's.
-        assert "does not exist" in str(error), error
 
 
 @pytest.mark.usefixtures("own_methods", "environment")
@@ -217,6 +184,13 @@ def broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
+
+
+def test_the_main_path_is_short_enough_to_read() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "docs" / "navigation.py")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_links_that_lead_nowhere_are_noticed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ def parity() -> str:
     """Small random models of every family: differences in float32, likeness in int8, experts that are read."""
     found = load("parity")
     rows = [[name, *_cells(case)] for name, case in found["cases"].items()]
-    columns = ["model", "pieces", "tree", "behind a kept path", "int8: median", "int8: least", "int8 to the bit"]
+    columns = ["model", "pieces", "tree", "after a kept path", "int8: median", "int8: least", "int8 to the bit"]
     head = f"Logits beside those of `transformers` (`{found['command']}`)"
     return f"{head}\n\n{table([*columns, 'experts: a row', 'experts: nine rows'], rows)}"
 
@@ -23,7 +23,7 @@ def adapted() -> str:
     for name, case in load("parity")["adapted"].items():
         cells = [f"{case[each]:.0e}" if each in case else "" for each in ("pieces", "tree", "kept")]
         rows.append([name, *cells, case.get("refused", "")])
-    return table(["family", "pieces", "tree", "behind a kept path", "refused"], rows)
+    return table(["family", "pieces", "tree", "after a kept path", "refused"], rows)
 
 
 def _cells(case: dict[str, Any]) -> list[str]:

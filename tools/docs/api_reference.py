@@ -1,117 +1,112 @@
-"""The reference of the Python API, from signatures and docstrings."""
+"""The reference of the Python API and of `decodery.extend`, from signatures and docstrings."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import decodery
+from docstrings import call, escaped, markdown, shown_type
 
-_CLASSES = ("LLM", "SamplingParams", "Output", "Piece", "StreamOutput")
+import decodery
+from decodery import extend
+
+_CLASSES = ("LLM", "SamplingParams", "Output", "Piece", "StreamOutput", "Engine")
 """Classes in the order of the page. What `decodery` does not export is left out."""
-_FUNCTIONS = ("load", "remote", "generate", "stream", "serve", "methods")
+_FUNCTIONS = ("load", "remote", "generate", "chat", "stream", "serve", "methods")
 _INNER = {"begin", "conversation", "fill", "output", "request_for"}
 """Methods of classes that only other parts of this package call."""
-_SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Shape|References|Attributes|Example|Examples|Note):\s*$")
+_BASES = {
+    *("Drafter", "TreeDrafter", "TreePolicy", "DraftLengthPolicy", "AcceptanceRule", "LogitsProcessor", "LogitsSource"),
+    *("Blend", "Constraint", "ConstraintSpec", "Scorer", "Search", "CachePolicy", "AttentionPolicy", "Monitor"),
+    *("UnmaskingPolicy", "DiffusionDecoder", "DiffusionCache", "ExpertSharing", "ModelCompression"),
+    *("SimultaneousPolicy", "Branches"),
+}
+"""What authors of methods derive from or call most; the other types come after."""
 
 
 def python_api() -> str:
     """All public functions and classes of the package."""
     exported = set(decodery.__all__)
-    parts = [_callable(name, getattr(decodery, name)) for name in _FUNCTIONS if name in exported]
+    parts = [_function(name, getattr(decodery, name)) for name in _FUNCTIONS if name in exported]
     parts += ["\n\n".join(_class(name, getattr(decodery, name))) for name in _CLASSES if name in exported]
     return "\n\n".join(parts)
 
 
-def _class(name: str, cls: type) -> Iterator[str]:
-    yield f"### {name}\n\n{_markdown(cls)}"
-    for each, found in inspect.getmembers(cls):
-        raw = inspect.getattr_static(cls, each)
-        if each.startswith("_") or each in _INNER or not inspect.getdoc(found):
-            continue
-        if isinstance(raw, classmethod | staticmethod) or inspect.isfunction(found):
-            yield _callable(f"{name}.{each}", found, level=4)
-
-
-def _callable(name: str, function: Any, level: int = 3) -> str:
-    heading = f"{'#' * level} {name}"
-    return f"{heading}\n\n```text\n{_signature(name, function)}\n```\n\n{_markdown(function)}"
-
-
-def _signature(name: str, function: Any) -> str:
-    """The call, one line where it fits in 100 columns, else one parameter a line."""
-    signature = inspect.signature(function)
-    parameters, starred = list[str](), False
-    for each in signature.parameters.values():
-        if each.name == "self":
-            continue
-        if each.kind is each.KEYWORD_ONLY and not starred:
-            parameters.append("*")
-        starred = starred or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        parameters += _unpacked(each, function) if each.kind is each.VAR_KEYWORD else [_parameter(each)]
-    returned = signature.return_annotation
-    result = "" if returned is signature.empty else f" -> {_shown(returned)}"
-    short = f"{name}({', '.join(parameters)}){result}"
-    if len(short) <= 100:
-        return short
-    return f"{name}(\n" + "".join(f"    {each},\n" for each in parameters) + f"){result}"
-
-
-def _unpacked(parameter: inspect.Parameter, function: Any) -> list[str]:
-    """The keys that `**settings: Unpack[Keys]` stands for; the parameter itself where it stands for any."""
-    found = re.fullmatch(r"Unpack\[(\w+)\]", _shown(parameter.annotation))
-    keys = found and inspect.unwrap(function).__globals__.get(found[1])
-    if not keys:
-        return [_parameter(parameter)]
-    annotations = {name: each for base in reversed(_bases(keys)) for name, each in base.__annotations__.items()}
-    return [f"{name}: {_shown(each)} = ..." for name, each in annotations.items()]
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    empty, star = parameter.empty, {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
-    typed = "" if parameter.annotation is empty else f": {_shown(parameter.annotation)}"
-    default = parameter.default
-    value = f'"{default}"' if isinstance(default, str) else "..." if callable(default) else str(default)
-    return f"{star}{parameter.name}{typed}" + ("" if default is empty else f" = {value}")
-
-
-def _bases(keys: Any) -> list[Any]:
-    return [
-        keys,
-        *(base for each in getattr(keys, "__orig_bases__", ()) if hasattr(each, "__total__") for base in _bases(each)),
-    ]
-
-
-def _shown(annotation: Any) -> str:
-    return str(getattr(annotation, "__forward_arg__", annotation)).replace("'", "").replace("typing.", "")
-
-
-def _markdown(found: Any) -> str:
-    """A docstring with its sections as lists."""
-    lines, parts, listed = (inspect.getdoc(found) or "").splitlines(), list[str](), False
-    for line in lines:
-        if heading := _SECTION.match(line):
-            parts += [f"**{heading[1]}**", ""]
-            listed = True
-        elif listed and (entry := re.match(r"^ {4}(\w+)(?: \(.*?\))?: (.*)$", line)):
-            parts.append(f"- `{entry[1]}`: {_escaped(entry[2])}")
-        elif listed and line.startswith("        "):
-            parts.append(f"  {_escaped(line.strip())}")
-        elif listed and line.startswith("    "):
-            parts.append(_escaped(line.strip()))
-        else:
-            listed = listed and not line.strip()
-            parts.append(_escaped(line))
-    return "\n".join(parts)
-
-
-def _escaped(line: str) -> str:
-    """A line in which nothing but code spans is markup."""
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([<*])", r"\\\1", part) for part in re.split(r"(`[^`]*`)", line)
+def extend_api() -> str:
+    """Everything that `decodery.extend` has, in four groups."""
+    names = {name: getattr(extend, name) for name in sorted(dir(extend)) if not name.startswith("_")}
+    ours = {name: each for name, each in names.items() if getattr(each, "__module__", "").startswith("decodery.")}
+    bases = {name: each for name, each in ours.items() if name in _BASES}
+    types = {name: each for name, each in ours.items() if isinstance(each, type) and name not in bases}
+    calls = {name: each for name, each in ours.items() if name not in bases and name not in types}
+    groups: dict[str, dict[str, Any]] = {
+        "Base classes": bases,
+        "Functions": {name: each for name, each in calls.items() if not name.startswith("check_")},
+        "Checks": {name: each for name, each in calls.items() if name.startswith("check_")},
+        "Types": types,
+    }
+    return "\n\n".join(
+        "\n\n".join([f"## {title}", *(_entry(name, each) for name, each in found.items())])
+        for title, found in groups.items()
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"python-api": python_api}
+def _entry(name: str, found: Any) -> str:
+    return "\n\n".join(_class(name, found)) if isinstance(found, type) else _function(name, found)
+
+
+def _class(name: str, cls: type) -> Iterator[str]:
+    yield f"### {name}"
+    if (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")) and not inspect.isabstract(cls):
+        yield f"```text\n{call(name, cls)}\n```"
+    elif issubclass(cls, enum.Enum):
+        yield "Values: " + ", ".join(f"`{each.name}`" for each in cls) + "."
+    if told := _own_docstring(cls):
+        yield told
+    properties = []
+    for each, found in inspect.getmembers(cls):
+        raw = inspect.getattr_static(cls, each)
+        if each.startswith("_") or each in _INNER or not _ours(cls, each):
+            continue
+        if isinstance(raw, property) and inspect.getdoc(raw):
+            returned = raw.fget.__annotations__.get("return", "") if raw.fget else ""
+            summary = (inspect.getdoc(raw) or "").splitlines()[0]
+            properties.append(f"- `{each}` ({escaped(shown_type(returned))}): {escaped(summary)}")
+        elif (isinstance(raw, classmethod | staticmethod) or inspect.isfunction(found)) and inspect.getdoc(found):
+            yield _function(f"{name}.{each}", found, level=4)
+    if properties:
+        yield f"#### Properties of {name}\n\n" + "\n".join(properties)
+
+
+def _own_docstring(cls: type) -> str:
+    """The docstring, unless it is the signature that a dataclass gets by itself."""
+    text = markdown(cls)
+    return "" if text.startswith(f"{cls.__name__}(") else text
+
+
+def _ours(cls: type, member: str) -> bool:
+    """Whether a member is defined in this package, and not by Python's own bases of tuples and enumerations."""
+    home = next((base for base in cls.__mro__ if member in vars(base)), object)
+    return home.__module__.startswith("decodery")
+
+
+def _function(name: str, function: Any, level: int = 3) -> str:
+    # One signature lists all settings of a request; the others refer to it.
+    signature = call(name, function, _defaults() if name == "LLM.generate" else None)
+    parts = [f"{'#' * level} {name}", f"```text\n{signature}\n```", markdown(function)]
+    if name != "LLM.generate" and "Unpack[RequestSettings]" in signature:
+        parts.append("`**settings`: those of [LLM.generate](#llmgenerate).")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _defaults() -> dict[str, Any]:
+    """The defaults of a request's settings."""
+    neutral = {field.name: field.default for field in dataclasses.fields(decodery.SamplingParams)}
+    given = inspect.signature(decodery.LLM.request).parameters
+    return neutral | {name: each.default for name, each in given.items() if each.default is not each.empty}
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"python-api": python_api, "extend-api": extend_api}

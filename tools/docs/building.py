@@ -78,7 +78,7 @@ def pairs() -> str:
         rows.append([name, *counts, right, _points(curve), ", ".join(f"{value:.2f}" for value in rates)])
     head = ["", "weights", "multiply-adds, source", "per token", "right", "as training went on", "tokens per pass"]
     run = f"{found['command']} --steps {found['steps']} --seeds {len(found['rows']['pair']['right'])}"
-    about = f"`{run}` ({found['held out']} sources held out)"
+    about = f"`{run}` ({found['held out']} held-out sources)"
     return f"{about}\n\n{table(head, rows)}"
 
 
@@ -91,7 +91,7 @@ def power_law() -> str:
     rates = "; ".join(f"with {name} {each:.2f}" for name, each in found["tokens per pass"].items())
     return "\n\n".join(
         [
-            f"`{found['command']} --steps {found['steps']}` ({found['texts']} texts held out)",
+            f"`{found['command']} --steps {found['steps']}` ({found['texts']} held-out texts)",
             table(head, distance),
             table(["step", "loss, operators of each text", "loss, mean operators"], steps),
             f"Tokens per pass: {rates}.",
@@ -182,7 +182,7 @@ def dynamic_tokens() -> str:
     ]
     about = (
         f"`{found['command']}` ({found['texts']} prompts of {found['prompt']} tokens, nats a token of the "
-        f"{found['behind']} behind)"
+        f"{found['behind']} after)"
     )
     made = [f"The network: `{found['net']['command']}`"] if "net" in found else []
     return "\n\n".join([about, *made, table(["merged", "shorter by", *keys.values()], rows)])

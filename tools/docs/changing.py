@@ -59,7 +59,7 @@ def copies_by_bytes() -> str:
             Line(kind, tuple(sorted((100 * rows[name]["read"], rows[name][key]) for name in names)))
             for kind, names in kinds.items()
         ]
-        for title, key in (("same likeliest token", "top-1"), ("accepted of a draw", "overlap"))
+        for title, key in (("same most likely token", "top-1"), ("accepted of a draw", "overlap"))
     }
     return plot("Copies of smollm2 at equal bytes", "% of the bytes that a token reads", panels, Upward("share"))
 
@@ -72,7 +72,7 @@ def compression() -> str:
     drafters = [
         name for name in ("draft-model", "prompt-lookup") if all(name in each["passes"] for each in texts.values())
     ]
-    head = ["", "bytes", "tokens", "compressed", "bits per byte", *others, "over the law"]
+    head = ["", "bytes", "tokens", "compressed", "bits per byte", *others, "over the ideal"]
     head += [f"passes, {name}" for name in drafters]
     rows = [
         [
@@ -94,7 +94,7 @@ def ffn_split() -> str:
         [name, *(f"{each[key]:g}" if key in each else "" for key in ("perplexity", "tokens per pass", "multiply-adds"))]
         for name, each in runs_of(found).items()
     ]
-    about = f"`{found['command']}` ({found['texts']} puzzles held out, and as many to calibrate)"
+    about = f"`{found['command']}` ({found['texts']} held-out puzzles, and as many to calibrate)"
     return f"{about}\n\n{table(['', 'perplexity', 'tokens per pass', 'multiply-adds'], rows)}"
 
 
@@ -110,7 +110,7 @@ def copies() -> str:
     parts = [f"`{found['command']}` ({about})", table(head, rows)]
     if scratch := found["scratch"]:
         losses = [[name, f"{each['loss']:.3f}"] for name, each in scratch.items()]
-        parts += ["From random weights:", table(["", "loss on solutions held out"], losses)]
+        parts += ["From random weights:", table(["", "loss on held-out solutions"], losses)]
     return "\n\n".join(parts)
 
 

@@ -37,14 +37,17 @@ class _Measured(NamedTuple):
 
 
 def drafters() -> str:
-    """One row per drafter: the ready ones first, the fastest of each group first."""
+    """One row per drafter that was measured or is ready on any model; of each group the fastest first."""
     found = [method for method in registry.methods() if issubclass(method.cls, Drafter)]
     missing, measured = readiness(found, tiny_transformer(0)), list(_measured())
-    rows = []
+    rows, others = [], list[str]()
     for method in found:
         group = _group(method, missing[method.family, method.name])
         runs = [each for each in measured if _name(each.spec) == method.name]
         best = max(runs, key=lambda each: each.speed, default=None)
+        if best is None and group != "any model":
+            others.append(f"`{method.name}`")
+            continue
         figures = ["", "", ""] if best is None else [best.shown, f"{best.tokens_per_pass:.2f}", str(best.questions)]
         needs = _needs(method) if group == "after training" else ""
         rank = (_GROUPS.index(group), -(best.speed if best else 0), method.name)
@@ -54,12 +57,12 @@ def drafters() -> str:
     where = (
         f"{run['model']['name']} in {run['model']['dtype']} on {machine['processor']}, {machine['threads']} threads. "
         "Greedy, one prompt at a time, questions of Spec-Bench. Each drafter with the best of its measured settings. "
-        "Drafters that remember earlier texts begin every prompt with an empty memory. Empty cells were not measured "
-        "in these runs."
+        "Drafters that remember earlier texts begin every prompt with an empty memory. Empty cells were not measured."
     )
     head = ["drafter", "ready on", "speed-up here", "tokens per pass", "questions", "needs"]
     lines = table(head, [row for _, row in sorted(rows)]).splitlines()
-    return "\n".join([where, "", lines[0], "|---|---|---:|---:|---:|---|", *lines[2:]])
+    rest = f"Not measured in these runs: {', '.join(sorted(others))}. [All drafters](methods.md#drafters)."
+    return "\n".join([where, "", lines[0], "|---|---|---:|---:|---:|---|", *lines[2:], "", rest])
 
 
 def _measured() -> Iterator[_Measured]:

@@ -66,9 +66,9 @@ def budgets_pareto() -> str:
     parts = [
         f"`python benchmarks/budgets.py pareto --every {settings['every']} --tokens {settings['tokens']} --head head`, "
         f"with `{settings['draft']}` and the head of `{head['command']}`. It learned from {head['tokens']:.0f} tokens "
-        f"drafted along texts new to the draft. On texts held out, where they are accepted with a mean chance of "
+        f"drafted along texts new to the draft. On held-out texts, where they are accepted with a mean chance of "
         f"{head['acceptance']:.1%}, its cross-entropy above a perfect judge's is {head['loss']:.4f} nats per token; "
-        f"that of the best judge that always says the same is {head['constant']:.4f}."
+        f"that of the best constant is {head['constant']:.4f}."
     ]
     for name, runs in found["figures"].items():
         below = runs.pop("below", {})
@@ -165,7 +165,7 @@ def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
 def pruning() -> str:
     """What routing a prompt's tokens around layers costs in perplexity."""
     found = load("pruning")
-    names = {"sparsity": "layers left out", "read": "text read pruned", "behind": "text behind it"}
+    names = {"sparsity": "layers left out", "read": "text read pruned", "behind": "text after it"}
     rows = [
         [name, f"{each['sparsity']:.1%}", f"{each['read']:.1f}", f"{each['behind']:.1f}"]
         for name, each in found["runs"].items()
@@ -173,7 +173,7 @@ def pruning() -> str:
     made = "".join(f"; `{each['command']}`" for each in found["trained"])
     return (
         f"Perplexity on {found['texts']} passages of Spec-Bench: {found['read']} tokens read as a prompt and "
-        f"{found['behind']} behind it (`{found['command']}`{made}). Whole layers are left out by both.\n\n"
+        f"{found['behind']} after it (`{found['command']}`{made}). Whole layers are left out by both.\n\n"
         + table(["", *names.values()], rows)
     )
 

@@ -63,7 +63,7 @@ def bar() -> str:
             met = "yes" if row["right"] >= least * row["prompts"] else "no"
             share = _share(row["right"], row["prompts"])
             lines.append([str(len(said)), row["task"], str(row["prompts"]), share, f"{least}", met])
-    head = ["model", "task", "prompts held out", "right", "bar", "passed"]
+    head = ["model", "task", "held-out prompts", "right", "bar", "passed"]
     return "\n\n".join(said) + "\n\n" + table(head, lines)
 
 
@@ -128,7 +128,7 @@ def held(name: str) -> str:
     """What a constraint changes, and what it takes."""
     found = load(name)
     return (
-        f"Figures: `{found['command']}`, {found['facts']['prompts']} prompts held out.\n\n{table_of(found['results'])}"
+        f"Figures: `{found['command']}`, {found['facts']['prompts']} held-out prompts.\n\n{table_of(found['results'])}"
     )
 
 
@@ -165,7 +165,7 @@ def adaptation() -> str:
     found = load("adaptation")
     facts = found["facts"]
     return (
-        f"`{found['command']}`: {facts['prompts']} lists held out; the training took {facts['minutes']:g} minutes of "
+        f"`{found['command']}`: {facts['prompts']} held-out lists; the training took {facts['minutes']:g} minutes of "
         f"one core.\n\n" + table_of(found["results"])
     )
 
@@ -205,7 +205,7 @@ def canvas_cost() -> str:
     ]
     return (
         f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads: canvases of "
-        f"{facts['places']} places behind {facts['prompt']} tokens, {facts['rounds']} rounds in turns.\n\n"
+        f"{facts['places']} positions after {facts['prompt']} tokens, {facts['rounds']} rounds in turns.\n\n"
         + table(["", "ms a canvas", "of the first of its kind", "beside the passes", "passes", "rows", "pairs"], rows)
     )
 

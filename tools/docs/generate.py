@@ -1,8 +1,8 @@
-"""Writes the generated parts of the documentation: whatever stands between `<!-- begin X -->` and `<!-- end X -->`.
+"""Writes the generated parts of the documentation, between `<!-- begin X -->` and `<!-- end X -->`.
 
-Writes as well the plots of results.
+It writes the plots of results, too.
 
-`python tools/docs/generate.py` writes them, `--check` only tells whether they are up to date.
+`python tools/docs/generate.py` writes them; `--check` only checks whether they are up to date.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from figures import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FAMILIES = {
-    "drafter": ("drafters", "what may come next"),
-    "tree-policy": ("growth policies", "how a drafter's guesses become a tree"),
-    "acceptance-rule": ("rules", "which drafts are accepted"),
-    "continuous-acceptance": ("rule of continuous values", "which drafted vectors are accepted"),
-    "logits-processor": ("processors", "which distribution is drawn from"),
-    "logits-source": ("logit sources", "which models and contexts the logits come from"),
-    "draft-length": ("budget policies", "how much to draft"),
-    "constraint": ("constraints", "what may be written"),
-    "search": ("searches", "several texts for one answer"),
-    "scorer": ("scorers", "how good a text is"),
-    "suggestion": ("way of suggesting", "what a few short continuations may be"),
-    "simultaneous": ("ways of listening", "what is written while a source arrives"),
-    "diffusion": ("ways of filling a canvas", "which masked tokens are written next"),
-    "diffusion-cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
-    "expert-sharing": ("sharing of experts", "which experts of a mixture the rows of a canvas share"),
-    "cache-policy": ("cache policies", "what is remembered"),
-    "monitor": ("monitors", "what is watched while decoding"),
-    "compression": ("transformations", "how a model is changed"),
-    "training": ("trainable parts", "what can be learnt"),
+    "drafter": ("drafters", "propose the next tokens"),
+    "tree-policy": ("tree policies", "shape a draft tree"),
+    "acceptance-rule": ("acceptance rules", "decide which drafts become text"),
+    "continuous-acceptance": ("acceptance rules for continuous values", "decide which drafted vectors are kept"),
+    "logits-processor": ("logits processors", "change the distribution that is sampled"),
+    "logits-source": ("logits sources", "compute logits from several models, contexts or layers"),
+    "draft-length": ("draft length policies", "limit how much a step drafts"),
+    "constraint": ("constraints", "restrict what may be written"),
+    "search": ("searches", "follow several continuations of a prompt"),
+    "scorer": ("scorers", "rate texts"),
+    "suggestion": ("suggestion methods", "give several short continuations"),
+    "simultaneous": ("simultaneous policies", "write while the source arrives"),
+    "diffusion": ("unmasking policies", "fill the positions of a diffusion canvas"),
+    "diffusion-cache": ("diffusion caches", "reuse rows of a canvas"),
+    "expert-sharing": ("expert sharing methods", "choose experts for all rows of a canvas"),
+    "cache-policy": ("KV cache policies", "decide which keys and values are kept and read"),
+    "monitor": ("monitors", "watch a text while it is written"),
+    "compression": ("model compression methods", "make a smaller copy of a model"),
+    "training": ("trained parts", "are made by `decodery train`"),
 }
-"""What the methods of a family are called, and the question they answer."""
+"""What the methods of a family are called, and what they do."""
 
 
 def methods() -> str:
@@ -79,22 +79,21 @@ def methods() -> str:
     parts = []
     for family in registry.FAMILIES:
         if found := registry.methods(family):
-            # Families in which nobody says so have no column for it.
-            tables = [
-                table for table in ("requirements", "provides") if any(getattr(method, table) for method in found)
-            ]
-            name, question = FAMILIES[family]
+            # A column that is empty in a whole family is left out.
+            tables = ["requirements"] if any(method.requirements for method in found) else []
+            name, task = FAMILIES[family]
             columns = ["name", "what it does", "settings", *tables, "guarantee", "source"]
             head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
-            parts.append(f"## {name.capitalize()}: {question}")
-            for title, group in _by_readiness(family, found):
+            title = name[0].upper() + name[1:]
+            parts.append(f"## {title}\n\n{title} {task}.")
+            for group_title, group in _by_readiness(family, found):
                 rows = "\n".join(_row(method, tables) for method in group)
-                parts.append(f"{title}{head}\n{rows}")
+                parts.append(f"{group_title}{head}\n{rows}")
     return "\n\n".join(parts)
 
 
 def _by_readiness(family: str, found: list[Method]) -> list[tuple[str, list[Method]]]:
-    """Methods that run on any model as they are, and those that need something; one group where that is not asked."""
+    """Methods that are ready on any model, and those that need something; one group if all are ready."""
     missing = readiness(found, tiny_transformer(0))
     if not any(missing.values()):
         return [("", found)]
@@ -112,14 +111,14 @@ def _by_readiness(family: str, found: list[Method]) -> list[tuple[str, list[Meth
 def _row(method: Method, tables: list[str]) -> str:
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
     settings = "<br>".join(f"`{setting(field)}`" for field in fields)
-    told = [", ".join(getattr(method, table)) for table in tables]
-    cells = [f"`{method.name}`", method.summary, settings, *told, method.guarantee, method.paper or ""]
+    required = [", ".join(getattr(method, table)) for table in tables]
+    cells = [f"`{method.name}`", method.summary, settings, *required, method.guarantee, method.paper or ""]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def setting(field: dataclasses.Field) -> str:
     if field.default is not dataclasses.MISSING:
-        # A line break is told as it is written in code.
+        # Line breaks as in code.
         return f"{field.name}={field.default}".replace("\n", "\\n")
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
@@ -129,7 +128,11 @@ def setting(field: dataclasses.Field) -> str:
 def method_count() -> str:
     """How many methods there are, by family."""
     counts = {family: len(registry.methods(family)) for family in registry.FAMILIES}
-    return ", ".join(f"{count} {FAMILIES[family][0]}" for family, count in counts.items() if count) + "."
+    names = {
+        family: name if counts.get(family) != 1 else re.sub("(rule|method)s", r"\1", name)
+        for family, (name, _) in FAMILIES.items()
+    }
+    return ", ".join(f"{count} {names[family]}" for family, count in counts.items() if count) + "."
 
 
 def commands() -> str:
@@ -140,17 +143,17 @@ def commands() -> str:
         context = click.Context(
             command, parent=above, info_name=name.split()[-1], max_content_width=100, terminal_width=100
         )
-        told, known = [], dict[str, list[str]]()
+        shown_here, known = [], dict[str, list[str]]()
         for group in command.get_help(context).split("\n\n"):
             if (earlier := shown.setdefault(group, name)) == name or group.count("\n") < 3:
-                told.append(group)
+                shown_here.append(group)
             else:
                 known.setdefault(earlier, []).append(group.partition(":")[0])
         again = "".join(
             f"\n\nAs for [{earlier}](#{earlier.replace(' ', '-')}): the options under {', '.join(groups)}."
             for earlier, groups in known.items()
         )
-        parts.append(f"## {name}\n\n```text\n" + "\n\n".join(told) + f"\n```{again}")
+        parts.append(f"## {name}\n\n```text\n" + "\n\n".join(shown_here) + f"\n```{again}")
     return "\n\n".join(parts)
 
 

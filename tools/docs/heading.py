@@ -77,8 +77,8 @@ def transfer_layers() -> str:
     ]
     header = ["after layer", "p_1", "p_2", "p_3", "cross-entropy"]
     return (
-        f"How often the likeliest token is right where all three states are made after one layer, on "
-        f"{found['texts_held_out']} texts held out, after {found['steps']} steps of {found['places_a_step']} places "
+        f"How often the most likely token is right where all three states are made after one layer, on "
+        f"{found['texts_held_out']} held-out texts, after {found['steps']} steps of {found['places_a_step']} places "
         f"(`{found['command']}`).\n\n" + table(header, rows)
     )
 
@@ -178,7 +178,7 @@ def head_depths() -> str:
     ]
     header = ["tokens ahead", *(depth.removeprefix("agreement.") for depth in depths)]
     return (
-        f"How often its likeliest token is the model's own, given the tokens before it, on greedy answers of "
+        f"How often its most likely token is the model's own, given the tokens before it, on greedy answers of "
         f"{found['new_tokens']} tokens to {found['questions']} questions of Spec-Bench (`{found['command']}`).\n\n"
         + table(header, rows)
     )
@@ -226,9 +226,9 @@ def hamburger() -> str:
         header = ["", "tokens of a group", "gain in layers", said, "texts as before", "nats per token"]
         parts.append(
             f"`{name}` on {found['texts']} {asked} (`{found['command']}`; `{found['trained']}`). Nats are those of the "
-            "greedy texts of the model as it was. On texts held out and cut where that model was sure, "
+            "greedy texts of the model as it was. On held-out texts and cut where that model was sure, "
             f"{after['tokens of a group']:.2f} tokens to a group, first tokens are right in {after['right first']:.1%} "
-            f"of the places, those behind them in {after['right behind']:.1%} ({before['right behind']:.1%} before "
+            f"of the positions, those after them in {after['right behind']:.1%} ({before['right behind']:.1%} before "
             f"training), and ends in {after['ends right']:.1%}.\n\n" + table(header, rows)
         )
     return "\n\n".join(parts) or "Not measured yet."

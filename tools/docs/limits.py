@@ -50,7 +50,7 @@ def company() -> str:
     head = ["model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times"]
     return (
         f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads, "
-        f"{facts['machine']['kernels']}: canvases of {facts['places']} places behind {facts['prompt']} tokens, "
+        f"{facts['machine']['kernels']}: canvases of {facts['places']} positions after {facts['prompt']} tokens, "
         f"{facts['rounds']} rounds in turns.\n\n" + table(head, lines)
     )
 

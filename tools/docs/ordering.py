@@ -22,7 +22,7 @@ def cppd() -> str:
         figures = [f"{each[key]:.2f}" for key in ("passes per text", "tokens per pass")]
         rows.append([names.get(name, name), *figures, *alone, f"{each['right']:.1%}"])
     header = ["", "passes per text", "tokens per pass", "slots alone as the decoder", "slots alone right", "right"]
-    return f"`{found['command']}`, {found['texts']} sources nobody trained on, greedy.\n\n{table(header, rows)}"
+    return f"`{found['command']}`, {found['texts']} held-out sources, greedy.\n\n{table(header, rows)}"
 
 
 def overlap(name: str = "draft-overlap") -> str:
@@ -179,7 +179,7 @@ def sweeps() -> str:
     commands.append(
         f"{both['command']}`: of both at once (R2 {both['r2']:.3f}) a draft has {data:.2f} ({data_at[0]:.2f} to "
         f"{data_at[1]:.2f}) tokens per pass more for every e times the text, and {size:.2f} ({size_at[0]:.2f} to "
-        f"{size_at[1]:.2f}) for e times the weights. Twice the text behind the largest amounts of either should give "
+        f"{size_at[1]:.2f}) for e times the weights. Twice the text after the largest amounts of either should give "
         f"{more['expected']:.2f} ({more['low']:.2f} to {more['high']:.2f}), twice the weights {larger['expected']:.2f} "
         f"({larger['low']:.2f} to {larger['high']:.2f}); {inside} of {len(both['foretold'])} drafts lie where the law "
         "of all others has them."

@@ -35,7 +35,7 @@ def long_context() -> str:
     for title, head, cells in tables([row for row in rows if row["budget"] < 1]):
         parts += [f"**{title}**", table(head, cells)]
     for _, head, cells in tables(numbers):
-        parts += ["**Whole numbers**", table(head, cells)]
+        parts += ["**Integers**", table(head, cells)]
     if exact:
         worst = max(row["kl"] for row in exact)
         parts.append(f"Under a budget of 1 the largest drift of {len(exact)} policies was {worst:g} nats.")
@@ -74,12 +74,12 @@ def cache_parts() -> str:
             table(["what is stored", "divergence"], stored),
             "*`coprocessor`*: mean nats of the next tokens, up to so many ahead.",
             table(["latents", *ahead], thought),
-            "*`meta-soft`*: divergence from what later tokens look at, and nats of these behind 0.3 of their prompt.",
+            "*`meta-soft`*: divergence from what later tokens attend to, and nats of these after 0.3 of their prompt.",
             table(["what looks at the prompt", "divergence"], looks),
             table(["what is kept", "nats"], written),
             "*`actqkv`*: share of heads and layers that rank the needle's block in the best quarter, mean and least of "
             "six depths.",
-            table(["the question asks by", "mean", "least"], asked),
+            table(["weights of the question", "mean", "least"], asked),
         ]
     )
 
@@ -173,7 +173,7 @@ def pass_lengths() -> str:
         figures = (f"{row['ms']:.1f}", *(f"{each:.2f}" for each in of), f"{1e3 * attention:.1f}")
         cells.append([f"{context:,}", f"{rows}", *figures, f"{read:.0f}", f"{products:.0f}"])
     head = [
-        "tokens behind",
+        "tokens after",
         "rows",
         "ms",
         "times 128 tokens",
@@ -198,14 +198,14 @@ def window_memory() -> str:
         for length, each in found["found"].items()
         for way, told in ways.items()
     ]
-    head = ["tokens", "what no row sees", "MiB counted", "MiB in memory", "at most on the way"]
+    head = ["tokens", "what no row reads", "MiB counted", "MiB in memory", "at most on the way"]
     return f"`{found['command']}`\n\n{table(head, rows)}"
 
 
 def needle_grid() -> str:
     """Needles that are found by length and depth."""
     found = load("needle-grid")
-    modes = {"known": "in the prompt", "unknown": "behind it"}
+    modes = {"known": "in the prompt", "unknown": "after it"}
     rows = [
         [f"{int(length):,}", name.partition(":")[0], modes[mode], *("yes" if each else "-" for each in told)]
         for length, named in found["found"].items()

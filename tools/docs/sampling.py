@@ -46,7 +46,7 @@ _GROUPS = {
         ("repeated 4-grams", "distinct 2-grams", "bits per token"),
     ),
     "lookahead": (
-        "Sums of two-digit numbers behind four examples, and prose; what is read ahead is extra.",
+        "Sums of two-digit numbers after four examples, and prose; tokens read ahead are extra.",
         (
             *("sums right of 100", "rows per token of a sum", "bits per token", "repeated 4-grams"),
             *("extra passes per token", "extra rows per token"),
@@ -70,7 +70,7 @@ def speculation() -> str:
         if family == "logits-source" or method.name in runs or issubclass(method.cls, LookaheadRule)
     ]
     head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
-    refused = f'A search that is given a drafter says: "{_refusal()}".'
+    refused = f'A search refuses a drafter: "{_refusal()}".'
     return f"`{result['command']}`\n\n{table(head, rows)}\n\n{refused}"
 
 

@@ -97,7 +97,7 @@ def gsm8k() -> str:
         f"{found['questions']} questions of at most {settings['calculations']} calculation, of which any text of the "
         f"pool of {settings['pool']} answered {found['answered_ever']}; {settings['dtype']}, temperature "
         f"{settings['temperature']:g}. The head learned from {learned['texts']} texts to each of "
-        f"{learned['questions']} questions, {head['mean']:.1%} of them right; its AUC on texts held out "
+        f"{learned['questions']} questions, {head['mean']:.1%} of them right; its AUC on held-out texts "
         f"{head['auc']:.2f}, its cross-entropy {head['cross_entropy']:.3f} where the mean alone has "
         f"{head['cross_entropy_of_the_mean']:.3f}."
     )

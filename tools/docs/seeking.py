@@ -54,7 +54,7 @@ def enough() -> str:
         for each in along["places"]
     ]
     about = (
-        f"What the head says along {along['texts']} texts that ended, {along['right']:.1%} of which are right; "
+        f"Output of the head along {along['texts']} texts that ended, {along['right']:.1%} of which are right; "
         f"another text of the same pool is no better in {along['no_better']:.1%} of pairs."
     )
     head = ["of a text", "AUC, another is no better", "AUC, it is right", "mean error of ten bins"]
@@ -138,7 +138,7 @@ def pair() -> str:
     about = (
         f"{result['settings']['prompts']} puzzles of `chain`, greedy. The router learned from {router['steps']} steps, "
         f"{router['better']:.1%} of which the larger model wrote better; Spearman of its probabilities with that gain "
-        f"on texts held out {router['spearman']:.2f}."
+        f"on held-out texts {router['spearman']:.2f}."
     )
     head = ["who decides, threshold", "right (95 %)", "steps by the larger model", "of these no better"]
     return f"{about}\n\n{table(head, _rows(figures, counted, tokens=False))}"
@@ -154,7 +154,7 @@ def edge() -> str:
         return [f"{counts['reasoned'] / prompts:.2f}" if "reasoned" in counts else ""]
 
     told = ", ".join(f"{each['nats']:.3f} ({name})" for name, each in figures.items() if "nats" in each)
-    about = f"{prompts} puzzles of `direct-chain:operations=4`. Nats per token of worked solutions held out: {told}."
+    about = f"{prompts} puzzles of `direct-chain:operations=4`. Nats per token of held-out worked solutions: {told}."
     head = ["", "right (95 %)", "tokens", "prompts reasoned about"]
     return f"{about}\n\n{table(head, _rows(figures | switched, counted))}"
 

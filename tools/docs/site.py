@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import shutil
 import sys
@@ -14,37 +13,14 @@ import tempfile
 from pathlib import Path
 
 import click
+from docstrings import ARGUMENTS, arguments, markdown
 from figures import ROOT
 from generate import FAMILIES, Method, registry, setting
+from navigation import PARTS
 from sphinx.cmd.build import build_main
 
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
-_PARTS = {
-    "Tutorials": ["tutorial"],
-    "How-to guides": [
-        *("your-own-model", "choosing-a-drafter", "benchmark-your-prompts", "structured-output", "serving"),
-        *("use-with-transformers", "training", "compressing-models", "sandbox", "extending"),
-    ],
-    "Explanation": [
-        *(
-            "design",
-            "guarantees",
-            "speculative-decoding",
-            "draft-trees",
-            "acceptance-rules",
-            "draft-length",
-            "sampling",
-        ),
-        *("contrastive-and-guided-decoding", "inference-time-search", "prompted-search", "scorers"),
-        *("suggestions", "steganography", "diffusion-language-models", "simultaneous-decoding", "kv-cache-compression"),
-        *("activations-and-monitors", "model-internals", "gpu"),
-        "out-of-scope",
-    ],
-    "Reference": ["python-api", "cli", "supported-models", "benchmark", "glossary"],
-    "Results": ["results/index"],
-}
-"""The navigation. Pages that it does not name come under its last heading."""
 _SETTINGS = {
     "project": "decodery",
     "html_theme": "furo",
@@ -55,6 +31,8 @@ _SETTINGS = {
     # Tables of generated pages have cells of headings alone.
     "suppress_warnings": "myst.header",
     "highlight_language": "text",
+    "html_static_path": "_static",
+    "html_css_files": "site.css",
 }
 
 
@@ -77,6 +55,8 @@ def main(out: Path) -> None:
 def write_pages(source: Path) -> None:
     """All pages, as the site has them, in a folder of their own."""
     shutil.copytree(DOCS, source)
+    (source / "_static").mkdir()
+    shutil.copy(Path(__file__).parent / "site.css", source / "_static")
     for page in source.rglob("*.md"):
         text = page.read_text("utf-8")
         page.write_text(without_outside_links(text, DOCS / page.relative_to(source).parent), "utf-8")
@@ -89,17 +69,18 @@ def write_pages(source: Path) -> None:
             folder.mkdir(parents=True)
             for method in methods:
                 (folder / f"{method.name}.md").write_text(method_page(family, method), "utf-8")
-            title, question = FAMILIES[family]
-            (folder / "index.md").write_text(f"# {title.capitalize()}\n\nThey say {question}.\n", "utf-8")
+            name, task = FAMILIES[family]
+            title = name[0].upper() + name[1:]
+            (folder / "index.md").write_text(f"# {title}\n\n{title} {task}.\n\n{_overview(methods)}\n", "utf-8")
             add_contents(folder / "index.md", "", [method.name for method in methods])
             families.append(f"methods/{family}/index")
-    known = {page for part in _PARTS.values() for page in part} | {"index", "methods"}
+    known = {page for part in PARTS.values() for page in part} | {"index", "methods"}
     # What has no page here may be one of the site's own, such as its search, and would pass for a link.
     if gone := sorted(page for page in known if not (DOCS / f"{page}.md").exists()):
         raise click.ClickException(f"the navigation names {', '.join(gone)}, which no page is")
-    last = list(_PARTS)[-1]
+    last = list(PARTS)[-1]
     found = sorted(page.stem for page in DOCS.glob("*.md") if page.stem not in known)
-    for heading, pages in _PARTS.items():
+    for heading, pages in PARTS.items():
         add_contents(source / "index.md", heading, [*pages, *(found if heading == last else [])])
     add_contents(source / "index.md", "Methods", ["methods", *families])
 
@@ -123,20 +104,28 @@ def without_outside_links(text: str, folder: Path) -> str:
     return _LINK.sub(kept, text)
 
 
+def _overview(methods: list[Method]) -> str:
+    """One row per method, with a link to its page."""
+    rows = (f"| [{each.name}]({each.name}.md) | {each.summary.replace('|', chr(92) + '|')} |" for each in methods)
+    return "\n".join(["| method | what it does |", "|---|---|", *rows])
+
+
 def method_page(family: str, method: Method) -> str:
-    """What a method says of itself."""
+    """The page of one method: its docstring, guarantee and settings."""
     facts = {
-        "Family": f"{FAMILIES[family][0]}: {FAMILIES[family][1]}",
+        "Family": FAMILIES[family][0],
         "Guarantee": method.guarantee,
-        "Needs": ", ".join(method.requirements),
-        "Gives": ", ".join(method.provides),
+        "Requires": ", ".join(method.requirements),
+        "Provides": ", ".join(method.provides),
         "Source": method.paper,
     }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    listed = "\n".join(f"- **{name}**: {value}" for name, value in facts.items() if value)
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
-    settings = "\n".join(f"- `{setting(field)}`" for field in fields) or "None."
-    told = inspect.getdoc(method.cls) or ""
-    return f"# {method.name}\n\n{told}\n\n| | |\n|---|---|\n{rows}\n\n## Settings\n\n{settings}\n"
+    texts = arguments(method.cls)
+    lines = [f"- `{setting(field)}`" + (f": {texts[field.name]}" if field.name in texts else "") for field in fields]
+    settings = "\n".join(lines) or "None."
+    about = markdown(method.cls, without=ARGUMENTS)
+    return f"# {method.name}\n\n{about}\n\n{listed}\n\n## Settings\n\n{settings}\n"
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def monitor() -> str:
             counts = (f"{exist} of {exist + missing}", f"{each['share']:.0%}", str(each.get("unknown", 0)))
             rows.append((f"`{setting}`", str(each["texts"]), *counts))
     return (
-        f"Attributes that {found['settings']['model']} writes behind objects of a package it has never seen, over "
+        f"Attributes that {found['settings']['model']} writes after objects of an unknown package, over "
         f"{found['settings']['prompts']} beginnings of functions and up to {found['settings']['new_tokens']} tokens "
         f"each; the last column has objects whose type only running the code would tell.\n\n"
         + table(("setting", "texts", "exist", "share", "not known"), rows)

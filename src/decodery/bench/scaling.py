@@ -205,7 +205,7 @@ def plot_foretold(foretold: Sequence[Mapping[str, Any]], unit: str) -> str:
             *marks,
             f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 16}" text-anchor="middle" font-size="13">{unit}, measured, '
             f"{bottom:.3g} to {top:.3g}</text>",
-            f'<text x="{_EDGE}" y="24" font-size="13">foretold by all others; lines: {LEVEL:.0%}</text>',
+            f'<text x="{_EDGE}" y="24" font-size="13">predicted from all others; lines: {LEVEL:.0%}</text>',
             "</svg>",
         ]
     )

@@ -44,7 +44,7 @@ _CALLS = {
 
 ABOUT = {
     "speculative.drafters": "propose the next tokens",
-    "speculative.trees": "shape the guesses of a drafter into a tree",
+    "speculative.trees": "shape the proposals of a drafter into a tree",
     "speculative.acceptance": "decide which drafted tokens are accepted",
     "speculative.acceptance.continuous": "decide which drafted vectors are accepted",
     "sampling": "change the distribution of the next token",
@@ -240,7 +240,7 @@ def _settings(method: Method) -> list[dict[str, Any]]:
     described = []
     for field in dataclasses.fields(method.cls):
         if field.init:
-            entry: dict[str, Any] = {"name": field.name, "type": str(field.type)}
+            entry: dict[str, Any] = {"name": field.name, "type": getattr(field.type, "__name__", str(field.type))}
             if field.default is not dataclasses.MISSING:
                 entry["default"] = field.default
             elif field.default_factory is not dataclasses.MISSING:

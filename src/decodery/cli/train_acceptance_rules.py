@@ -23,7 +23,7 @@ from .train_common import FILE, command_line, model_option, out_option
 def judge(
     questions: Path, out: Path, model: str, max_new_tokens: int, places: int, alternatives: int, steps: int, lr: float
 ) -> None:
-    """Train a head that tells which drafted tokens keep an answer right, for the acceptance rule judge.
+    """Train a head that predicts which drafted tokens keep an answer right, for the acceptance rule judge.
 
     QUESTIONS holds one JSON object a line. {"prompt": ..., "right": ..., "wrong": ...}: the wrong answer differs from
     the right one where the mistake begins. {"prompt": ...}, with a number as the answer: the model answers, tries its

@@ -17,7 +17,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @out_option
 @lists_options("What TEACHER learned.", "Examples of a step.", steps=1500, lr=2e-4)
 @option(
-    "--everywhere", is_flag=True, help="Compare also the positions that only the student sees masked, as published."
+    "--everywhere", is_flag=True, help="Compare also the positions that are masked for the student alone, as published."
 )
 @option("--control", is_flag=True, help="Train a control: as long, without a teacher.")
 @seed_option("examples and masks")
@@ -35,7 +35,7 @@ def dscd(
 ) -> None:
     """Distil the diffusion model in the folder TEACHER, which `decodery train diffusion` made (CD4LM).
 
-    The student sees canvases with more masks than the teacher, and learns to predict the same.
+    The student gets canvases with more masks than the teacher, and learns to predict the same.
     """
     from decodery.training.dscd import SelfDistillationRecipe, distil
 

@@ -61,4 +61,4 @@ def head(
         scores = trained(command=command_line(), progress=progress)
     click.echo(f"the head is ready: --drafter {made.kind}:head={out}")
     ahead = ", ".join(f"{scores[name]:.1%}" for step in range(DEPTHS) if (name := f"agreement.{step + 1}") in scores)
-    click.echo(f"on held-out texts its first guess is right, 1 and more tokens ahead: {ahead}")
+    click.echo(f"accuracy of its first prediction on held-out texts, 1 and more tokens ahead: {ahead}")

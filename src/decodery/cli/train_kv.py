@@ -79,7 +79,7 @@ def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
 @option("--rate", default=0.5, show_default=True, help="Share of written tokens to store.")
 @seed_option("the initial gate, its noise and the order of texts")
 def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
-    """Train a gate that tells which tokens MODEL need not store, on text FILES, for the policy write-gate.
+    """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
 
     MODEL is read in floating point and does not change. Interrupt it with Ctrl-C: the same command continues.
     """

@@ -33,7 +33,7 @@ def learn2pd(
     apply_chat_template: bool,
     seed: int,
 ) -> None:
-    """Train a filter that tells which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
+    """Train a filter that predicts which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
 
     MODEL fills a canvas after each line of PROMPTS, one token a pass. Then it fills it again and writes every proposal
     that is final. Of ten prompts one selects the filter and one evaluates it. auc and plain_auc rate the filter and the

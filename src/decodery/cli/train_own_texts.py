@@ -51,7 +51,9 @@ def ngram_cache(out: Path, model: str, own: OwnTexts, seed: int) -> None:
     learned.save(out / CONTEXTS)
     facts, known = learned.facts, sum(map(len, learned.contexts.values()))
     click.echo(f"{known:,} contexts from {facts['tokens']:,} positions are ready: --drafter auto:warm={out / CONTEXTS}")
-    click.echo(f"on held-out texts the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
+    click.echo(
+        f"accuracy of the first prediction on held-out texts {facts['first']:.1%}, one of them {facts['among']:.1%}"
+    )
 
 
 @command(example="train acceptance --draft smollm2-draft --out head")

@@ -42,7 +42,7 @@ def router(
     apply_chat_template: bool,
     seed: int,
 ) -> None:
-    """Train a router that tells where MODEL would write a better step than a smaller model did.
+    """Train a router that predicts where MODEL would write a better step than a smaller model did.
 
     Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text in
     four is held out; there the router is rated by how well it ranks steps by the gain of MODEL (Spearman).

@@ -39,7 +39,7 @@ def program_probe(
 ) -> None:
     """Train a probe that reads the state of the robot from the hidden states of MODEL as it writes a program.
 
-    MODEL writes programs greedily. An interpreter tells the state after each action.
+    MODEL writes programs greedily. An interpreter gives the state after each action.
     """
     from decodery import load
     from decodery.core.errors import SettingsError
@@ -80,7 +80,7 @@ def program_probe(
 def sequential(
     conversations: Path | None, out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, count: int
 ) -> None:
-    """Train a probe that tells when a conversation as a whole is what you look for, for the monitor sequential.
+    """Train a probe that detects when a conversation as a whole is what you look for, for the monitor sequential.
 
     CONVERSATIONS holds one JSON object a line, {"turns": [text, ...], "completes": number or null, "group": text}: the
     turns of a user, and the number (from 0) of the turn that completes it. The default is built-in shopping lists, some

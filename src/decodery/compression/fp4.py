@@ -59,7 +59,7 @@ class FP4(EachLinear):
         if self.rounds < 1:
             raise SettingsError(f"fp4 searches in at least one round, not {self.rounds}")
         if self.format != "search" and self.format not in FORMATS:
-            raise SettingsError(f"fp4 knows the formats search, {', '.join(FORMATS)}, not {self.format!r}")
+            raise SettingsError(f"the formats of fp4 are search, {', '.join(FORMATS)}, not {self.format!r}")
         if self.points < 1:
             raise SettingsError(f"fp4 tries at least one bias per output, not {self.points}")
 

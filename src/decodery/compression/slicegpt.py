@@ -49,7 +49,7 @@ class SliceGPT(ModelCompression):
 
     def __post_init__(self) -> None:
         if self.orientation not in ("random", "pca"):
-            raise SettingsError(f"slicegpt knows the orientations random and pca, not {self.orientation!r}")
+            raise SettingsError(f"the orientations of slicegpt are random and pca, not {self.orientation!r}")
         if not 0.0 <= self.share < 1.0:
             raise SettingsError(f"slicegpt cuts a share of the width from 0 to below 1, not {self.share}")
 

@@ -119,7 +119,7 @@ class GrammarConstraint(Constraint):
             # A grammar can name the end token in its middle; the text would end there, incomplete.
             mask &= ~self._ends
         if not mask.any():
-            state.failure = "the grammar asks for something no token can write, or for an end token in its middle"
+            state.failure = "the grammar requires something that no token can write, or an end token in its middle"
             return None
         mask.flags.writeable = False
         return mask

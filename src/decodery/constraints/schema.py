@@ -201,7 +201,9 @@ class _Preparation:
         path = place.path
         while isinstance(target, Mapping) and "$ref" in target:
             if id(target) in seen:
-                raise ConstraintError(f"the JSON schema's reference {path!r} leads back to itself and says nothing")
+                raise ConstraintError(
+                    f"the JSON schema's reference {path!r} refers to itself alone and restricts nothing"
+                )
             seen.add(id(target))
             target, place = self.references.find(target["$ref"], entered(target, place))
 

@@ -108,7 +108,7 @@ def facts(
         "name": name,
         "paper": paper or None,
         "year": int(year[1]) if year else None,
-        "guarantee": guarantee or ("the law of the output is unchanged" if lossless else "changes the output"),
+        "guarantee": guarantee or ("the output distribution is unchanged" if lossless else "changes the output"),
         "lossless": lossless,
         "requirements": (*tables[0], *requirements),
         "provides": tables[1],

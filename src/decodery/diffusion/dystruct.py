@@ -21,7 +21,7 @@ from .view import Commit, View
 @register(
     "dystruct",
     paper="Dystruct: Dynamically Structured Diffusion Language Model Decoding via Bayesian Inference (2026)",
-    guarantee="as threshold, on a canvas whose length and blocks are guessed; alpha=0 and mean=most with weld=0 is "
+    guarantee="as threshold, on a canvas whose length and blocks are estimated; alpha=0 and mean=most with weld=0 is "
     "threshold",
 )
 @dataclass(frozen=True)

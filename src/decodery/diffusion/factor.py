@@ -17,7 +17,7 @@ from .view import Commit, View
 @register(
     "factor",
     paper="Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (2025)",
-    guarantee="with phi below 1 and exact marginals, tokens of one pass are the likeliest together at temperature 0",
+    guarantee="with phi below 1 and exact marginals, tokens of one pass are the most likely together at temperature 0",
 )
 @dataclass(frozen=True)
 class Factor(UnmaskingPolicy):

@@ -18,8 +18,8 @@ from .view import Commit, View
 @register(
     "random",
     paper="Large Language Diffusion Models (2025)",
-    guarantee="the model's own law at temperature 1, one token a pass; with fewer steps tokens of one pass are drawn "
-    "independently",
+    guarantee="the model's own distribution at temperature 1, one token a pass; with fewer steps tokens of one pass "
+    "are drawn independently",
 )
 @dataclass(frozen=True)
 class Random(Scheduled):

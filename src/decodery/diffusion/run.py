@@ -82,8 +82,8 @@ class Run:
             raise SettingsError("this model has one MLP a layer, so there are no experts to share: leave experts out")
         if self.cache is not None and self.cache.foretold and not self.method.foretold:
             raise SettingsError(
-                "this cache computes what is written next, which only random without steps knows before a pass: leave "
-                "cache out, or take that"
+                "this cache needs the next position before a pass, which only random without steps fixes: leave "
+                "cache out, or take that policy"
             )
         block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
         if self._own is not None:

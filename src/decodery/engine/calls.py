@@ -132,8 +132,8 @@ class Calls:
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
         if request.prompt_embeds is not None:
             raise SettingsError(
-                "this search asks for texts behind other prompts, which would lack the embeddings of this one: use "
-                "another search, or a prompt of tokens alone"
+                "this search continues other prompts, which have no embeddings of this one: use another search, or a "
+                "prompt of tokens alone"
             )
         clone = copy(request)
         clone.prompt, clone.seed, clone.conversation = said.tokens(), seed, said

@@ -103,7 +103,7 @@ class RemoteModel(WholeTexts):
         stop = list(seq.text.stop[:_MOST_STOPS]) if seq.text is not None else []
         most = self.offers.logprobs.get(path)
         if seq.request.logprobs and most is None:
-            self.refuse("tells no log-probabilities")
+            self.refuse("returns no log-probabilities")
         # Where tokens are told of at all they are asked for: a piece of a stream may hold several.
         top = None if most is None else min(seq.request.logprobs or 0, most)
         return path, {

@@ -132,7 +132,7 @@ def decode(
     processors = list(logits_processor)
     for each in processors:
         if (name := type(each).__name__) in _REFUSED:
-            raise SettingsError(f"{name} cannot be asked about the nodes of a tree: {_REFUSED[name]}")
+            raise SettingsError(f"{name} cannot be called for the nodes of a tree: {_REFUSED[name]}")
     prompts = _prompts(input_ids, given.get("attention_mask"))
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))

@@ -163,7 +163,7 @@ def refused_settings(model: Any, config: Any, prompts: torch.Tensor, given: dict
         if not _unset(getattr(config, name, None)):
             raise SettingsError(f"{name} is not taken here: {instead}, and leave it out")
     if config.penalty_alpha and (config.top_k or 0) > 1 and not config.do_sample:
-        raise SettingsError("penalty_alpha asks for contrastive search, which is not done here: leave it out")
+        raise SettingsError("penalty_alpha selects contrastive search, which is not supported here: leave it out")
     refused_cache(config.cache_implementation)
     # What transformers calls the argument: from 5.24 on the first.
     for name in ("cache", "past_key_values"):

@@ -25,7 +25,7 @@ from .contexts import Blend, Member, Part
 @register(
     "controlled-decoding",
     paper="Controlled Decoding from Language Models (2023)",
-    guarantee="the best law token by token for its distance to the model's, if the values are exact",
+    guarantee="the best distribution token by token for its distance to the model's, if the values are exact",
     requirements=(
         "a prefix scorer, such as value-head(head=FILE) of `decodery train value -m MODEL TEXTS --out FILE`",
     ),

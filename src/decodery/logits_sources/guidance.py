@@ -20,7 +20,7 @@ from .contexts import Blend, Member, Part
 @register(
     "guidance",
     paper="Stay on topic with Classifier-Free Guidance (2023)",
-    guarantee="the model's law at scale 1",
+    guarantee="the model's distribution at scale 1",
     texts=("negative",),
 )
 @dataclass(frozen=True)

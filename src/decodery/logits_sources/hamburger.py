@@ -28,8 +28,8 @@ _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name 
 @register(
     "hamburger",
     paper="HAMburger: Accelerating LLM Inference via Token Smashing (2025)",
-    guarantee="lossy: tokens behind the first of a group are a small decoder's; the model's law where confidence is "
-    "above 1",
+    guarantee="lossy: tokens after the first of a group are a small decoder's; the model's distribution if "
+    "confidence is above 1",
     requirements=("trained parts",),
 )
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
 @register(
     "partial-attention",
     paper="Decoder-Only or Encoder-Decoder? Interpreting Language Model as a Regularized Encoder-Decoder (2023)",
-    guarantee="the model's law until it is trained",
+    guarantee="the model's distribution until it is trained",
     requirements=("weights made by `decodery train partial -m MODEL PAIRS --out DIR`",),
 )
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ MOST = 1 << 14
 @register(
     "prefix-lm",
     paper="UniXcoder: Unified Cross-Modal Pre-training for Code Representation (2022)",
-    guarantee="the law of the model with two-sided sight of the prompt, however the prompt is cut into passes",
+    guarantee="the distribution of the model with attention both ways within the prompt, for any chunks of the prompt",
 )
 @dataclass(frozen=True)
 class PrefixLM(LogitsSource):

@@ -24,8 +24,8 @@ _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name 
     "sec",
     paper="When Neural Code Completion Models Size up the Situation: Cheaper and Faster Completion through Dynamic "
     "Model Inference (2024)",
-    guarantee="lossy: quality is traded for layers, and texts may end early; the model's law where both thresholds are "
-    "at least 1",
+    guarantee="lossy: quality is traded for layers, and texts may end early; the model's distribution if both "
+    "thresholds are at least 1",
     requirements=("trained heads",),
 )
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _ROLLOUT = 31
 @register(
     "transfer-q",
     paper="Transfer Q Star: Principled Decoding for LLM Alignment (2024)",
-    guarantee="the model's own choice among its likeliest tokens at weight 0",
+    guarantee="the model's own choice among its most likely tokens at weight 0",
     requirements=("a reward", "an aligned model"),
     texts=("prompt",),
 )

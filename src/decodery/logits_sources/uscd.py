@@ -25,7 +25,7 @@ __all__ = ["without_examples"]
 @register(
     "uscd",
     paper="Improving Code Generation by Uncertainty-Aware Selective Contrastive Decoding (2024)",
-    guarantee="the model's law wherever it is confident",
+    guarantee="the model's distribution wherever it is confident",
     requirements=("a poorer prompt",),
     texts=("lame",),
 )

@@ -98,7 +98,7 @@ class Threshold:
             if chat not in (None, True, False) or not (tokens is None or (type(tokens) is int and tokens > 0)):
                 raise ValueError(f"{chat} or {tokens} is no form of text")
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFile("a trained monitor lacks its threshold: train it again") from error
+            raise CorruptFile("a trained monitor has no threshold: train it again") from error
         if not math.isfinite(value) or not 0 < rate < 1:
             raise CorruptFile("a trained monitor has no threshold that means anything: train it again")
         return cls(value, rate, harmless, str(facts.get("data", "")), chat, tokens)

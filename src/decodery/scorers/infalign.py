@@ -29,7 +29,7 @@ Transform = Literal["identity", "exp", "best-of", "worst-of"]
 @register(
     "infalign",
     paper="InfAlign: Inference-aware Language Model Alignment (2024)",
-    guarantee="the order of the scorer itself; under the model's own law the calibrated reward is uniform",
+    guarantee="the order of the scorer itself; under the model's own distribution the calibrated reward is uniform",
     requirements=("a scorer of answers", "a prompt that is text or chat"),
 )
 @dataclass(frozen=True)

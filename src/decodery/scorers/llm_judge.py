@@ -37,7 +37,7 @@ _LISTED = 20
 @register(
     "llm-judge",
     paper="Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena (2023)",
-    guarantee="none: as good as the judge; what it says of one text hangs on no other",
+    guarantee="none: as good as the judge; a score depends on one text alone",
     requirements=("a prompt that is text or chat",),
     texts=("instruction", "labels"),
 )
@@ -93,7 +93,7 @@ class LLMJudge(Scorer):
         flat = [token for first in self.tokens for token in first]
         if not all(self.tokens) or not flat or len(set(flat)) < len(flat):
             raise SettingsError(
-                "llm-judge tells labels apart by their first tokens, and some of these begin alike: use other labels, "
+                "llm-judge distinguishes labels by their first tokens, and some of these are equal: use other labels, "
                 "and search through `LLM`"
             )
 

@@ -17,7 +17,7 @@ from decodery.step.scorer import Candidates, Scorer
 from .reading import read, reader
 
 
-@register("log-probability", guarantee="the model's own law", requirements=("logits of every row",))
+@register("log-probability", guarantee="the model's own distribution", requirements=("logits of every row",))
 @dataclass(frozen=True)
 class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
@@ -31,7 +31,7 @@ class LogProbability(Scorer):
 
     def __post_init__(self) -> None:
         if self.of not in ("sum", "mean", "min"):
-            raise SettingsError(f"log-probability knows the sum, the mean and the min, not {self.of!r}")
+            raise SettingsError(f"log-probability takes sum, mean or min, not {self.of!r}")
 
     requirements = Requirements(rows=True)
 

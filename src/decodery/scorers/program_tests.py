@@ -54,7 +54,7 @@ class ProgramTests(Scorer):
         if self.sandbox is None:
             object.__setattr__(self, "sandbox", Sandbox())
         if not self.tests:
-            raise SettingsError("a program is told by its tests: give at least one, or a file of them")
+            raise SettingsError("program-tests needs tests: give at least one, or a file of them")
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from .text import texts
 __all__ = ["PuzzleOracle"]
 
 
-@register("puzzle-oracle", guarantee="exact: it sees what is right", texts=("puzzle",))
+@register("puzzle-oracle", guarantee="exact: it knows the right answer", texts=("puzzle",))
 @dataclass(frozen=True)
 class PuzzleOracle(Scorer):
     """1 for a right solution and for a beginning after which an ideal solver could still end rightly, else 0.

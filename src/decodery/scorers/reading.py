@@ -20,7 +20,7 @@ _CHUNK = 64
 def reader(candidates: Candidates, name: str) -> Reader:
     """The model that reads. Raises SettingsError where there is none."""
     if candidates.model is None:
-        raise SettingsError(f"the scorer {name} asks a model: use it where there is one")
+        raise SettingsError(f"the scorer {name} needs a model: use it in a search of an `LLM`")
     return candidates.model
 
 

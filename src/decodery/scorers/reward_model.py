@@ -33,7 +33,7 @@ _ROLE = "reward"
 @register(
     "reward-model",
     paper="Training Verifiers to Solve Math Word Problems (2021)",
-    guarantee="what its scorer says where this model has written the text",
+    guarantee="what its scorer gives if this model has written the text",
     requirements=("a second model",),
 )
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @register(
     "arbitrage",
     paper="Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (2025)",
-    guarantee="lossy: by router=oracle no step is worth less than the other model's from the same place",
+    guarantee="lossy: with router=oracle no step scores less than the other model's from the same position",
     requirements=(
         "a second model with the same vocabulary, or the one that comes with the target",
         "a scorer of beginnings, or a router made by decodery train router",
@@ -66,7 +66,7 @@ class Arbitrage(Stepped, JudgedSearch):
         require_number("the theta of arbitrage", self.theta)
         if self.router not in ("threshold", "oracle"):
             if self.scorer is not None:
-                raise SettingsError("arbitrage asks a trained router and no scorer: leave one of the two out")
+                raise SettingsError("arbitrage takes a trained router or a scorer, not both: leave one of the two out")
             if isinstance(self.router, str):
                 object.__setattr__(self, "router", RouterHead.load(self.router))
             return

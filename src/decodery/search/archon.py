@@ -94,7 +94,9 @@ def check_layers(layers: Ordered[Ordered[Component]]) -> None:
             if len(layer) > 1 and not isinstance(component, Generator | Fuser):
                 raise SettingsError(f"a {_name(component)} of archon is alone in its layer: separate layers by /")
             if isinstance(component, Critic) and not isinstance(following, Ranker | Fuser):
-                raise SettingsError("a critic of archon comes right before a ranker or a fuser: nobody else reads it")
+                raise SettingsError(
+                    "a critic of archon must stand right before a ranker or a fuser: no other layer reads it"
+                )
             if isinstance(component, Evaluator) and not isinstance(before, UnitTests):
                 raise SettingsError("an evaluator of archon comes right behind unit-tests: put them before it")
             if isinstance(component, UnitTests) and not isinstance(following, Evaluator):
@@ -113,6 +115,6 @@ def _component(text: str) -> Component:
     kind = COMPONENTS[name]
     values = given(name, settings, typing.get_type_hints(kind))
     if any(isinstance(value, int) and value > MOST_NUMBER for value in values.values()):
-        raise SettingsError(f"a {name} of archon asks for {MOST_NUMBER} texts at most: {text}")
+        raise SettingsError(f"a {name} of archon needs {MOST_NUMBER} texts at most: {text}")
     found: Component = kind(**values)
     return found

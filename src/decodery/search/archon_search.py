@@ -61,7 +61,7 @@ def best_archons(
         raise SettingsError(f"pipelines are looked for bayesian, greedy or random, not {how!r}")
     space = _space(most_calls)
     if not space:
-        raise SettingsError(f"no pipeline of archon asks for {most_calls} texts at most: allow more")
+        raise SettingsError(f"no pipeline of archon needs {most_calls} texts at most: allow more")
     random, tried = np.random.default_rng(seed), dict[Layers, float]()
 
     def ask(layers: Layers) -> float:

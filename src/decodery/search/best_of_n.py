@@ -16,7 +16,7 @@ from .pool import Sampled, TextPool, require_count, scored
 @register(
     "best-of-n",
     paper="Training Verifiers to Solve Math Word Problems (2021)",
-    guarantee="the best of n draws from the model's law; n=1 is plain decoding",
+    guarantee="the best of n draws from the model's distribution; n=1 is plain decoding",
     requirements=("a scorer of answers",),
 )
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @register(
     "budget-forcing",
     paper="s1: Simple test-time scaling (2025)",
-    guarantee="thinking of as many tokens as asked for; ignore=0 and most=none is plain decoding",
+    guarantee="thinking of the given number of tokens; ignore=0 and most=none is plain decoding",
     requirements=("a model that marks the end of its thinking",),
     texts=("end", "wait", "cue"),
 )

@@ -48,7 +48,7 @@ class DecodedMessage:
 @register(
     "coupling",
     paper="Minimum Entropy Coupling with Bottleneck (2024)",
-    guarantee="averaged over all messages, tokens follow the model's law within the likeliest top_k",
+    guarantee="averaged over all messages, tokens follow the model's distribution within the top_k most likely",
     texts=("message", "key"),
 )
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Coupling(Search):
             law[:, sorted(seq.request.eos_ids)] = -torch.inf
             if bool(torch.isneginf(law).all()):
                 raise SettingsError(
-                    "the text must end here, and the message is not told yet: allow longer texts, or send less"
+                    "the text must end here, before the message is complete: allow longer texts, or send less"
                 )
         count = self.top_k
         while True:

@@ -40,7 +40,7 @@ class SheetFile:
 
     def read(self) -> Sheet:
         """What it holds, a new sheet where there is no file. Raises CorruptFile for anything but a sheet."""
-        wrong = f"{self.path} is no cheatsheet, or is damaged: name another file, or remove it to begin anew"
+        wrong = f"{self.path} is no cheatsheet, or is damaged: name another file, or remove it to start again"
         try:
             if self.path.stat().st_size > _MOST_BYTES:
                 raise CorruptFile(wrong)

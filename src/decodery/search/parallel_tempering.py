@@ -24,8 +24,8 @@ from .sweep import Sweep, Trajectory
     "parallel-tempering",
     paper="A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo "
     "Methods (2025)",
-    guarantee="sweeps and exchanges leave the law of all chains as it is, where texts have equally many steps or "
-    "ended=freeze; the best text is no draw from that law",
+    guarantee="sweeps and exchanges leave the distribution of all chains as it is, if texts have equally many steps "
+    "or ended=freeze; the best text is no draw from it",
     requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )

@@ -19,8 +19,8 @@ from .sweep import Sweep
     "particle-filter",
     paper="A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo "
     "Methods (2025)",
-    guarantee="texts by weight follow the request's law times the potentials, exactly as particles grow in number; "
-    "one is plain decoding; the best text is no draw from that law",
+    guarantee="texts by weight follow the request's distribution times the potentials, exactly as particles grow in "
+    "number; one is plain decoding; the best text is no draw from it",
     requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )

@@ -19,8 +19,8 @@ from .sweep import Sweep, Trajectory
     "particle-gibbs",
     paper="A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo "
     "Methods (2025)",
-    guarantee="a sweep leaves the request's law times the potentials as it is, for 2 particles or more, where texts "
-    "have equally many steps or ended=freeze; the best text is no draw from that law",
+    guarantee="a sweep leaves the request's distribution times the potentials as it is, for 2 particles or more, if "
+    "texts have equally many steps or ended=freeze; the best text is no draw from it",
     requirements=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )

@@ -94,7 +94,7 @@ class PGTD(Search):
         if score >= 1:
             return None
         return (
-            f"no program passes all tests, the best one is worth {score:.4g} of 1: give a larger budget than "
+            f"no program passes all tests, the best one scores {score:.4g} of 1: give a larger budget than "
             f"{self.budget}, a larger k, or more tokens"
         )
 

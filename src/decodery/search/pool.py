@@ -220,7 +220,7 @@ def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> 
 def require_count(name: str, setting: str, value: int) -> None:
     """Raise SettingsError for what is no number of texts."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SettingsError(f"{name} needs {setting} of at least 1, a whole number, not {value!r}")
+        raise SettingsError(f"{name} needs {setting} of at least 1, an integer, not {value!r}")
 
 
 def _drawn_apart(request: Request, number: int) -> Request:

@@ -17,7 +17,7 @@ from .votes import elected, no_answer
 @register(
     "self-consistency",
     paper="Self-Consistency Improves Chain of Thought Reasoning in Language Models (2022)",
-    guarantee="the likeliest answer as n grows; n=1 is plain decoding",
+    guarantee="the most likely answer as n grows; n=1 is plain decoding",
     texts=("pattern",),
 )
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class SMC(Search):
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < smallest):
-                raise SettingsError(f"smc needs {name} of at least {smallest}, a whole number, not {value!r}")
+                raise SettingsError(f"smc needs {name} of at least {smallest}, an integer, not {value!r}")
         for name in ("power", "strength", "rollout_temperature"):
             require_number(name, getattr(self, name), above=0.0)
         require_number("threshold", self.threshold, least=0.0, most=1.0)

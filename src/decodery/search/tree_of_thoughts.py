@@ -25,7 +25,7 @@ from .steps import Growth, StepSearch
     "tree-of-thoughts",
     paper="Tree of Thoughts: Deliberate Problem Solving with Large Language Models (2023)",
     guarantee="n=1 is plain decoding; with all steps drawn and the right values, the best text of the breadth",
-    requirements=("nothing but the model that writes, which is asked what its steps are worth",),
+    requirements=("nothing but the model that writes, which rates its own steps",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)

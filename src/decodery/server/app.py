@@ -85,7 +85,7 @@ class Front:
 
     async def _plan(self, body: Shared) -> Plan:
         if body.model is not None and body.model != self.settings.name:
-            raise _no_model(body.model)
+            raise self._no_model(body.model)
         if isinstance(body, ChatRequest):
             return await chat.plan(self.preprocessor, body)
         assert isinstance(body, CompletionRequest)
@@ -117,7 +117,7 @@ class Front:
     async def _model(self, request: Request) -> Response:
         self._owner(request)
         if request.path_params["model"] != self.settings.name:
-            raise _no_model(request.path_params["model"])
+            raise self._no_model(request.path_params["model"])
         return Json(self._card())
 
     def _card(self) -> dict[str, Any]:
@@ -188,10 +188,9 @@ class Front:
     async def _openapi(self, request: Request) -> Response:
         return Json(openapi.document(keys=bool(self.settings.keys)))
 
-
-def _no_model(name: str) -> ApiError:
-    message = f"there is no model {name[:200]!r} here: /v1/models lists what is"
-    return ApiError(404, message, param="model", code="model_not_found")
+    def _no_model(self, name: str) -> ApiError:
+        message = f"there is no model {name[:200]!r} here: use {self.settings.name!r}"
+        return ApiError(404, message, param="model", code="model_not_found")
 
 
 async def _refused(request: Request, error: ApiError) -> Response:

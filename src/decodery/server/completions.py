@@ -107,7 +107,8 @@ def _prompts(preprocessor: RequestPreprocessor, body: CompletionRequest) -> list
         elif len(each) >= preprocessor.reach(cache_policy_of(body)) or max(each) >= preprocessor.lm.model.vocab_size:
             preprocessor.room(len(each), body.max_tokens, None, cache_policy_of(body))
             raise invalid(
-                f"the prompt has tokens that this model lacks: it has {preprocessor.lm.model.vocab_size}", "prompt"
+                f"the prompt has tokens outside of the vocabulary: the model has {preprocessor.lm.model.vocab_size}",
+                "prompt",
             )
     if body.suffix:
         return [_gap(preprocessor, body, each) for each in given]

@@ -30,7 +30,7 @@ class Keys:
         # All are compared, in the same time each, so that nothing can be learnt from how long it takes.
         found = [name for digest, name in self._names if hmac.compare_digest(digest, given)]
         if not found:
-            message = "this server asks for an API key: send it as `Authorization: Bearer KEY`"
+            message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, message, kind="authentication_error", code="invalid_api_key")
         return found[0]
 

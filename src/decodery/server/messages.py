@@ -27,7 +27,7 @@ def tools_in_use(body: ChatRequest) -> list[Tool]:
     """The tools that an answer may call."""
     if not body.tools:
         if body.tool_choice not in (None, "none", "auto"):
-            raise invalid("tool_choice asks for a call, and there are no tools", "tool_choice")
+            raise invalid("tool_choice requires a call, and there are no tools", "tool_choice")
         return []
     return [] if body.tool_choice == "none" else body.tools
 

@@ -36,7 +36,7 @@ class RequestHandler:
         most, search = service.settings.max_texts, plan.search
         texts = len(plan.requests) * (1 if search is None else search.texts_at_once)
         if texts > most and search is None:
-            raise invalid(f"this request asks for {texts} texts, and one may ask for {most}: ask for fewer", "n")
+            raise invalid(f"this request needs {texts} texts, and one may ask for {most}: ask for fewer", "n")
         if texts > most:
             raise invalid(
                 f"the search of this request follows {texts} texts at a time, and one request may have {most}: give it "

@@ -103,7 +103,7 @@ class Service:
         most = settings.max_running + settings.max_queue
         if texts > (allowed := min(most, settings.max_texts_per_key)):
             raise invalid(
-                f"this request asks for {texts} texts at a time, and at most {allowed} can wait here: ask for fewer"
+                f"this request needs {texts} texts at a time, and at most {allowed} can wait here: ask for fewer"
             )
         with self._lock:
             if self.draining or not self.alive:

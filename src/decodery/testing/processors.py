@@ -93,7 +93,7 @@ class _Walk:
         _require_equal(
             again,
             kept,
-            f"{self.processor} answers otherwise when asked again: it remembers, or draws, without saying so",
+            f"{self.processor} gives another result when called again: it has an undeclared state or draws at random",
         )
         if _shares(first, again):
             raise LawBroken(f"{self.processor} returns the same memory twice: make a new tensor for every answer")
@@ -143,7 +143,7 @@ def _ask(processor: LogitsProcessor, rows: torch.Tensor, contexts: Ordered[Conte
 def _require_effect(processor: LogitsProcessor, rows: torch.Tensor, answers: torch.Tensor) -> None:
     changed = not torch.equal(rows, answers)
     if changed and processor.neutral:
-        raise LawBroken(f"{processor} says it is neutral and changes logits")
+        raise LawBroken(f"{processor} is declared neutral and changes logits")
     if not changed and not processor.neutral:
         raise LawBroken(
             f"{processor} changed none of {len(rows)} rows, so nothing was put to the test: give other texts"

@@ -57,7 +57,7 @@ class _Trial:
         least, most = self.scorer.bounds
         if not all(least <= value <= most or value == -np.inf for value in expected.tolist()):
             raise LawBroken(f"{self.scorer} gave {expected.tolist()}, and its bounds are {least} and {most}")
-        self._same(expected, self._score(whole), "asked again: it remembers, or draws")
+        self._same(expected, self._score(whole), "called again: it has a state, or draws at random")
         n = len(outputs)
         alone = torch.cat([self._score(whole.of([number])) for number in reversed(range(n))]).flip(0)
         self._same(expected, alone, "scored alone: a score hangs on its candidate only")

@@ -86,7 +86,7 @@ def sure_runs(text: TrainingText, alpha: float) -> np.ndarray:
     """
     likely, logprobs, n = text.likely, text.logprobs, len(text.tokens)
     if likely is None or logprobs is None:
-        raise SettingsError("the texts do not say what the model expected: write them anew, with top=20")
+        raise SettingsError("the texts have no predictions of the model: write them again, with top=20")
     asked = np.isfinite(logprobs[: n - 1, 0])
     own = np.where(likely[: n - 1] == text.tokens[1:, None], logprobs[: n - 1].astype(np.float32), -np.inf)
     sure = np.zeros(n + 1, dtype=bool)

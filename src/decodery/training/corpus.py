@@ -53,7 +53,7 @@ class Corpus:
         self.folder = folder
         self.facts: dict[str, Any] = read_json(folder / _FACTS)
         if not isinstance(self.facts, dict) or self.facts.get("format") != FORMAT:
-            raise CorruptFile(f"{folder / _FACTS} is not of format {FORMAT}: make the training text anew")
+            raise CorruptFile(f"{folder / _FACTS} is not of format {FORMAT}: make the training text again")
         self._shards: list[Path] = []
         while (path := shard_path(folder, len(self._shards))).is_file():
             self._shards.append(path)
@@ -102,7 +102,7 @@ def claim(out: Path, facts: dict[str, Any], vocab_size: int) -> None:
     if path.is_file():
         found = read_json(path)
         if not isinstance(found, dict):
-            raise CorruptFile(f"{path} is damaged: remove the folder {out} and begin anew")
+            raise CorruptFile(f"{path} is damaged: remove the folder {out} and start again")
         other = [name for name in facts if found.get(name) != facts[name]]
         if other:
             raise SettingsError(

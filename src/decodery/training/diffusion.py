@@ -171,7 +171,9 @@ def trained(folder: Path) -> Transformer:
     if not isinstance(model, Transformer) or model.config.family not in ("llada", "llada_moe"):
         raise SettingsError(f"{folder} holds no model of `decodery train diffusion`: make one first")
     if model.vocab_size != len(VOCABULARY):
-        raise SettingsError(f"the model in {folder} knows other words: train it again with `decodery train diffusion`")
+        raise SettingsError(
+            f"the model in {folder} has another vocabulary: train it again with `decodery train diffusion`"
+        )
     return model
 
 

@@ -256,7 +256,7 @@ class _Run:
             if about.get("settings") != self._made:
                 raise SettingsError(
                     f"{self.path} belongs to a training run with other settings or other texts: name another folder, "
-                    "or remove that file to begin anew"
+                    "or remove that file to start again"
                 )
             self.objective, self.held = json.loads(about["run"])
             now: dict[str, Any] = {name: tensors[f"now.{name}"] for name in _TABLES}
@@ -265,7 +265,7 @@ class _Run:
                 raise ValueError("shapes differ")
             self.hmm = replace(self.hmm, **now)
         except (CorruptFile, KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(f"the checkpoint {self.path} is damaged: remove it to begin anew") from error
+            raise CorruptFile(f"the checkpoint {self.path} is damaged: remove it to start again") from error
 
 
 def _card(facts: dict[str, Any], found: HMM) -> str:

@@ -225,13 +225,13 @@ def _restore(
     best: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
 ) -> History:
-    damaged = f"the checkpoint {path} is damaged: remove it to begin the training anew"
+    damaged = f"the checkpoint {path} is damaged: remove it to start the training again"
     try:
         tensors, about = read_tensors(path)
         if about.get("settings") != made:
             raise SettingsError(
                 f"{path} belongs to a training run with other settings or other data: name another folder, or "
-                "remove that file to begin anew"
+                "remove that file to start again"
             )
         history = History(**parse_json(about["history"], "history"))
         with torch.no_grad():

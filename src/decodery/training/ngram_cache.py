@@ -56,7 +56,7 @@ def _places(corpus: Corpus, numbers: list[int], progress: Progress) -> tuple[np.
     for done, number in enumerate(numbers, start=1):
         text = corpus[number]
         if text.likely is None or text.logprobs is None:
-            raise SettingsError(f"{corpus.folder} does not say what the target expected: write its texts anew")
+            raise SettingsError(f"{corpus.folder} has no predictions of the target: write its texts again")
         tokens = np.concatenate((np.full(longest - 1, -1), text.tokens))
         asked = np.isfinite(text.logprobs[:, 0])
         before = np.lib.stride_tricks.sliding_window_view(tokens, longest)[asked]

@@ -81,7 +81,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, marked: np.ndarray) -> tuple[np.n
     # Some tokenizers put a space before a text.
     ahead = len(spelled) - len(meant)
     if ahead < 0 or spelled[ahead:] != meant:
-        raise PromptError(f"the tokenizer changes the text {text[:40]!r}, so its tokens cannot be told apart")
+        raise PromptError(f"the tokenizer changes the text {text[:40]!r}, so its tokens cannot be distinguished")
     sizes = [len(character.encode()) for character in text]
     counts = np.cumsum(np.concatenate((np.zeros(ahead + 1, dtype=np.int64), np.repeat(marked, sizes))))
     ends = np.cumsum([len(piece) for piece in pieces])

@@ -64,7 +64,7 @@ class TextWindow:
         self.model, self.cases = model, list[tuple[KVCache, np.ndarray, np.ndarray]]()
         for text in texts:
             if text.likely is None:
-                raise SettingsError("the texts do not say what the model expected: write them anew, with top=20")
+                raise SettingsError("the texts have no predictions of the model: write them again, with top=20")
             # After its last token nothing was asked.
             rows = slice(text.written, min(text.written + window, len(text.tokens) - 1))
             cache = model.new_cache()

@@ -68,7 +68,7 @@ class Adaptation:
 
     def __post_init__(self) -> None:
         if not self.tasks or not set(self.tasks) <= set(TASKS):
-            raise SettingsError(f"adaptation knows the tasks {', '.join(TASKS)}")
+            raise SettingsError(f"the tasks of the adaptation are {', '.join(TASKS)}")
         if not 1 <= self.least <= self.most or self.batch < 1 or not 0 <= self.annealing <= 1:
             raise SettingsError("adaptation needs lists of at least one word, one a step, and annealing from 0 to 1")
 

@@ -268,7 +268,7 @@ def test_a_program_that_fails_its_tests_is_said(loaded: LLM, tmp_path: Path) -> 
         for shape in ((), ("--json",)):
             code, output, errors = inside("generate", "x =", *search, *shape)
             assert code == status and output.strip()
-            assert ("decodery: no program passes all tests, the best one is worth 0.5 of 1" in errors) == bool(status)
+            assert ("decodery: no program passes all tests, the best one scores 0.5 of 1" in errors) == bool(status)
 
 
 def test_a_warning_is_a_line(loaded: LLM) -> None:

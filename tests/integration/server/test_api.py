@@ -468,7 +468,7 @@ def test_the_dashboard_and_its_page_name_figures_that_are_there(url: str) -> Non
     there = set(re.findall(r"^# TYPE (decodery_\w+)", text, re.MULTILINE))
     asked = set(re.findall(r"decodery_\w+", (docs / "grafana.json").read_text()))
     assert {re.sub("_bucket$", "", name) for name in asked} <= there and len(asked) > 10
-    page = (docs / "serving.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    page = (docs / "server-reference.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
     told = {f"decodery_{name}" for name in re.findall(r"`([a-z_]+)(?:\{\w+\})?`", page)} - {"decodery_model_name"}
     assert {name for name in there if not name.endswith("_created")} <= told
 

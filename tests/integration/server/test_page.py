@@ -156,7 +156,7 @@ def test_nothing_is_wider_than_the_window(open_page: Any, url: str, size: tuple[
 def test_a_key_is_asked_for_and_kept_in_memory_alone(open_page: Any) -> None:
     with serving(tiny_lm(), keys={"open sesame": "ali"}) as (_, address):
         page = open_page(address)
-        key = page.get_by_label("This server asks for an API key")
+        key = page.get_by_label("This server requires an API key")
         expect(key).to_be_focused()
         key.fill("guess")
         key.press("Enter")

@@ -175,7 +175,7 @@ def test_turning_what_is_left_of_a_stream_at_random_changes_weights_and_no_funct
         return float(energy.max() / energy.mean())
 
     assert peaks(turned) < peaks(plain) and peaks(other) != peaks(turned)
-    with pytest.raises(SettingsError, match="knows the orientations"):
+    with pytest.raises(SettingsError, match="orientations of slicegpt"):
         SliceGPT(0.5, "upwards")  # type: ignore[arg-type]
 
 

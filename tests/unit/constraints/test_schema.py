@@ -136,7 +136,7 @@ REFUSED: dict[str, Any] = {
     "number at #/items/enum": {"items": {"enum": ["a", {"b": [2**64 + 1]}]}},
     "common multiple": {"allOf": [{"multipleOf": 70001}, {"multipleOf": 70003}]},
     "points to nothing": {"$ref": "#/$defs/a"},
-    "leads back to itself": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "refers to itself alone": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     "'oneOf'": {**PETS, "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/again"}]},
     "exclude each other": {
         **DRAFT_7,

@@ -91,7 +91,7 @@ def test_weights_align_with_changed_characters(target: LoadedModel, smollm2_int8
 def test_texts_the_tokenizer_changes_are_refused() -> None:
     backend = make_tokenizer()
     backend.normalizer = Lowercase()
-    with pytest.raises(PromptError, match="cannot be told apart"):
+    with pytest.raises(PromptError, match="cannot be distinguished"):
         tokens_of(Tokenizer(backend), "ABC", np.ones(3, dtype=bool))
 
 

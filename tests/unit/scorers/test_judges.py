@@ -39,7 +39,7 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
         # The favourite label alone would say something else.
         assert abs(score - int(weights.argmax()) / 2) > 1e-4
     assert torch.equal(run_sync(judge(scorer, candidates.of([1]))), scores[1:])
-    with pytest.raises(SettingsError, match="begin alike"):
+    with pytest.raises(SettingsError, match="some of these are equal"):
         run_sync(judge(LLMJudge(labels=("aa", "ab")).bind(lm.tokenizer), candidates))
     # After a server: spellings of one label are summed, and what is not listed counts as nothing.
     heard = {"no": math.log(0.5), " yes": math.log(0.2), "yes": math.log(0.1), "other": math.log(0.2)}

@@ -114,7 +114,7 @@ class Constant(Scorer):
 @pytest.mark.parametrize(
     ("scorer", "broken"),
     [
-        (Remembering(), "asked again"),
+        (Remembering(), "called again"),
         (Ranking(), "scored alone"),
         (Unbounded(), "its bounds are 0.0 and 1.0"),
         (Unasked(), "leave passes to the engine"),
@@ -283,14 +283,14 @@ def test_what_a_scorer_cannot_score_is_said() -> None:
         (lambda: score(TextScore(lambda text: math.nan, decode=str), [1]), "a number or -inf"),
         (lambda: score(TextScore(lambda text: 1.0), [1]), "reads text"),
         (lambda: log_scores(finished, torch.tensor([-1.0])), "no less than 0"),
-        (lambda: run_sync(judge(LogProbability(), Candidates([1], [[2]], [True]))), "asks a model"),
+        (lambda: run_sync(judge(LogProbability(), Candidates([1], [[2]], [True]))), "needs a model"),
         (lambda: LengthNormalised(Even()), "divides logarithms"),
         (lambda: Corrupted(LogProbability()), "bounds are 0 and 1"),
         (lambda: Budgeted(LogProbability()), "at least 0: give it a verifier"),
         (lambda: Budgeted(Even(), spare=0), "1 to spare"),
         (lambda: Corrupted(Even(), exploit=1.0), "a pattern"),
         (lambda: Product(()), "needs factors"),
-        (lambda: LogProbability("max"), "sum, the mean and the min"),
+        (lambda: LogProbability("max"), "sum, mean or min"),
         (lambda: SMC(potential=3), "not an instance"),
     ):
         with pytest.raises(SettingsError, match=message):

@@ -58,7 +58,7 @@ def test_examples_say_what_is_right() -> None:
     some = draw_tasks(SETTINGS, 1, 8, draws)
     assert {each.task for each in some} == {"replace"} and len({len(each.words) for each in some}) == 1
     assert {each.task for each in held_out(SETTINGS, 4)} == {"copy", "replace"}
-    with pytest.raises(SettingsError, match="knows the tasks copy, reverse, replace"):
+    with pytest.raises(SettingsError, match="tasks of the adaptation are copy, reverse, replace"):
         Adaptation(("sort",))
 
 

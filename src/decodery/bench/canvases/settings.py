@@ -51,7 +51,7 @@ class CanvasSettings:
             known = {field.name: raw[field.name] for field in fields(cls)}
             return cls(**known | {name: tuple(known[name]) for name in ("methods", "tasks")})
         except (KeyError, TypeError, SettingsError) as error:
-            raise CorruptFile("the result file lacks settings of ways of filling canvases: measure again") from error
+            raise CorruptFile("the result file has no settings of unmasking policies: measure again") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a result file has them."""

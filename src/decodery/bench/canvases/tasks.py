@@ -73,7 +73,7 @@ def published(tasks: Sequence[str], count: int, data: Path | None) -> list[Item]
     folder = None if data is None else data / FOLDER
     if folder is None or not folder.is_dir():
         raise SettingsError(
-            "parallelbench asks this model about lists of names: give the folder that holds parallelbench/ with --data"
+            "parallelbench uses lists of names for this model: give the folder that holds parallelbench/ with --data"
         )
     if others := [task for task in tasks if task not in LISTS]:
         raise SettingsError(

@@ -73,7 +73,7 @@ class ContextSettings:
             return cls(**known | lists)
         except (KeyError, TypeError, SettingsError) as error:
             raise CorruptFile(
-                "the result file lacks settings of a benchmark of cache policies: measure again"
+                "the result file has no settings of a benchmark of cache policies: measure again"
             ) from error
 
 

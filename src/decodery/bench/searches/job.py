@@ -100,14 +100,14 @@ def read_traces(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"cannot read {path}: {error}; begin anew without --resume") from error
+        raise CorruptFile(f"cannot read {path}: {error}; start again without --resume") from error
     found = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
             trace = json.loads(line)
             _unit_of(trace)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CorruptFile(f"line {number} of {path} is no trace: begin anew without --resume") from error
+            raise CorruptFile(f"line {number} of {path} is no trace: start again without --resume") from error
         found.append(trace)
     if lines[-1]:
         write(path, "".join(line + "\n" for line in lines[:-1]))

@@ -41,4 +41,4 @@ class WatchSettings:
             known = {field.name: raw[field.name] for field in fields(cls)}
             return cls(**known | {"methods": tuple(known["methods"])})
         except (KeyError, TypeError, SettingsError) as error:
-            raise CorruptFile("the result file lacks settings of a benchmark of monitors: measure again") from error
+            raise CorruptFile("the result file has no settings of a benchmark of monitors: measure again") from error

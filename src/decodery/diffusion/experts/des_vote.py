@@ -15,7 +15,7 @@ from .base import ExpertSharing
 @register(
     "des-vote",
     paper="Dynamic Expert Sharing: Decoupling Memory from Parallelism in Mixture-of-Experts Diffusion LLMs (2026)",
-    guarantee="exact at beta=1; else rows do without the experts that few others want",
+    guarantee="exact at beta=1; else rows skip the experts that few other rows choose",
 )
 @dataclass(frozen=True)
 class DESVote(ExpertSharing):

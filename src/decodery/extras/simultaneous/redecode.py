@@ -13,7 +13,7 @@ from .base import SimultaneousPolicy, SourceStream
 @register(
     "re-decode",
     paper="CarelessWhisper: Turning Whisper into a Causal Streaming Model (2025)",
-    guarantee="behind every chunk the text is greedy decoding's of what has come; nothing is committed before the end",
+    guarantee="after every chunk the text is greedy decoding of the source so far; nothing is committed before the end",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def check_text(header: Header, text: bytes) -> None:
 
 
 def _damaged() -> CorruptFile:
-    return CorruptFile("the compressed text is damaged: get the file again, or compress the text anew")
+    return CorruptFile("the compressed text is damaged: get the file again, or compress the text again")
 
 
 def _varint(number: int) -> bytes:

@@ -158,7 +158,7 @@ class _DecodedText(AcceptanceRule):
 
     def _read(self, logits: torch.Tensor) -> int:
         if self.decoder.beyond:
-            raise CorruptFile("the compressed text ends too early: get the file again, or compress the text anew")
+            raise CorruptFile("the compressed text ends too early: get the file again, or compress the text again")
         ends = frequencies(logits[None])[0].cumsum()
         token = int(np.searchsorted(ends, self.decoder.target(TOTAL), side="right"))
         begin = int(ends[token - 1]) if token else 0

@@ -80,7 +80,7 @@ class Endpoint:
                     found[path] = wanted
                     break
                 if status in (401, 403):
-                    raise ServerError(f"{self.base} refuses this key (status {status}): give the one that it knows")
+                    raise ServerError(f"{self.base} refuses this key (status {status}): give one of these")
                 if status in (404, 405, 501):
                     break
         if not found:
@@ -134,7 +134,7 @@ class Endpoint:
         except httpx.HTTPError as error:
             raise ServerError(f"there is no server at {self.base}: {_named(error)}") from error
         if reply.status_code in (401, 403):
-            raise ServerError(f"{self.base} refuses this key (status {reply.status_code}): give the one that it knows")
+            raise ServerError(f"{self.base} refuses this key (status {reply.status_code}): give one of these")
         try:
             listed = [str(each["id"]) for each in reply.json()["data"]] if reply.status_code == 200 else []
         except (ValueError, KeyError, TypeError):

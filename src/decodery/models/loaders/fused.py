@@ -144,7 +144,7 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor], pl
         stem = slot.name.removesuffix("weight")
         known |= {slot.name, *(stem + name for name in ("scale", "step", "least", "scales", "levels", "shifts"))}
     if not fitting or not known.issuperset(tensors):
-        raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file anew")
+        raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file again")
 
 
 def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows]) -> bool:

@@ -71,7 +71,7 @@ class GGUFFile:
             other = cls(part)
             told = other.metadata.get("split.no"), other.metadata.get("split.count")
             if told != (number, first.metadata.get("split.count")) or first.tensors.keys() & other.tensors.keys():
-                raise CorruptFile(f"{part} is no part of {path}: fetch all parts anew")
+                raise CorruptFile(f"{part} is no part of {path}: fetch all parts again")
             first.others.append(other)
             first.tensors |= other.tensors
         count, parts = first.metadata.get("split.count", 1), 1 + len(first.others)

@@ -102,7 +102,7 @@ def fetched(
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except GatedRepoError as error:
         raise ModelNotFound(
-            f"the Hub asks for permission to use {at}: request it there and run `hf auth login`"
+            f"the Hub requires permission to use {at}: request it there and run `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(

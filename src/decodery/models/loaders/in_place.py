@@ -93,7 +93,7 @@ class Plan:
             plan = cls(raw["size"], found)
             plan._check()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CorruptFile(f"{origin} does not say what is read in place: get or make that file anew") from error
+            raise CorruptFile(f"{origin} does not say what is read in place: get or make that file again") from error
         return plan
 
     def _check(self) -> None:

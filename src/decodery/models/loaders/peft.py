@@ -94,7 +94,7 @@ def read_lora(folder: Path) -> Lora:
         part = f"layers.{int(found[1])}.{_PARTS.get(found[2], found[2])}"
         pairs.setdefault(part, {})[found[3]] = tensor.float()
     if not pairs or any(pair.keys() != {"A", "B"} for pair in pairs.values()):
-        raise CorruptFile(f"{path} lacks halves of what it adds: save the adapter anew")
+        raise CorruptFile(f"{path} has only one of two matrices of some parts: save the adapter again")
     return Lora({part: (scale * pair["B"], pair["A"]) for part, pair in pairs.items()}, exchanged, scale)
 
 

@@ -95,7 +95,7 @@ def _refuse_unknown_words(model: dict[str, Any], path: Path) -> None:
     """A tokenizer of words needs a token for all others."""
     if model.get("type") == "WordLevel" and model.get("unk_token") not in model.get("vocab", {}):
         raise UnsupportedModel(
-            f"{path} knows whole words and has no token for others: name one of its vocabulary as unk_token"
+            f"{path} has whole words and no token for others: name one of its vocabulary as unk_token"
         )
 
 

@@ -50,7 +50,7 @@ def _judge(seconds: float) -> Callable[[str], bytes]:
             try:
                 return quote(f"{kind(error).__name__}: {error}"[:300])
             except wrong:
-                return quote("it ended with an error that cannot be told")
+                return quote("it ended with an error that cannot be shown")
         return "null"
 
     def judge(text: str) -> bytes:

@@ -67,7 +67,7 @@ def k_seq_law(p: torch.Tensor, tokens: Sequence[int], q: torch.Tensor) -> Tests:
 @register(
     "k-seq",
     paper="SpecTr: Fast Speculative Decoding via Optimal Transport (2023)",
-    guarantee="distribution-identical: the same law as plain sampling; greedy-identical at temperature 0",
+    guarantee="distribution-identical: the same distribution as plain sampling; greedy-identical at temperature 0",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def without_replacement(tokens: Iterable[int], q: torch.Tensor) -> Iterator[tupl
 @register(
     "recursive-rejection",
     paper="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement (2024)",
-    guarantee="distribution-identical: the same law as plain sampling; greedy-identical at temperature 0",
+    guarantee="distribution-identical: the same distribution as plain sampling; greedy-identical at temperature 0",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .exact import draw, point_mass_law, sampled_law
 @register(
     "rejection",
     paper="Fast Inference from Transformers via Speculative Decoding (2023)",
-    guarantee="distribution-identical: the same law as plain sampling; greedy-identical at temperature 0",
+    guarantee="distribution-identical: the same distribution as plain sampling; greedy-identical at temperature 0",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _logit_bytes(seq: Sequence) -> int:
 @register(
     "memory",
     paper="SpecMemo: Speculative Decoding is in Your Pocket (2025)",
-    guarantee="the law of the output is unchanged, and its tensors never exceed the given bytes",
+    guarantee="the output distribution is unchanged, and its tensors never exceed the given bytes",
     lossless=True,
 )
 @dataclass(frozen=True)

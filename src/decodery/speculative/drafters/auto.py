@@ -84,7 +84,7 @@ class Auto(Drafter):
 
     def __post_init__(self) -> None:
         if self.head is not None and self.model is not None:
-            raise SettingsError("auto asks a head or a second model: give one of the two")
+            raise SettingsError("auto takes a head or a second model, not both: give one of the two")
 
     @cached_property
     def trained(self) -> TrainedHead | None:

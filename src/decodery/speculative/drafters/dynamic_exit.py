@@ -85,7 +85,7 @@ class _State:
 @register(
     "del",
     paper="DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding (2025)",
-    guarantee="the law of the output is unchanged",
+    guarantee="the output distribution is unchanged",
     lossless=True,
     slower=True,
     requirements=("a model trained to exit early, to be of use",),

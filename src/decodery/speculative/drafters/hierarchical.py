@@ -26,7 +26,7 @@ _DRAFT, _INNER = 0, 1
 @register(
     "hierarchical",
     paper="Speculative Decoding Meets Quantization: Compatibility Evaluation and Hierarchical Framework Design (2025)",
-    guarantee="the law of the output is unchanged; of a quantized target, that of the quantized one",
+    guarantee="the output distribution is unchanged; of a quantized target, that of the quantized one",
     lossless=True,
     requirements=("a drafter that can expand, such as draft-model",),
 )

@@ -34,7 +34,7 @@ class _State:
 @register(
     "lexical-unit",
     paper="Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024)",
-    guarantee="the law of the output is unchanged under lossless rules; the rule lexical-unit trusts the units instead",
+    guarantee="the output distribution is unchanged under lossless rules; the rule lexical-unit accepts whole units",
     lossless=True,
     slower=True,
     requirements=("trained placeholders",),

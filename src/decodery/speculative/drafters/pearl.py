@@ -47,7 +47,7 @@ class Ahead:
 @register(
     "pearl",
     paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (2024)",
-    guarantee="the law of the output is unchanged",
+    guarantee="the output distribution is unchanged",
     lossless=True,
     requirements=("a second model with the same vocabulary, or the one that comes with the target",),
 )

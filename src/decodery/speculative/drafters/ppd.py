@@ -43,7 +43,7 @@ class PPD(InPass):
         found.check(model.config)
         if found.rates is None:
             raise SettingsError(
-                "ppd needs to know how often its guesses are right, which these placeholders do not say: use some that "
+                "ppd needs the measured acceptance of its drafts, which these placeholders do not have: use some that "
                 "decodery train ppd made"
             )
         return Asked(found.data.to(model.device), found.rates.double().numpy())

@@ -40,7 +40,7 @@ class _State:
 @register(
     "rapid",
     paper="Long-Context Inference with Retrieval-Augmented Speculative Decoding (2025)",
-    guarantee="the law of the output is unchanged under lossless rules; the rule rapid:eta=... moves it on purpose",
+    guarantee="the output distribution is unchanged under lossless rules; the rule rapid:eta=... moves it on purpose",
     lossless=True,
     requirements=("a prompt with a long context",),
 )

@@ -51,7 +51,7 @@ class _Draws:
 @register(
     "stand",
     paper="Accelerated Test-Time Scaling with Model-Free Speculative Sampling (2025)",
-    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    guarantee="the output distribution is unchanged; siblings are draws without replacement",
     lossless=True,
     slower=True,
 )

@@ -40,7 +40,7 @@ class _State:
 @register(
     "swift",
     paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (2024)",
-    guarantee="the law of the output is unchanged",
+    guarantee="the output distribution is unchanged",
     lossless=True,
     slower=True,
 )

@@ -87,7 +87,7 @@ class Tensors:
         if tuple(found.shape) != shape:
             raise CorruptFile(f"{self.path}: {name} is {list(found.shape)}, and should be {list(shape)}")
         if found.is_floating_point() and not bool(found.isfinite().all()):
-            raise CorruptFile(f"{self.path}: {name} holds numbers that are not finite: fetch the head anew")
+            raise CorruptFile(f"{self.path}: {name} has values that are not finite: fetch the head again")
         return found
 
     def drop(self, prefix: str) -> None:
@@ -127,5 +127,5 @@ class Tensors:
 
     def _have(self, name: str) -> torch.Tensor:
         if name not in self._left:
-            raise CorruptFile(f"{self.path} lacks the tensor {name}: fetch the head anew")
+            raise CorruptFile(f"{self.path} has no tensor {name}: fetch the head again")
         return self._left[name]

@@ -157,7 +157,7 @@ class BoundHead(ABC):
         if (ids := trained.tensors.get("vocabulary")) is not None and not (
             ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
         ):
-            raise CorruptFile(f"this head for {self.kind} speaks words that the model lacks: {MADE}")
+            raise CorruptFile(f"this head for {self.kind} has tokens that the model does not have: {MADE}")
         words = model.vocab_size if ids is None else len(ids)
         for name, each in trained.tensors.items():
             if name.startswith("lm_head") and name.endswith("weight") and len(each) != words:

@@ -142,7 +142,7 @@ class Datastore:
         """Raise CorruptFile where one of `tokens` is none; a datastore is too large to look through all of it."""
         if ((tokens >= self.vocab_size) & (tokens != self.separator)).any():
             raise CorruptFile(
-                f"the datastore holds tokens beyond the {self.vocab_size} it was made for: it is damaged, make it anew"
+                f"the datastore holds tokens beyond the {self.vocab_size} it was made for: it is damaged, make it again"
             )
 
     def _windows(self, shard: SuffixArray, places: np.ndarray, skip: int, length: int) -> np.ndarray:
@@ -192,6 +192,6 @@ def _shard(folder: Path, number: int, size: int) -> SuffixArray:
         except Exception as error:  # a damaged header is read as Python source, which fails in many ways
             raise CorruptFile(f"{path} is missing or damaged: build the datastore again") from error
         if values.shape != (size,) or values.dtype != kind:
-            raise CorruptFile(f"{path} is not what the header of its datastore says: build it again")
+            raise CorruptFile(f"{path} differs from the header of its datastore: build it again")
         found.append(values)
     return SuffixArray(*found)

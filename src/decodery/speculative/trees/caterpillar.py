@@ -26,7 +26,7 @@ SURE = (0.95, 0.8, 0.5)
 @register(
     "caterpillar",
     paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (2024)",
-    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    guarantee="the output distribution is unchanged; siblings are draws without replacement",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..tree_building.growing import Growing
 @register(
     "clover",
     paper="Clover: Regressive Lightweight Speculative Decoding with Sequential Knowledge (2024)",
-    guarantee="the law of the output is unchanged; siblings are deterministic, which every rule verifies",
+    guarantee="the output distribution is unchanged; siblings are deterministic, which every rule verifies",
     lossless=True,
 )
 @dataclass(frozen=True)

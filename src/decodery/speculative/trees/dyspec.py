@@ -23,7 +23,7 @@ from ..tree_building.growing import Growing
 @register(
     "dyspec",
     paper="DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure (2024)",
-    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    guarantee="the output distribution is unchanged; siblings are draws without replacement",
     lossless=True,
 )
 @dataclass(frozen=True)

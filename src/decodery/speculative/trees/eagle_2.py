@@ -19,7 +19,7 @@ from ..tree_building.layers import grow_layers
 @register(
     "eagle-2",
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (2024)",
-    guarantee="the law of the output is unchanged; siblings are deterministic, which every rule verifies",
+    guarantee="the output distribution is unchanged; siblings are deterministic, which every rule verifies",
     lossless=True,
 )
 @dataclass(frozen=True)

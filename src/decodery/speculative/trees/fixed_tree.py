@@ -31,7 +31,7 @@ EAGLE = Template(
 @register(
     "fixed-tree",
     paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (2024)",
-    guarantee="the law of the output is unchanged; siblings are deterministic, which every rule verifies",
+    guarantee="the output distribution is unchanged; siblings are deterministic, which every rule verifies",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..tree_building.growing import Growing
 @register(
     "k-chains",
     paper="SpecTr: Fast Speculative Decoding via Optimal Transport (2023)",
-    guarantee="the law of the output is unchanged; siblings are independent draws",
+    guarantee="the output distribution is unchanged; siblings are independent draws",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..tree_building.template import constant
 @register(
     "rsd-c",
     paper="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement (2024)",
-    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    guarantee="the output distribution is unchanged; siblings are draws without replacement",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def perturbed(above: np.ndarray, reached: np.ndarray) -> np.ndarray:
 @register(
     "rsd-s",
     paper="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement (2024)",
-    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    guarantee="the output distribution is unchanged; siblings are draws without replacement",
     lossless=True,
 )
 @dataclass(frozen=True)

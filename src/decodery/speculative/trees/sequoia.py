@@ -118,7 +118,7 @@ def fastest_tree(
 @register(
     "sequoia",
     paper="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding (2024)",
-    guarantee="the law of the output is unchanged; siblings are draws without replacement",
+    guarantee="the output distribution is unchanged; siblings are draws without replacement",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..tree_building.growing import Growing
     "specinfer",
     paper="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative Inference and "
     "Verification (2024)",
-    guarantee="the law of the output is unchanged; siblings are independent draws",
+    guarantee="the output distribution is unchanged; siblings are independent draws",
     lossless=True,
 )
 @dataclass(frozen=True)

@@ -371,7 +371,9 @@ def test_contexts_are_learned_on_the_command_line(
     assert not ended.value.code
     path = tmp_path / "out" / "contexts.safetensors"
     told = capsys.readouterr()
-    assert f"--drafter auto:warm={path}" in told.out and "on held-out texts the first guess is right" in told.out
+    assert (
+        f"--drafter auto:warm={path}" in told.out and "accuracy of the first prediction on held-out texts" in told.out
+    )
     assert WarmContexts.load(path).facts["corpus"]["texts"] == 24
     with pytest.raises(SystemExit) as ended:
         main([*command, "--texts", "7"])
