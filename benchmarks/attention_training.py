@@ -26,7 +26,6 @@ from torch.nn.functional import cross_entropy
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from decodery.puzzles.chain import Chain
 from decodery.training.attention_maps import (
     COLLAPSED,
     OVERLOADED,
@@ -37,7 +36,8 @@ from decodery.training.attention_maps import (
 )
 from decodery.training.cut import parameters
 from decodery.training.loop import Plan, train
-from decodery.training.puzzle_model import Shape, lesson, random_transformer
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.training.puzzle_model import Shape, lesson, random_transformer
 
 OUT = Path(__file__).parent / "results" / "attention-training.json"
 SHAPE = Shape(64, 4, 4, 112, 256)

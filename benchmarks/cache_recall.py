@@ -2,7 +2,7 @@
 
     python benchmarks/cache_recall.py --out benchmarks/results/cache-recall.json
 
-As `decodery bench --workload long-context` asks it, with pages, blocks and windows that fit a text of 48 tokens: 24
+As `python benchmarks/bench.py long-context` asks it, with pages, blocks and windows that fit a text of 48 tokens: 24
 pairs of one of 8 letters and its figure, and at the end a letter that stood there before. The model (2 layers of 4
 heads) is trained here, in a minute. `known`: the letter is part of the prompt that is compressed; `unknown`: it comes
 after. Even distances and the oracle, which keeps the newest pair of that letter, are the bounds. Nothing is timed.
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from decodery.bench.contexts.bounds import Oracle, Uniform
-from decodery.bench.contexts.recall import Recall
-from decodery.bench.contexts.settings import ORACLE, UNIFORM
 from decodery.llm.resolve_settings import resolve_kv
 from decodery.models.loaders.store import terminal_progress
+from decodery_benchmarks.long_context.bounds import Oracle, Uniform
+from decodery_benchmarks.long_context.recall import Recall
+from decodery_benchmarks.long_context.settings import ORACLE, UNIFORM
 
 BUDGETS = (0.25, 0.5, 0.75)
 POLICIES = (

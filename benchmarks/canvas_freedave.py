@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.canvases.tasks import drawn
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
@@ -29,6 +28,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import run_sync
 from decodery.testing import tiny_transformer
 from decodery.training.lists import LISTS, canvas_length
+from decodery_benchmarks.diffusion.tasks import drawn
 
 DRAFTS = (1, 2, 3, 4, 6, 8)
 CACHES = (",block=HALF,cache=prefix", ",block=HALF,cache=dual")

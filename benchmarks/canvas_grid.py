@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.bench.canvases.tasks import drawn
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
@@ -29,6 +28,7 @@ from decodery.models.loaders.store import write_text
 from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
 from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
+from decodery_benchmarks.diffusion.tasks import drawn
 
 ORDERS = {
     "random": "random", "probability": "static", "margin": "static:measure=margin", "entropy": "static:measure=entropy",

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.bench.canvases.job import kendall, wilson
-from decodery.bench.canvases.tasks import Item, drawn
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.training.learn2pd import fit_filter, labelled
+from decodery_benchmarks.diffusion.job import kendall, wilson
+from decodery_benchmarks.diffusion.tasks import Item, drawn
 
 TASKS = ("json", "copy", "expr")
 LENGTHS = (32, 48, 64)

@@ -21,12 +21,12 @@ import numpy as np
 
 import decodery
 from canvas_grid import PLACES, oracle
-from decodery.bench.canvases.job import kendall
-from decodery.bench.canvases.tasks import Item, drawn
 from decodery.diffusion.canvas import Canvas
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import write_text
 from decodery.training.lists import LISTS, SEVERAL, canvas_length
+from decodery_benchmarks.diffusion.job import kendall
+from decodery_benchmarks.diffusion.tasks import Item, drawn
 
 _DKV = [
     f"static:cache=dkv(refresh={refresh}{delayed})"

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.bench.canvases.figures import totals
-from decodery.bench.canvases.job import measure
-from decodery.bench.canvases.settings import CanvasSettings
 from decodery.models.loaders.store import terminal_progress
 from decodery.training.dscd import Distillation, distil
 from decodery.training.llada_folder import MODEL
 from decodery.training.r2 import Tuning, tune_r2
+from decodery_benchmarks.diffusion.figures import totals
+from decodery_benchmarks.diffusion.job import measure
+from decodery_benchmarks.diffusion.settings import CanvasSettings
 
 TASKS, LETTERS = ("copy", "reverse", "sort", "replace-random", "shuffle"), 10
 METHODS = ("static", "threshold:tau=0.9", "threshold:tau=0.7", "r2", "cad")

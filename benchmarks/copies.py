@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/copies.py [NAME ...]
 
-The original is tiny-1M-chain, which comes along. It writes 400 solutions, of which every twentieth is held out; copies
+The original is tiny-1M-chain. It writes 400 solutions, of which every twentieth is held out; copies
 of it in another form learn from the others for 200 steps of 8 texts. Of each copy, on texts held out: cross-entropy
 against the original in nats, acceptance, the mean of sum min(p, q), and agreement, the share of tokens that both find
 most likely; on 12 other puzzles, greedily, tokens per pass of the original with the copy drafting four at a time. bits:
@@ -34,16 +34,14 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-import decodery
 from decodery.compression.base import reported, transformed
 from decodery.compression.lq_lora import LQLoRA
 from decodery.core.registry import resolve
 from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import tuned
+from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.training.bitnet import TernaryRemaking
@@ -54,9 +52,12 @@ from decodery.training.lesson import judged, lesson
 from decodery.training.loop import Plan, train
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
-from decodery.training.puzzle_model import Shape, predicted, random_transformer
-from decodery.training.puzzle_model import lesson as puzzles_of
 from decodery.training.remade import CopyRecipe, Remade, Remaking, learn
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles.base import drawn
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.training.puzzle_model import Shape, random_transformer
+from decodery_benchmarks.training.puzzle_model import lesson as puzzles_of
 
 ROOT = Path(__file__).parents[1]
 TEXTS, STEPS, BATCH, HELD, DRAFTED = 400, 200, 8, 12, 4
@@ -106,10 +107,10 @@ class Bench:
     """The original, its texts, and what copies are judged by."""
 
     def __init__(self, folder: Path) -> None:
-        self.lm: LLM = decodery.load("tiny-1M-chain")
+        self.lm: LLM = solvers.load("tiny-1M-chain")
         assert isinstance(self.lm.model, Transformer)
         self.model = self.lm.model
-        self.loaded = decodery.models.loaders.load.load("tiny-1M-chain")
+        self.loaded = solvers.load_model("tiny-1M-chain")
         prompts = [self.lm.encode(each, raw=True) for each in islice(drawn(Chain(), "train"), TEXTS)]
         self.corpus: Corpus = write_texts(self.loaded, prompts, folder / "text", max_new_tokens=Chain().length, top=20)
         learned, held = self.corpus.split()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from decodery.bench.judge_theory import best_of_k, chosen, many_samples, one_sample, warm_judge
+from decodery_benchmarks.judge_theory import best_of_k, chosen, many_samples, one_sample, warm_judge
 
 CASES = {"a judge that knows": (0.5, 0.0), "a judge that errs": (1.0, -0.7), "a judge that misleads": (1.0, 2.0)}
 COLD, LUKEWARM, WARM = 0.0, 1.0, 25.0

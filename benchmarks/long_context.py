@@ -1,4 +1,4 @@
-"""What `decodery bench --workload long-context` measures, on passages of this project's documents.
+"""What `python benchmarks/bench.py long-context` measures, on passages of this project's documents.
 
     decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/kv/channels --texts 24
     pages="docs/inference-time-search.md docs/serving.md docs/training.md docs/sampling.md docs/supported-models.md"
@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.contexts.bounds import Oracle, Uniform
-from decodery.bench.contexts.errors import Errors
-from decodery.bench.contexts.measure import Bench as Measured
-from decodery.bench.contexts.measure import measure
-from decodery.bench.contexts.settings import NUMBERS, ORACLE, UNIFORM, spec_of
 from decodery.core.registry import resolve
+from decodery_benchmarks.long_context.bounds import Oracle, Uniform
+from decodery_benchmarks.long_context.errors import Errors
+from decodery_benchmarks.long_context.measure import Bench as Measured
+from decodery_benchmarks.long_context.measure import measure
+from decodery_benchmarks.long_context.settings import NUMBERS, ORACLE, UNIFORM, spec_of
 
 BUDGETS = (0.25, 0.1, 0.5, 1.0)
 PASSAGES = Path(__file__).parent / "texts" / "passages.json"

@@ -29,15 +29,16 @@ from decodery.compression.base import transformed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
+from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.cut import parameters
 from decodery.training.loop import Plan, train
-from decodery.training.puzzle_model import Shape, lesson, predicted, random_transformer
+from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.puzzles.base import drawn
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.training.puzzle_model import Shape, lesson, random_transformer
 
 OUT = Path(__file__).parent / "results" / "mc-moe.json"
 EXPERTS, TAKEN, STEPS, BATCH, HELD, DRAFTED = 8, 2, 200, 16, 6, 4

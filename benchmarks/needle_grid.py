@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.bench.contexts.cases import DEPTHS
-from decodery.bench.contexts.measure import Bench
-from decodery.bench.contexts.settings import ContextSettings
 from decodery.llm.resolve_settings import resolve_kv
+from decodery_benchmarks.long_context.cases import DEPTHS
+from decodery_benchmarks.long_context.measure import Bench
+from decodery_benchmarks.long_context.settings import ContextSettings
 
 FULL = "full"
 KEPT = {FULL: "auto", "full, float16": "float16", "full, int8": "int8"}

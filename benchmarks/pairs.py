@@ -22,12 +22,12 @@ from typing import Any
 import decodery
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.training import one_stack
 from decodery.training.loop import CHECKPOINT
-from decodery.training.one_stack import OneStackRecipe, train_one_stack
-from decodery.training.puzzle_model import SHAPES, Shape
-from decodery.training.seq2seq import Seq2SeqRecipe, right, train_seq2seq
-from decodery.training.transductions import sources, transduction
+from decodery_benchmarks.training import one_stack
+from decodery_benchmarks.training.one_stack import OneStackRecipe, train_one_stack
+from decodery_benchmarks.training.puzzle_model import SHAPES, Shape
+from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, right, train_seq2seq
+from decodery_benchmarks.training.transductions import sources, transduction
 
 OUT = Path(__file__).parent / "results" / "pairs.json"
 KIND = transduction("normalise")

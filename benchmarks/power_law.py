@@ -25,10 +25,10 @@ import torch
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.power_law import PowerLaw, side_by_side
 from decodery.models.torch.transformer import Transformer
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.training.loop import CHECKPOINT
-from decodery.training.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
+from decodery_benchmarks.puzzles import drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.training.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
 
 OUT = Path(__file__).parent / "results" / "power-law.json"
 TEXTS, WRITTEN, DRAFTED = 24, 8, 4

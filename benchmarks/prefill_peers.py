@@ -25,13 +25,13 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.bench.peers import UnavailableError, is_peer
-from decodery.bench.peers.apart import open_apart
-from decodery.bench.peers.base import Order
 from decodery.bench.settings import Settings
-from decodery.bench.subject import Own, Subject
+from decodery.bench.subject import Own, Subject, UnavailableError
 from decodery.bench.workloads import documents
 from decodery.core.machine import describe
+from decodery_benchmarks.peers import peers
+from decodery_benchmarks.peers.apart import open_apart
+from decodery_benchmarks.peers.base import Order
 
 OURS = ("int8", "int8/float16", "int4", "int4/float16")
 PEERS = ("llama.cpp", "llama.cpp-q8", "openvino")
@@ -93,9 +93,9 @@ def main() -> None:
     known |= {"tokens": options.tokens, "machine": describe(), "packages": packages()}
     subjects: dict[str, Subject] = {}
     for name in options.programs:
-        dtype, _, kept = ("int8" if is_peer(name) else name).partition("/")
+        dtype, _, kept = ("int8" if name in peers() else name).partition("/")
         lm = decodery.load(options.model, dtype=dtype, kv_dtype=kept or "auto")
-        if not is_peer(name):
+        if name not in peers():
             subjects[name] = Own(lm, "none", 0.0)
             continue
         try:
@@ -109,7 +109,7 @@ def main() -> None:
         number, found = len(known["rounds"]), dict[str, Any]()
         known["rounds"].append(found)
         for name, subject in subjects.items():
-            process = subject.process.pid if is_peer(name) else os.getpid()  # type: ignore[attr-defined]
+            process = subject.process.pid if name in peers() else os.getpid()  # type: ignore[attr-defined]
             text = prompt(lm, options.tokens, number)
             found[name] = measured(
                 process,

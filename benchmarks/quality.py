@@ -26,9 +26,9 @@ import torch
 from rich.progress import track
 
 import decodery
-from decodery.bench.peers.base import checkpoint
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
+from decodery_benchmarks.peers.base import checkpoint
 
 WINDOW = 512
 

@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.bench.searches.figures import RESAMPLES, interval
-from decodery.bench.searches.pools import Sampling, estimated
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
@@ -37,6 +35,8 @@ from decodery.search.answers import Answers
 from decodery.search.base import Search
 from decodery.step.scorer import Scorer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
+from decodery_benchmarks.searches.figures import RESAMPLES, interval
+from decodery_benchmarks.searches.pools import Sampling, estimated
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"

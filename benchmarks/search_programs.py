@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.bench.searches.figures import RESAMPLES, interval
-from decodery.bench.searches.pools import Sampling, estimated
 from decodery.scorers import LogProbability, ProgramTests
 from decodery.scorers.sandbox import Sandbox
 from decodery.search import IAD, PGTD, AdaptiveSampling, BestOfN
 from decodery.search.base import Search
+from decodery_benchmarks.searches.figures import RESAMPLES, interval
+from decodery_benchmarks.searches.pools import Sampling, estimated
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.search.answers import vote
+from decodery_benchmarks.searches.figures import RESAMPLES, interval
 
 _SUBSETS, _DROP = 200, 0.5
 

@@ -6,7 +6,7 @@ Texts that smollm2 in int8 has drawn (temperature 1), three quarters to learn fr
 one after it, told apart among the 1,000 commonest tokens and one more for all others, which can only bring
 distributions nearer. Probes of one size predict V from W alone, and from W and the model's state before W, after
 several of its layers and at random; they are taught the model's own distribution of V. For each, on held-out text: its
-mean KL from the model, which is at least J (see `decodery.bench.surplus`); the acceptance that this promises by
+mean KL from the model, which is at least J (see `decodery_benchmarks.surplus`); the acceptance that this promises by
 Pinsker's and Jensen's inequalities, and that of drawn drafts, measured; the entropy of what it draws from, and of the
 model's. gain: by how many nats the state is better, an estimate of the surplus. Beside them closed forms: how the
 promise stands to the truth on 1,000 random sources of second order. Counts, no times. Writes
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.surplus import Surplus, floor, of_chain
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
+from decodery_benchmarks.surplus import Surplus, floor, of_chain
 
 OUT = Path(__file__).parent / "results" / "surplus.json"
 PROMPTS = (

@@ -5,9 +5,9 @@
 The original is smollm2 in bfloat16. Each of `COPIES` takes its place; "3 bits drafting" is the original drafted for by
 its 3-bit copy, which must change nothing, and "3 bits, typical" the same under a lossy rule, in texts drawn at
 temperature 1 on both sides, as that rule leaves greedy texts as they are. Figures that cannot move are marked with the
-reason. Everything is compared item by item with the original; see `decodery.bench.trust`. Copies that are calibrated
-are made three times, of other pages of docs/. Counts alone, no times. Writes benchmarks/results/trust.json; rows that
-are there already are not measured again.
+reason. Everything is compared item by item with the original; see
+`decodery_benchmarks.trust`. Copies that are calibrated are made three times, of other pages of docs/. Counts alone,
+no times. Writes benchmarks/results/trust.json; rows that are there already are not measured again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.bench.trust.measures import Asked, Subject, measured
-from decodery.bench.trust.report import report
 from decodery.compression.base import transformed
 from decodery.core.registry import resolve
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.trust.measures import Asked, Subject, measured
+from decodery_benchmarks.trust.report import report
 from transforms import pieces
 
 ROOT = Path(__file__).parents[1]

@@ -38,8 +38,6 @@ from decodery.engine.request import Request
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
-from decodery.puzzles import drawn
-from decodery.puzzles.alphabet import encoded
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -50,6 +48,11 @@ from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn
+from decodery_benchmarks.puzzles.alphabet import encoded
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-joint.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -113,7 +116,7 @@ def sums(count: int) -> list[list[int]]:
 
 
 def chain(options: argparse.Namespace) -> Pair:
-    target, twin = load(small.TARGET).model, load(small.TARGET).model
+    target, twin = solvers.load_model(small.TARGET).model, solvers.load_model(small.TARGET).model
     return target, sums(4 * options.questions), orders(str(options.work / "draft"), twin, options.work)
 
 

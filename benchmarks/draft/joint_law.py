@@ -10,10 +10,12 @@ benchmarks/results/draft-sweep-both.json; nothing is measured again.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from decodery.bench.scaling import joint_report
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.scaling import joint_report
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -13,9 +13,11 @@ import pytest
 from tiny_scripts import FOLDER, apart, run
 
 SCRIPTS = sorted(
-    str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") if path.parent.name not in ("gpu", "llama_cpp")
+    str(path.relative_to(FOLDER))
+    for path in FOLDER.rglob("*.py")
+    if path.parent.name not in ("gpu", "llama_cpp") and "decodery_benchmarks" not in path.parts
 )
-"""All but the kit for GPUs, which has tests of its own, and what stands in for another package."""
+"""All but the kit for GPUs, which has tests of its own, what stands in for another package, and the package of all."""
 TEXTS = {name: (FOLDER / name).read_text("utf-8") for name in SCRIPTS}
 PROGRAMS = [name for name, text in TEXTS.items() if "argparse" in text and "def main" in text]
 
@@ -28,7 +30,7 @@ def imported(script: str) -> list[tuple[str, str]]:
             found += [(each.name, "") for each in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [(node.module, each.name) for each in node.names]
-    return [(module, name) for module, name in found if module.partition(".")[0] == "decodery"]
+    return [(module, name) for module, name in found if module.partition(".")[0] in ("decodery", "decodery_benchmarks")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -18,7 +18,7 @@ LEAST = 0.95
 
 def ways(name: str) -> str:
     """What a pass may write without loss, task by task."""
-    from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
+    from decodery_benchmarks.diffusion.figures import adaptivity_gap, fastest, totals
 
     found = load(name)
     settings, rows = found["settings"], found["rows"]
@@ -46,7 +46,7 @@ def _shares(rows: list[dict[str, Any]], method: str) -> dict[str, str]:
 
 
 def _share(right: int, count: int) -> str:
-    from decodery.bench.canvases.job import wilson
+    from decodery_benchmarks.diffusion.job import wilson
 
     low, high = wilson(right, count)
     return f"{right / count:.3f} ({low:.3f} to {high:.3f})"
@@ -172,7 +172,7 @@ def adaptation() -> str:
 
 def canvas_experts(name: str) -> str:
     """What canvases that share experts get right, and how many experts their passes read."""
-    from decodery.bench.canvases.job import wilson
+    from decodery_benchmarks.diffusion.job import wilson
 
     found = load(name)
     layers, lines = found["model"]["layers"], []

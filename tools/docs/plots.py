@@ -12,7 +12,7 @@ from typing import Any
 from figures import ROOT, load, recorded
 from filling import SEVERAL
 
-from decodery.bench import scaling
+from decodery_benchmarks import scaling
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from figures import ROOT, load, recorded, table
 
-from decodery.bench.contexts.figures import plot, tables
-from decodery.bench.contexts.settings import BOUNDS
+from decodery_benchmarks.long_context.figures import plot, tables
+from decodery_benchmarks.long_context.settings import BOUNDS
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,26 +26,15 @@ FORMAT = 1
 _MOST_BYTES = 1 << 28
 
 BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
-SEARCH, MONITORS, CANVASES, CONTEXTS = "search", "monitors", "canvases", "contexts"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
 _LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
-_SEARCH: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list}
-_MONITORS = _SEARCH | {"acts": list, "notes": list, "done": dict}
-_FIELDS = {
-    BENCHMARK: _BENCHMARK,
-    PASSES: _PASSES,
-    LOAD: _LOAD,
-    SEARCH: _SEARCH,
-    MONITORS: _MONITORS,
-    CANVASES: _SEARCH,
-    CONTEXTS: _SEARCH | {"full": dict},
-}
+Kinds = Mapping[str, Mapping[str, type]]
+KINDS: Kinds = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD}
+"""By kind of result: fields that every one has, and what they are."""
 
 Result = dict[str, Any]
-"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
-`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases,
-`contexts.job` for cache policies."""
+"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers."""
 
 
 def make_result(
@@ -141,8 +130,8 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def read(path: Path) -> Result:
-    """The result in a file, or in the results.json of a folder; raises CorruptFile where there is none."""
+def read(path: Path, kinds: Kinds = KINDS) -> Result:
+    """The result in a file, or in the results.json of a folder; raises CorruptFile where it is of no such kind."""
     path = path / "results.json" if path.is_dir() else path
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -153,7 +142,7 @@ def read(path: Path) -> Result:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    wanted = _FIELDS.get(str(kind))
+    wanted = kinds.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
     if result.get("format") != FORMAT:
@@ -171,21 +160,14 @@ def require_load(result: Result) -> Result:
     return require(result, LOAD)
 
 
-_HOLDS = {
-    BENCHMARK: "a benchmark of methods",
-    PASSES: "costs of passes",
-    LOAD: "the load of a server",
-    SEARCH: "a benchmark of searches",
-    MONITORS: "a benchmark of monitors",
-    CANVASES: "a benchmark of ways of filling canvases",
-    CONTEXTS: "a benchmark of cache policies",
-}
+_HOLDS = {BENCHMARK: "a benchmark of methods", PASSES: "costs of passes", LOAD: "the load of a server"}
 
 
 def require(result: Result, kind: str) -> Result:
     """The result itself if it is of this kind; raises CorruptFile for another."""
     if result["kind"] != kind:
-        raise CorruptFile(f"that file holds {_HOLDS[result['kind']]}, not {_HOLDS[kind]}: give another results.json")
+        found, wanted = (_HOLDS.get(each, f"a benchmark of {each}") for each in (result["kind"], kind))
+        raise CorruptFile(f"that file holds {found}, not {wanted}: give another results.json")
     return result
 
 

@@ -20,7 +20,7 @@ from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
 
-_MADE = "make one with `decodery train prm -m MODEL`"
+_MADE = "make one with `decodery train text-prm TEXTS -m MODEL`"
 _SHAPES = {"inner.weight": 2, "inner.bias": 1, "outer.weight": 1, "outer.bias": 0}
 
 __all__ = ["ProcessHead"]
@@ -59,14 +59,14 @@ class ProcessHead:
     "process-reward",
     paper="Let's Verify Step by Step (2023)",
     guarantee="as good as its training",
-    requirements=("a head made by decodery train prm",),
+    requirements=("a head made by decodery train text-prm",),
 )
 @dataclass(frozen=True)
 class ProcessReward(Scorer):
     """Scores beginnings and answers by the chance of ending rightly that a trained head reads off their last token.
 
-    head: a file made by `decodery train prm`, or a `ProcessHead`. It asks the model for that token's state, so that
-    every search can use it: one row per candidate, where the rest is read already.
+    head: a file made by `decodery train text-prm`, or a `ProcessHead`. It asks the model for that token's state, so
+    that every search can use it: one row per candidate, where the rest is read already.
     """
 
     head: ProcessHead | str
@@ -91,7 +91,7 @@ class ProcessReward(Scorer):
                 f"this process reward head reads {width} numbers after layer {head.tap}, and the model has "
                 f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
             )
-        advice = "train one for it with `decodery train prm -m MODEL`"
+        advice = "train one for it with `decodery train text-prm TEXTS -m MODEL`"
         refuse_other("this process reward head", head.model, model, advice)
 
     def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:

@@ -15,7 +15,7 @@ from decodery.models.loaders.fields import Listed, Number, Text, Whole
 from decodery.models.protocol import Reader
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered
 
-MADE = "make one with `decodery train compute-optimal`"
+MADE = "make one with `python benchmarks/train.py compute-optimal`"
 _MOST = 1 << 12
 """The most strategies, budgets, bins and probes there may be."""
 _FACTS = {

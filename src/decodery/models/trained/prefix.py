@@ -17,6 +17,7 @@ from ..config import ModelConfig
 from ..protocol import LanguageModel
 from .artifact import Artifact, remembered
 
+WEIGHTS = "prefixes.safetensors"
 _KIND = "set of learned prefixes"
 
 
