@@ -23,7 +23,7 @@ from decodery.core.registry import Method
 from decodery.llm.readiness import readiness
 from decodery.testing import tiny_transformer
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
 # Beside this file, wherever it is run from.
 import alike
 import api_reference

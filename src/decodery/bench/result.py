@@ -160,14 +160,10 @@ def require_load(result: Result) -> Result:
     return require(result, LOAD)
 
 
-_HOLDS = {BENCHMARK: "a benchmark of methods", PASSES: "costs of passes", LOAD: "the load of a server"}
-
-
 def require(result: Result, kind: str) -> Result:
     """The result itself if it is of this kind; raises CorruptFile for another."""
     if result["kind"] != kind:
-        found, wanted = (_HOLDS.get(each, f"a benchmark of {each}") for each in (result["kind"], kind))
-        raise CorruptFile(f"that file holds {found}, not {wanted}: give another results.json")
+        raise CorruptFile(f"that result is of the kind {result['kind']!r}, not {kind!r}: give another results.json")
     return result
 
 

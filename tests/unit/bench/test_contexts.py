@@ -110,8 +110,8 @@ def test_an_interrupted_benchmark_goes_on_and_draws_both_lines(tmp_path: Path, m
     # Both lines in every panel, and in the legend.
     assert drawn.count("stroke-dasharray") == 2 * (len(panels) + 1)
     assert (tmp_path / "budgets.svg").read_text() == drawn and "<svg" in (tmp_path / "report.html").read_text()
-    with pytest.raises(CorruptFile, match="holds a benchmark of cache policies, not a benchmark of monitors"):
-        result.require(earlier, result.MONITORS)
+    with pytest.raises(CorruptFile, match="of the kind 'contexts', not 'monitors'"):
+        result.require(earlier, kinds.MONITORS)
 
 
 def test_what_was_made_for_one_model_is_measured_on_that_one_alone(tmp_path: Path) -> None:

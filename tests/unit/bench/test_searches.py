@@ -115,7 +115,7 @@ def test_results_are_shown_and_read_again(measured: tuple[result.Result, Path]) 
     text = (out / "report.html").read_text()
     assert '"kind": "search"' in text and "searchPage" in text
     assert "| weighted-vote | hackable | 3 |" in report.table(found)
-    with pytest.raises(CorruptFile, match="a benchmark of searches"):
+    with pytest.raises(CorruptFile, match="of the kind 'search'"):
         result.require_benchmark(kinds.read(out))
 
 

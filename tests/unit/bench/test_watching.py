@@ -98,8 +98,8 @@ def test_an_interrupted_benchmark_goes_on_and_shows_all(tmp_path: Path, monkeypa
     text, page = report.table(whole), (tmp_path / "report.html").read_text()
     assert "| heads | sae | 0." in text and "| codes | </script> | 0.250 |  |" in text and text.endswith("codes: noted")
     assert "monitorsPage" in page and "</script> " not in page and "done" not in result.summary(whole)
-    with pytest.raises(CorruptFile, match="holds a benchmark of monitors, not a benchmark of searches"):
-        result.require(earlier, result.SEARCH)
+    with pytest.raises(CorruptFile, match="of the kind 'monitors', not 'search'"):
+        result.require(earlier, kinds.SEARCH)
     with pytest.raises(SettingsError, match=f"testbeds of monitors are {', '.join(TESTBEDS)}"):
         WatchSettings(methods=("heads", "tails"))
 

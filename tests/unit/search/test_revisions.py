@@ -7,10 +7,11 @@ import re
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.scorers import PuzzleExamples, TextScore
+from decodery.scorers import TextScore
 from decodery.search import IAD, Revisions, WeightedVote
 from decodery.testing.scripted import Asked, Said, ScriptedLM
 from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.scorers import PuzzleExamples
 
 SECOND = TextScore(lambda text: float(text.split()[-1]))
 """A text is its answer and, after it, what it is worth."""
