@@ -115,7 +115,7 @@ def lengths(given: argparse.Namespace) -> dict[str, Any]:
         "questions": len(questions),
         "of_at_most_tokens": MOST,
         "new_tokens": given.new,
-        "machine": {"rows": curve.rows, "pass_milliseconds": [round(1e3 * each, 2) for each in curve.times]},
+        "passes": {"rows": curve.rows, "pass_milliseconds": [round(1e3 * each, 2) for each in curve.times]},
     }
 
     def seconds(rows: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from figures import load, runs_of, table, table_of
+from figures import load, table, table_of
 
 from decodery.training.lists import SEVERAL
 
@@ -74,7 +74,7 @@ _FREE = "free"
 def grid() -> str:
     """Order, passes and blocks, of a model and of an oracle."""
     found = load("canvas-grid")
-    rows, facts = found["rows"], found["facts"]
+    rows, facts = found["rows"], found["settings"]
     parts = [f"`{found['command']}`: {facts['prompts']} prompts of each task, canvases of {facts['places']} places."]
     for title, several in (("with one answer", False), ("with several answers", True)):
         cells: dict[str, dict[str, str]] = {}
@@ -128,14 +128,14 @@ def held(name: str) -> str:
     """What a constraint changes, and what it takes."""
     found = load(name)
     return (
-        f"Figures: `{found['command']}`, {found['facts']['prompts']} prompts held out.\n\n{table_of(found['results'])}"
+        f"Figures: `{found['command']}`, {found['settings']['prompts']} prompts held out.\n\n{table_of(found['rows'])}"
     )
 
 
 def handoff() -> str:
     """What a canvas is worth by how many of its passes are the better model's, and which."""
     found = load("canvas-handoff")
-    runs, passes = runs_of(found), found["passes"]
+    runs, passes = found["rows"], found["passes"]
     counts = sorted({int(name.split()[-1]) for name in runs} - {0, passes})
 
     def told(name: str) -> str:
@@ -153,20 +153,20 @@ def handoff() -> str:
 def canvas_training() -> str:
     """What training on its own decoding brings, beside a control."""
     found = load("canvas-training")
-    facts = found["facts"]
+    facts = found["settings"]
     return (
         f"`{found['command']}`: {facts['steps']:,} steps each, one seed, {facts['prompts']} prompts of each task.\n\n"
-        + table_of(found["results"])
+        + table_of(found["rows"])
     )
 
 
 def adaptation() -> str:
     """What an adapted model gets right."""
     found = load("adaptation")
-    facts = found["facts"]
+    facts = found["settings"]
     return (
         f"`{found['command']}`: {facts['prompts']} lists held out; the training took {facts['minutes']:g} minutes of "
-        f"one core.\n\n" + table_of(found["results"])
+        f"one core.\n\n" + table_of(found["rows"])
     )
 
 
@@ -192,7 +192,7 @@ def canvas_experts(name: str) -> str:
 def canvas_cost() -> str:
     """Times of a canvas by way of filling, and in company."""
     found = load("canvas-cost")
-    facts = found["facts"]
+    facts = found["settings"]
     rows = [
         [
             f"`{name}`" if ":" in name else name,
@@ -201,10 +201,10 @@ def canvas_cost() -> str:
             f"{each['beside']:.1%}",
             *(f"{each[key]:.0f}" for key in ("passes", "rows", "pairs")),
         ]
-        for name, each in found["results"].items()
+        for name, each in found["rows"].items()
     ]
     return (
-        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads: canvases of "
+        f"`{found['command']}` on {found['machine']['processor']}, {found['machine']['threads']} threads: canvases of "
         f"{facts['places']} places behind {facts['prompt']} tokens, {facts['rounds']} rounds in turns.\n\n"
         + table(["", "ms a canvas", "of the first of its kind", "beside the passes", "passes", "rows", "pairs"], rows)
     )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,8 @@ from .rows import make_rows
 from .settings import Settings
 from .structured import Schema
 
-FORMAT = 1
+SCHEMA = 1
+"""Of result files; every file has these fields first, see `stamp`."""
 _MOST_BYTES = 1 << 28
 
 BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
@@ -35,6 +40,32 @@ KINDS: Kinds = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD}
 
 Result = dict[str, Any]
 """See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers."""
+
+
+def stamp(kind: str) -> Result:
+    """How, when and where a result was made. commit: of the working tree that this package lies in, else None."""
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(),
+    }
+
+
+@cache
+def _commit() -> str | None:
+    folder = Path(__file__).parent
+    try:
+        # Only of this project's own repository: an installed package may lie in another one.
+        command = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
+        if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+            return None
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 def make_result(
@@ -58,12 +89,9 @@ def make_result(
     """
     config = lm.model.config
     return {
-        "format": FORMAT,
-        "kind": BENCHMARK,
+        **stamp(BENCHMARK),
         "complete": complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
-        "machine": describe(),
         "model": {
             "name": lm.name,
             "dtype": lm.dtype,
@@ -92,12 +120,9 @@ def heading(
     """What a result of one loaded model says before its rows. before: the interrupted one it goes on from."""
     config = lm.model.config
     return {
-        "format": FORMAT,
-        "kind": kind,
+        **stamp(kind),
         "complete": complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds + (0.0 if before is None else float(before["seconds"])), 1),
-        "machine": describe(),
         "model": {"name": lm.name, "dtype": lm.dtype, "layers": config.num_layers, "hidden_size": config.hidden_size},
         "settings": settings,
     }
@@ -145,8 +170,8 @@ def read(path: Path, kinds: Kinds = KINDS) -> Result:
     wanted = kinds.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
-    if result.get("format") != FORMAT:
-        raise CorruptFile(f"{path} has the format {result.get('format')!r}, this version reads {FORMAT}: run it again")
+    if result.get("schema") != SCHEMA:
+        raise CorruptFile(f"{path} has the schema {result.get('schema')!r}, this version reads {SCHEMA}: run it again")
     return result
 
 

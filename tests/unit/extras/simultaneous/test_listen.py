@@ -212,7 +212,7 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
 
 def test_what_cannot_be_listened_to_is_refused() -> None:
     for model in (tiny_transformer(0), tiny_encoder_decoder()):
-        with pytest.raises(SettingsError, match="train seq2seq"):
+        with pytest.raises(SettingsError, match=r"train\.py seq2seq"):
             Stream.of(model, ENDS)
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
         run_sync(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
