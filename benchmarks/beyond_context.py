@@ -21,6 +21,7 @@ import decodery
 from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_kv
 from decodery.models.batch import Batch, Segment
+from decodery_benchmarks.results import begun_result, write_result
 
 STRETCH, CHUNK = 2048, 256
 WAYS = ("none", "streaming-llm")
@@ -37,7 +38,7 @@ def main() -> None:
     tokens = text(lm, options.data)[: options.tokens + 1]
     if len(tokens) <= options.tokens:
         raise SystemExit(f"the passages have {len(tokens)} tokens: ask for fewer than that by --tokens")
-    known: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"ways": {}}
+    known: dict[str, Any] = begun_result(options.out)
     known |= {
         "command": "python benchmarks/beyond_context.py --data ../shared/data "
         "--out benchmarks/results/beyond-context.json",
@@ -46,10 +47,10 @@ def main() -> None:
         "stretch": STRETCH,
     }
     for way in WAYS:
-        if way not in known["ways"]:
-            known["ways"][way] = read(lm, way, tokens)
-            print(way, known["ways"][way], flush=True)
-            options.out.write_text(json.dumps(known, indent=1) + "\n")
+        if way not in known["rows"]:
+            known["rows"][way] = read(lm, way, tokens)
+            print(way, known["rows"][way], flush=True)
+            write_result(options.out, known)
 
 
 def text(lm: LLM, data: Path) -> list[int]:

@@ -55,6 +55,7 @@ from decodery_benchmarks import solvers
 from decodery_benchmarks.puzzles import drawn
 from decodery_benchmarks.puzzles.alphabet import encoded
 from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import begun_result, write_result
 
 COMMAND = "python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json"
 TEXTS, TRIED = 160, 40
@@ -323,12 +324,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*parts, *others])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    known = begun_result(arguments.out)
     known["command"] = COMMAND
     for name in arguments.only:
-        known[name] = parts[name](tiny(), arguments.work) if name in parts else others[name]()
+        known["summary"][name] = parts[name](tiny(), arguments.work) if name in parts else others[name]()
         print(name, json.dumps(known[name]), flush=True)
-        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_result(arguments.out, known)
 
 
 if __name__ == "__main__":

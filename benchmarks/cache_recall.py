@@ -11,7 +11,6 @@ after. Even distances and the oracle, which keeps the newest pair of that letter
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from decodery.models.loaders.store import terminal_progress
 from decodery_benchmarks.long_context.bounds import Oracle, Uniform
 from decodery_benchmarks.long_context.recall import Recall
 from decodery_benchmarks.long_context.settings import ORACLE, UNIFORM
+from decodery_benchmarks.results import write_result
 
 BUDGETS = (0.25, 0.5, 0.75)
 POLICIES = (
@@ -48,7 +48,7 @@ def main() -> None:
                 found.setdefault(policy, {})[str(budget)] = recall.of(kv)
             print(policy, found[policy], flush=True)
     command = "python benchmarks/cache_recall.py --out benchmarks/results/cache-recall.json"
-    arguments.out.write_text(json.dumps({"command": command, "seed": arguments.seed, "found": found}, indent=1) + "\n")
+    write_result(arguments.out, {"command": command, "seed": arguments.seed, "rows": found})
 
 
 if __name__ == "__main__":

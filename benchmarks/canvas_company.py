@@ -22,7 +22,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from decodery.core.machine import describe
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.texts import fill_all
@@ -31,6 +30,7 @@ from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
 from decodery.training.diffusion import Recipe, untrained
 from decodery.training.llada_folder import write_llada
+from decodery_benchmarks.results import begun_result, write_result
 
 PROMPT, PLACES, TOGETHER = 32, 16, 16
 WHOLE, BLOCKS = "static:steps=4", "static:cache=prefix"
@@ -46,9 +46,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds, "machine": describe()}
+    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds}
     command = f"python benchmarks/canvas_company.py --out {given.out}"
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    rows = list(begun_result(given.out)["rows"])
     done = {(row["model"], row["dtype"], row["way"]) for row in rows}
     for name, dtype, way in (case for case in CASES if case not in done):
         model = made(name, dtype, 4 if way == BLOCKS else None)
@@ -63,7 +63,7 @@ def main() -> None:
             "ratio": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2),
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
-        given.out.write_text(json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+        write_result(given.out, {"command": command, "settings": facts, "rows": rows})
 
 
 @cache

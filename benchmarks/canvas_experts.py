@@ -25,11 +25,11 @@ from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import ForwardResult, answer
 from decodery.training.diffusion import Recipe, held_out
 from decodery.training.lists import VOCABULARY, Example, canvas_length
+from decodery_benchmarks.results import begun_result, write_result
 
 TASKS = ("copy", "reverse", "sort", "replace-random", "shuffle")
 BLOCKS = (2, 4, 8, None)
@@ -54,7 +54,7 @@ def main() -> None:
     command = (
         f"python benchmarks/canvas_experts.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    rows = list(begun_result(given.out)["rows"])
     done = {(row["block"], row["shared"]) for row in rows}
     for block in BLOCKS:
         for shared in SHARED:
@@ -62,7 +62,7 @@ def main() -> None:
                 rows.append({"block": block, "shared": shared, **measured(lm, block, shared, items, given.letters)})
                 print(json.dumps(rows[-1]), flush=True)
                 facts = {"prompts": given.prompts, "experts": lm.model.config.experts}
-                write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+                write_result(given.out, {"command": command, "settings": facts, "rows": rows})
 
 
 def measured(lm: LLM, block: int | None, shared: str, items: list[Example], letters: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ published. Interrupted, it goes on with the ways that are still to be measured. 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -24,11 +23,11 @@ from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
 from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
 from decodery_benchmarks.diffusion.tasks import drawn
+from decodery_benchmarks.results import begun_result, write_result
 
 ORDERS = {
     "random": "random", "probability": "static", "margin": "static:measure=margin", "entropy": "static:measure=entropy",
@@ -53,15 +52,14 @@ def main() -> None:
     command = (
         f"python benchmarks/canvas_grid.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    rows = list(begun_result(given.out)["rows"])
     done = {row["method"] for row in rows}
     ways = [way for way in named() if way not in done]
     for number, way in enumerate(ways):
         print(number, len(ways), way, flush=True)
         rows += model_rows(lm, way, given.prompts, given.letters)
         rows += [oracle(way, task, given.prompts) for task in LISTS]
-        found = json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1)
-        write_text(given.out, found + "\n")
+        write_result(given.out, {"command": command, "settings": facts, "rows": rows})
 
 
 def named() -> Iterator[str]:

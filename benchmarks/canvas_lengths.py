@@ -19,10 +19,10 @@ import numpy as np
 
 import decodery
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.training.learn2pd import fit_filter, labelled
 from decodery_benchmarks.diffusion.job import kendall, wilson
 from decodery_benchmarks.diffusion.tasks import Item, drawn
+from decodery_benchmarks.results import begun_result, write_result
 
 TASKS = ("json", "copy", "expr")
 LENGTHS = (32, 48, 64)
@@ -49,20 +49,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     lm = decodery.load(given.folder, dtype="float32", device="cpu")
-    known = json.loads(given.out.read_text()) if given.out.is_file() else {}
-    facts = known.get("facts") or {
+    known = begun_result(given.out)
+    facts = known["settings"] or {
         "prompts": given.prompts, "letters": given.letters, "filter": trained(lm, given.letters, given.work / "filter"),
     }  # fmt: skip
     settings = f"--letters {given.letters} --prompts {given.prompts}"
     command = f"python benchmarks/canvas_lengths.py DIR --work DIR {settings} --out {given.out}"
-    rows = known.get("rows", [])
+    rows = list(known["rows"])
     done, items = {(row["way"], row["places"]) for row in rows}, drawn(TASKS, given.prompts, given.letters, 0)
     for places in LENGTHS:
         for way in WAYS:
             if (way, places) not in done:
                 rows += measured(lm, way, way.replace("FILTER", str(given.work / "filter")), places, items)
                 print(json.dumps(rows[-1]), flush=True)
-                write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+                write_result(given.out, {"command": command, "settings": facts, "rows": rows})
 
 
 def trained(lm: LLM, letters: int, path: Path) -> dict[str, float]:

@@ -23,10 +23,10 @@ import decodery
 from canvas_grid import PLACES, oracle
 from decodery.diffusion.canvas import Canvas
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.training.lists import LISTS, SEVERAL, canvas_length
 from decodery_benchmarks.diffusion.job import kendall
 from decodery_benchmarks.diffusion.tasks import Item, drawn
+from decodery_benchmarks.results import begun_result, write_result
 
 _DKV = [
     f"static:cache=dkv(refresh={refresh}{delayed})"
@@ -74,7 +74,7 @@ def main() -> None:
     command += f"--out {given.out}"
     places = given.places or canvas_length(tasks, given.letters)
     facts = {"prompts": given.prompts, "places": places}
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else {}
+    rows = begun_result(given.out)["rows"]
     chosen = given.of.split(",") if given.of else WAYS
     ways = [way for way in dict.fromkeys(way for each in chosen for way in WAYS[each]) if way not in rows]
     reference: list[Filled] = []
@@ -91,7 +91,7 @@ def main() -> None:
         else:
             rows[way] = of_oracle([oracle(way, task, given.prompts) for task in LISTS])
         print(way, json.dumps(rows[way]), flush=True)
-        write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+        write_result(given.out, {"command": command, "settings": facts, "rows": rows})
 
 
 def of_oracle(tasks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ from decodery.training.remade import CopyRecipe, Remade, Remaking, learn
 from decodery_benchmarks import solvers
 from decodery_benchmarks.puzzles.base import drawn
 from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import begun_result, write_result
 from decodery_benchmarks.training.puzzle_model import Shape, random_transformer
 from decodery_benchmarks.training.puzzle_model import lesson as puzzles_of
 
@@ -178,15 +179,15 @@ def main() -> None:
         "--work", type=Path, help="where trainings are kept, to go on from; a folder of its own if none"
     )
     args = parser.parse_args()
-    results = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}, "scratch": {}}
+    results = begun_result(args.out)
     results |= {"command": "python benchmarks/copies.py", "texts": TEXTS, "steps": STEPS}
     with TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
         bench = Bench(work)
         every = [*UNTRAINED, *TRAINED, *ADAPTED, *SCRATCH]
         for name in args.names or every:
-            group = "scratch" if name in SCRATCH else "rows"
-            if name in results[group]:
+            known = results["summary"].setdefault("scratch", {}) if name in SCRATCH else results["rows"]
+            if name in known:
                 continue
             folder = work / str(every.index(name))
             if name in UNTRAINED:
@@ -197,8 +198,8 @@ def main() -> None:
                 row = bench.adapted(*ADAPTED[name], folder)
             else:
                 row = scratch(*SCRATCH[name], folder)
-            results[group][name] = row
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+            known[name] = row
+            write_result(args.out, results)
             shutil.rmtree(folder, ignore_errors=True)
             print(name, json.dumps(row), file=sys.stderr, flush=True)
 

@@ -31,6 +31,7 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery_benchmarks.puzzles.alphabet import encoded
 from decodery_benchmarks.puzzles.base import drawn
 from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "ffn-split.json"
 CHAIN, EXPERTS = 4, 8
@@ -99,8 +100,8 @@ def main(model: str, texts: int) -> None:
                 "multiply-adds": round(report.after.macs / report.before.macs, 3),
             }
             click.echo(json.dumps({f"{active} {by}": rows[f"{active} of {EXPERTS}, {by}"]}))
-    made = {"command": f"python benchmarks/ffn_split.py {Path(model).name}", "texts": texts, **rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = {"command": f"python benchmarks/ffn_split.py {Path(model).name}", "texts": texts, "rows": rows}
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from decodery.training.calm import rouge_l
 from decodery.training.hamburger import MODEL
 from decodery_benchmarks import solvers
 from decodery_benchmarks.puzzles import drawn, puzzle
+from decodery_benchmarks.results import begun_result, write_result
 from decodery_benchmarks.training.solving import text_of
 
 RESULTS = Path(__file__).parent / "results" / "hamburger.json"
@@ -132,8 +133,9 @@ def main() -> None:
         "head in layers": round(head, 3),
         "runs": {name: {key: round(value, 4) for key, value in each.items()} for name, each in runs.items()},
     }
-    known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
-    RESULTS.write_text(json.dumps({**known, options.model: found}, indent=1) + "\n", "utf-8")
+    known = begun_result(RESULTS)
+    known["rows"][options.model] = found
+    write_result(RESULTS, known)
 
 
 def open_group(text: Decoded) -> bool:

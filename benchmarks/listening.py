@@ -25,6 +25,7 @@ from decodery.extras.simultaneous.base import SimultaneousPolicy, Stream, listen
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.forward_request import run_sync
 from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.training.transductions import sources, transduction
 
 WAYS = (
@@ -95,7 +96,7 @@ def main(model: str, texts: int, sizes: tuple[int, ...]) -> None:
         "wrong with the whole source": round(float(np.mean(wrong)), 3),
         "rows": found,
     }
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["wrong with the whole source"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ texts must be the same. Counts, no times. Writes benchmarks/results/localist.jso
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 import decodery
 from decodery.kv_cache.localist import Localist
+from decodery_benchmarks.results import write_result
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "localist.json"
@@ -64,7 +64,7 @@ def main() -> None:
                 raise SystemExit(f"drafts with a dial of {dial} change the text")
             row = {"tokens per pass": rate, "read": share(method, args.prompt, args.new)}
             results["rows"][f"dial {dial:g}, blocks of {block}"] = row
-            OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_result(OUT, results)
             print(dial, block, row, flush=True)
 
 

@@ -38,6 +38,7 @@ from decodery.training.loop import Plan, train
 from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
 from decodery_benchmarks.puzzles.base import drawn
 from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.training.puzzle_model import Shape, lesson, random_transformer
 
 OUT = Path(__file__).parent / "results" / "mc-moe.json"
@@ -159,7 +160,7 @@ def main() -> None:
             rows[name]["bits"] = report.bits
         print(name, json.dumps(rows[name]), flush=True)
     made = {"command": "python benchmarks/mc_moe.py", "steps": STEPS, "puzzles": HELD, "rows": rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ to the embedded model's 30 layers and 3 such heads. The prompt is read in pieces
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
+from decodery_benchmarks.results import write_result
 
 LAYERS, TIMES = 3, 15
 PIECE, WRITTEN = 512, 8
@@ -42,8 +42,8 @@ def main() -> None:
             found[policy][str(length)] = [TIMES * each for each in taken(model, resolve_kv(policy), length)]
         print(policy, found[policy], flush=True)
     command = "python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json"
-    told = {"command": command, "model": "smollm2", "found": found}
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
+    told = {"command": command, "model": "smollm2", "rows": found}
+    write_result(options.out, told)
 
 
 @torch.no_grad()

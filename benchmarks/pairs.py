@@ -23,6 +23,7 @@ import decodery
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.training.loop import CHECKPOINT
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.training import one_stack
 from decodery_benchmarks.training.one_stack import OneStackRecipe, train_one_stack
 from decodery_benchmarks.training.puzzle_model import SHAPES, Shape
@@ -116,7 +117,7 @@ def main() -> None:
         "command": "python benchmarks/pairs.py --work DIR", "steps": args.steps, "held out": HELD, "source": SOURCE,
         "written": WRITTEN, "rows": rows,
     }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

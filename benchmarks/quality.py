@@ -29,6 +29,7 @@ import decodery
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery_benchmarks.peers.base import checkpoint
+from decodery_benchmarks.results import write_result
 
 WINDOW = 512
 
@@ -72,7 +73,7 @@ def main() -> None:
     settings = {"windows": len(windows), "window": WINDOW, "every": options.every, "new_tokens": options.new_tokens}
     command = shlex.join(["python", "benchmarks/quality.py", *sys.argv[1:]])
     result = {"command": command, "model": reference.name, "settings": settings, "rows": rows}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, result)
 
 
 def held_out(lm: LLM, questions: list[dict], count: int) -> list[list[int]]:

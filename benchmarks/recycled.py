@@ -22,6 +22,7 @@ from decodery.core.registry import resolve
 from decodery.engine.request import Request
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.results import begun_result, write_result
 from transforms import CALIBRATION, DRAFTED, LENGTH, NEW, PIECES, PROMPTS, ROWS, pieces
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,7 @@ def main() -> None:
     model = lm.model
     assert isinstance(model, Transformer)
     calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
-    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
+    results: dict[str, Any] = begun_result(OUT)
     results |= {"command": "python benchmarks/recycled.py", "prompts": len(PROMPTS), "drafted": DRAFTED, "written": NEW}
 
     def written(drafter: DraftModel | None) -> tuple[list[list[int]], dict[str, float]]:
@@ -61,7 +62,7 @@ def main() -> None:
             if texts != plain:
                 raise SystemExit(f"drafts of {name}, {how}, change a text")
         results["rows"][name] = row
-        OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_result(OUT, results)
         print(name, json.dumps(row), flush=True)
 
 

@@ -35,6 +35,7 @@ from decodery.search.answers import Answers
 from decodery.search.base import Search
 from decodery.step.scorer import Scorer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.searches.figures import RESAMPLES, interval
 from decodery_benchmarks.searches.pools import Sampling, estimated
 
@@ -316,11 +317,11 @@ def main() -> None:
                 "learned_from": {"questions": len(bench.learn), "texts": LEARNED},
                 "pool": POOL,
             },
-            "figures": figures(bench),
         }
+        found = figures(bench)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "search-gsm8k.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(json.dumps(result["figures"])[:3000], flush=True)
+        write_result(options.out / "search-gsm8k.json", result, figures=found)
+        print(json.dumps(found)[:3000], flush=True)
 
 
 if __name__ == "__main__":

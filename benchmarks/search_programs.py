@@ -30,6 +30,7 @@ from decodery.scorers import LogProbability, ProgramTests
 from decodery.scorers.sandbox import Sandbox
 from decodery.search import IAD, PGTD, AdaptiveSampling, BestOfN
 from decodery.search.base import Search
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.searches.figures import RESAMPLES, interval
 from decodery_benchmarks.searches.pools import Sampling, estimated
 
@@ -256,11 +257,11 @@ def main() -> None:
                 "pool": POOL,
                 "examples": EXAMPLES,
             },
-            "figures": figures(bench),
         }
+        found = figures(bench)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "search-programs.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(json.dumps(result["figures"])[:300], flush=True)
+        write_result(options.out / "search-programs.json", result, figures=found)
+        print(json.dumps(found)[:300], flush=True)
 
 
 if __name__ == "__main__":

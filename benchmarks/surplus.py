@@ -16,7 +16,6 @@ benchmarks/results/surplus.json.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import torch
 import decodery
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.surplus import Surplus, floor, of_chain
 
 OUT = Path(__file__).parent / "results" / "surplus.json"
@@ -151,9 +151,9 @@ def main() -> None:
         print(name, found[name], flush=True)
     made = {
         "command": "python benchmarks/surplus.py", "learned": len(known["token"]), "held out": len(tried["token"]),
-        "steps": args.steps, "sources": sources(1000), "drafters": found,
+        "steps": args.steps, "sources": sources(1000), "rows": found,
     }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["sources"])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.results import begun_result, write_result
 from transforms import CALIBRATION, DRAFTED, LENGTH, PIECES, PROMPTS, ROOT, ROWS, pieces
 
 OUT = ROOT / "benchmarks" / "results" / "transform-speed.json"
@@ -63,7 +64,7 @@ def main() -> None:
     model = lm.model
     assert isinstance(model, Transformer)
     calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
-    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
+    results: dict[str, Any] = begun_result(OUT)
     results |= {
         "command": "OMP_NUM_THREADS=1 python benchmarks/transform_speed.py",
         "turns": args.turns,
@@ -87,7 +88,7 @@ def main() -> None:
             ratios["drafting"].append(rate / base)
         row = {how: [float(np.median(each)), min(each), max(each)] for how, each in ratios.items()}
         results["rows"][name] = row | {"recycled": drafter.recycled}
-        OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_result(OUT, results)
         print(name, json.dumps(results["rows"][name]), flush=True)
 
 

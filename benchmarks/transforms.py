@@ -41,6 +41,7 @@ from decodery.models.native.rounded_inputs import RoundedInputs
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.results import begun_result, write_result
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ("design", "serving", "searches", "training")
@@ -202,7 +203,7 @@ def main() -> None:
     held = pieces(lm, sorted((ROOT / "benchmarks" / "texts").glob("*.txt")), HELD)
     laws = list(log_laws(model, held))
     plain, _ = texts_of(lm, None)
-    results = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}}
+    results = begun_result(args.out)
     results |= {"command": "python benchmarks/transforms.py"}
     results |= {"calibration": sum(map(len, calibration)), "held out": sum(map(len, held)), "drafted": DRAFTED}
     whole = total(model)
@@ -241,7 +242,7 @@ def main() -> None:
         row |= about | {"method": method, "bits": bits / wide, "bytes": share, "read": read}
         row |= {"macs": size.macs / whole.macs, "gain": row["tokens per pass"] / (DRAFTED * read + 1)}
         results["rows"][name] = row
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(args.out, results)
         print(name, json.dumps(row), flush=True)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.results import begun_result, write_result
 from decodery_benchmarks.trust.measures import Asked, Subject, measured
 from decodery_benchmarks.trust.report import report
 from transforms import pieces
@@ -76,7 +76,7 @@ def main() -> None:
     whole = [file.read_text(encoding="utf-8") for file in files]
     texts = [text[at : at + HELD] for text in whole for at in range(0, len(text) - HELD + 1, HELD)]
     asked = Asked(texts, harsh=HARSH)
-    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}}
+    results: dict[str, Any] = begun_result(args.out)
     results["command"] = "python benchmarks/trust.py"
     results |= {"texts": len(texts), "questions": len(asked.questions)}
     original = Subject(lm)
@@ -90,7 +90,7 @@ def main() -> None:
         results["rows"][name] = {
             row.name: {**dataclasses.asdict(row), "delta": row.delta, "changed": row.changed} for row in rows
         }
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(args.out, results)
         print(name, [row.name for row in rows if row.changed], flush=True)
 
 

@@ -10,7 +10,6 @@ Prompts are read in pieces of 512 tokens, and 8 more after. `there` is what the 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import replace
 from multiprocessing import get_context
@@ -22,6 +21,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
+from decodery_benchmarks.results import write_result
 
 LAYERS, TIMES, WINDOW, HEAD = 6, 3, 512, 128
 PIECE, WRITTEN = 512, 8
@@ -43,7 +43,7 @@ def main() -> None:
         found[str(length)] = {"kept": kept, "given back": given}
         print(length, found[str(length)], flush=True)
     command = "python benchmarks/window_memory.py --out benchmarks/results/window-memory.json"
-    options.out.write_text(json.dumps({"command": command, "window": WINDOW, "found": found}, indent=1) + "\n")
+    write_result(options.out, {"command": command, "window": WINDOW, "rows": found})
 
 
 @torch.no_grad()

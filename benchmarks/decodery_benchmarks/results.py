@@ -16,6 +16,19 @@ from decodery.models.loaders.store import write_text
 
 RESULTS = Path(__file__).parents[1] / "results"
 SCHEMA = json.loads(Path(__file__).with_name("results.schema.json").read_text(encoding="utf-8"))
+LAW = (
+    "intercept",
+    "slope",
+    "slopes",
+    "slope_interval",
+    "slope_intervals",
+    "r2",
+    "values",
+    "next",
+    "held_out",
+    "foretold",
+)
+"""What a law of drafts is made of, in a result."""
 _ENVELOPE = ("schema", "kind", "command", "commit", "created", "complete", "machine", "settings", "rows", "summary")
 
 
@@ -47,7 +60,7 @@ class Result(dict[str, Any]):
         return {**self.get("summary", {}), **self["rows"]}
 
 
-def read(path: Path) -> Result:
+def read_result(path: Path) -> Result:
     """The result in a file."""
     found = Result(json.loads(path.read_text(encoding="utf-8")))
     rows = found["rows"]
@@ -56,12 +69,14 @@ def read(path: Path) -> Result:
     return found
 
 
-def begun(path: Path) -> Result:
+def begun_result(path: Path) -> Result:
     """The result in a file, to go on from, or an empty one whose rows have names."""
-    return read(path) if path.is_file() else Result(settings={}, rows={}, summary={})
+    return read_result(path) if path.is_file() else Result(settings={}, rows={}, summary={})
 
 
-def write(path: Path, found: Mapping[str, Any], summary: Sequence[str] = ()) -> None:
+def write_result(
+    path: Path, found: Mapping[str, Any], summary: Sequence[str] = (), figures: Mapping[str, Any] | None = None
+) -> None:
     """Write what a script found, whole.
 
     Args:
@@ -69,17 +84,22 @@ def write(path: Path, found: Mapping[str, Any], summary: Sequence[str] = ()) -> 
         found: `rows`, a list or a mapping by name; facts under other names, and under `settings`; `command`, by default
             the process's own.
         summary: The names in `found` that are results. All others are settings.
+        figures: In place of rows: by name, what was measured of each cell, as a mapping, and results over all.
     """
     rest = {name: value for name, value in found.items() if name not in _ENVELOPE}
-    rows = found.get("rows", [])
+    rows, over_all = found.get("rows", []), dict[str, Any]()
+    if figures is not None:
+        rows = {name: value for name, value in figures.items() if isinstance(value, Mapping)}
+        over_all = {name: value for name, value in figures.items() if name not in rows}
     if isinstance(rows, Mapping):
         rows = [{"name": name, **row} for name, row in rows.items()]
     result = {
         **stamp(script()),
+        **({"complete": found["complete"]} if "complete" in found else {}),
         "command": found.get("command") or shlex.join(["python", *sys.argv]),
         "settings": found.get("settings", {}) | {name: value for name, value in rest.items() if name not in summary},
         "rows": rows,
-        "summary": found.get("summary", {}) | {name: rest[name] for name in summary if name in rest},
+        "summary": found.get("summary", {}) | {name: rest[name] for name in summary if name in rest} | over_all,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, dumped(result))

@@ -26,6 +26,9 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.step.drafter import Drafter
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
+
 RESULTS = Path(__file__).parents[1] / "results" / "draft-clock.json"
 LENGTHS = (1, 2, 3, 4, 6, 8, 10)
 RATIOS = (2, 5, 10, 20)
@@ -85,15 +88,15 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--new", type=int, default=48)
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
+    found: dict[str, Any] = begun_result(RESULTS)
     for name in options.pairs or ("chain", "smollm2-int8"):
         model, prompts, _ = joint.PAIRS[name](options)
         draft = load(str(options.work / "draft") if name == "chain" else "smollm2-draft").model
         about = {"prompts": len(prompts), "new_tokens": options.new}
-        found[name] = {"about": about, **compared(model, prompts, draft, options.new)}
+        found["rows"][name] = {"about": about, **compared(model, prompts, draft, options.new)}
         found["command"] = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(found[name]), flush=True)
+        write_result(RESULTS, found)
+        print(name, json.dumps(found["rows"][name]), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from decodery.models.trained.slots import found_slots
 from decodery.training.cppd import states_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 from decodery_benchmarks.training.transductions import sources, transduction
 
 OUT = Path(__file__).parents[1] / "results" / "draft-cppd.json"
@@ -68,8 +69,8 @@ def main(model: str, folders: tuple[str, ...], texts: int) -> None:
         }
         click.echo(json.dumps({folder: rows[Path(folder).name]}))
     command = " ".join(["python benchmarks/draft/cppd.py", *(Path(each).name for each in (model, *folders))])
-    made = {"command": command, "texts": len(held), **rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = {"command": command, "texts": len(held), "rows": rows}
+    write_result(OUT, made)
 
 
 def figures(outputs: list[Any]) -> dict[str, float]:

@@ -53,6 +53,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from decodery_benchmarks import solvers
 from decodery_benchmarks.puzzles import drawn
 from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.results import begun_result, write_result
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-joint.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -200,11 +201,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--timed", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
+    found: dict[str, Any] = begun_result(RESULTS)
     for name in options.pairs or PAIRS:
         model, prompts, drafters = PAIRS[name](options)
         new = 64 if name in ("chain", "hybrid", "sharing") else options.new
-        own = found.setdefault(name, {})
+        own = found["rows"].setdefault(name, {})
         about = {"prompts": len(prompts), "new_tokens": new}
         if own.get("about", about) != about:
             sys.exit(f"{RESULTS} has other questions of {name}: repeat their settings, or remove that part")
@@ -217,7 +218,7 @@ def main() -> None:
                 if options.timed and "milliseconds_per_token" not in row:
                     row["milliseconds_per_token"] = timed(model, prompts, drafter, law, new)
                 found["command"] = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
-                RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+                write_result(RESULTS, found)
                 print(name, law, each, json.dumps(row), flush=True)
 
 

@@ -33,6 +33,9 @@ from decodery.training.cut import Shape, cut_draft, keep_tokens, quantized
 from decodery.training.deer import with_mask
 from decodery.training.draft import check_target
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
+
 RESULTS = Path(__file__).parents[1] / "results" / "draft-steps.json"
 BEFORE = 64
 
@@ -123,7 +126,7 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", choices=[[], *PAIRS], metavar="PAIR", help=", ".join(PAIRS))
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
+    found: dict[str, Any] = begun_result(RESULTS)
     found["command"] = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
     for name in options.pairs or PAIRS:
         passes = PAIRS[name]()
@@ -132,9 +135,9 @@ def main() -> None:
             for _ in range(options.rounds):
                 for each, run in passes.items():
                     least[each] = min(least[each], run())
-        found[name] = {each: round(1e3 * taken, 4) for each, taken in least.items()}
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(found[name]), flush=True)
+        found["rows"][name] = {each: round(1e3 * taken, 4) for each, taken in least.items()}
+        write_result(RESULTS, found)
+        print(name, json.dumps(found["rows"][name]), flush=True)
 
 
 if __name__ == "__main__":

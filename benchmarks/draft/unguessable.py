@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ import numpy as np
 
 import decodery
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+
 RESULTS = Path(__file__).parents[1] / "results"
+SUMMARY = ("ratio", "interval", "plain_ms_per_token", "drafted_per_pass", "accepted_per_pass")
 
 
 def decode_seconds(output: decodery.Output) -> float:
@@ -71,7 +76,7 @@ def main() -> None:
         "drafted_per_pass": round(drafted / passes, 4),
         "accepted_per_pass": round(accepted / passes, 4),
     }
-    (RESULTS / "draft-unguessable.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_result(RESULTS / "draft-unguessable.json", found, summary=SUMMARY)
     print(json.dumps(found, indent=1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from decodery_benchmarks.results import validate
 from tiny_scripts import FOLDER, apart, run
 
 SCRIPTS = sorted(
@@ -81,3 +83,5 @@ TINY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("script", TINY)
 def test_scripts_run_at_tiny_size(script: str, tmp_path: Path) -> None:
     assert apart(script, tmp_path, TINY[script]) or any((tmp_path / "results").iterdir())
+    for path in (tmp_path / "results").glob("*.json"):
+        validate(json.loads(path.read_text("utf-8")))

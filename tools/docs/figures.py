@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from decodery.bench.report import markdown as table
-from decodery_benchmarks.results import RESULTS, Result, read
+from decodery_benchmarks.results import RESULTS, Result, read_result
 
 ROOT = Path(__file__).parents[2]
 
 
 def load(name: str) -> Result:
     """What a benchmark recorded under this name."""
-    return read(RESULTS / f"{name}.json")
+    return read_result(RESULTS / f"{name}.json")
 
 
 def recorded(name: str) -> bool:

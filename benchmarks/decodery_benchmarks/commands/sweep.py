@@ -47,6 +47,7 @@ def sweep(named: tuple[str, ...], out: Path | None, as_json: bool, resume: bool,
     from decodery import load
     from decodery.bench.workloads import questions
     from decodery.models.loaders.store import write_text
+    from decodery_benchmarks.results import LAW, write_result
     from decodery_benchmarks.scaling import Law, joint_report, plot, plot_foretold, report
 
     pairs = None if named == (BATCH,) else [_pair(each) for each in named]
@@ -84,7 +85,7 @@ def sweep(named: tuple[str, ...], out: Path | None, as_json: bool, resume: bool,
         drawn, told = plot(Law.fit(amounts, values), label, unit), _told(found)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / "law.json", json.dumps(found, indent=1) + "\n")
+        write_result(out / "law.json", found, summary=LAW)
         write_text(out / "law.svg", drawn + "\n")
     click.echo(json.dumps(found) if as_json else told)
 

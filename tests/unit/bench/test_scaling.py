@@ -18,6 +18,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.speculative.heads.drafter import head_kind
 from decodery.speculative.heads.head import HEAD, TrainedHead
 from decodery_benchmarks.commands.sweep import sweep
+from decodery_benchmarks.results import read_result
 from decodery_benchmarks.scaling import Law, Plane, joint_report, plot, plot_foretold, report, students_t
 from tiny_models import make_model, save
 
@@ -134,13 +135,13 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     done = CliRunner().invoke(sweep, [names, *options, "--out", str(tmp_path / "law")])
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "law" / "law.json").read_text())
+    found = read_result(tmp_path / "law" / "law.json")
     assert found["amounts"] == [1.0, 2.0, 4.0] and found["values"][0] > max(found["values"][1:]) >= 1.0
     assert (tmp_path / "law" / "law.svg").read_text().count("<circle") == 3
     both = ",".join(f"{folder}={2.0**place}/{3 + place % 2}" for place, folder in enumerate([*folders, *folders[:2]]))
     done = CliRunner().invoke(sweep, [both, *options[:-2], "--out", str(tmp_path / "both")])
     assert done.exit_code == 0, done.output
-    together = json.loads((tmp_path / "both" / "law.json").read_text())
+    together = read_result(tmp_path / "both" / "law.json")
     assert len(together["slopes"]) == 2 and together["values"] == [*found["values"], *found["values"][:2]]
     # Interrupted after its first drafts it goes on with the others, and only with the same settings.
     measured = json.loads((tmp_path / "law" / "measured.json").read_text())
@@ -148,7 +149,7 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "law" / "measured.json").write_text(json.dumps(measured))
     resumed = CliRunner().invoke(sweep, [names, *options, "--resume"])
     assert resumed.exit_code == 0, resumed.output
-    assert json.loads((tmp_path / "law" / "law.json").read_text())["values"] == [9.0, *found["values"][1:]]
+    assert read_result(tmp_path / "law" / "law.json")["values"] == [9.0, *found["values"][1:]]
     with pytest.raises(SettingsError, match="has other settings"):
         CliRunner().invoke(sweep, [names, *options, "--prompts", "1", "--resume"], catch_exceptions=False)
     with pytest.raises(SettingsError, match="no interrupted sweep"):
