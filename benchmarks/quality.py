@@ -28,6 +28,7 @@ from rich.progress import track
 import decodery
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
+from decodery_benchmarks.intervals import interval
 from decodery_benchmarks.peers.base import checkpoint
 from decodery_benchmarks.results import write_result
 
@@ -128,8 +129,7 @@ def window_losses(name: str, score: Score, windows: list[list[int]]) -> np.ndarr
 
 def more(nats: np.ndarray) -> list[float]:
     """By what share perplexity grows for these differences of windows, and a 95 % interval of resampled windows."""
-    drawn = np.random.default_rng(0).choice(nats, (10_000, len(nats))).mean(axis=1)
-    return [round(math.expm1(each), 6) for each in (nats.mean(), *np.quantile(drawn, (0.025, 0.975)))]
+    return [round(math.expm1(each), 6) for each in (nats.mean(), *interval(nats, digits=9))]
 
 
 def greedy_texts(lm: LLM, questions: list[dict], length: int) -> list[tuple[list[int], int]]:

@@ -44,9 +44,9 @@ from decodery.training.remade import CopyRecipe
 from decodery.training.router import decisions, fit_router
 from decodery.training.value import fit_switch, fit_value
 from decodery_benchmarks import solvers
+from decodery_benchmarks.intervals import interval
 from decodery_benchmarks.puzzles import Puzzle, drawn, puzzle
 from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
-from decodery_benchmarks.searches.figures import RESAMPLES, interval
 from decodery_benchmarks.searches.rewards import reward
 from decodery_benchmarks.training.grpo import GRPORecipe, train_grpo
 from decodery_benchmarks.training.puzzle_model import PuzzleRecipe, train_puzzle_model
@@ -61,7 +61,6 @@ class Bench:
 
     def __init__(self, work: Path, prompts: int) -> None:
         self.work, self.prompts = work, prompts
-        self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
 
     def model(self, name: str, asked: Puzzle, recipe: PuzzleRecipe) -> dc.LLM:
         """A model of puzzles, trained where it is not there yet."""
@@ -80,7 +79,7 @@ class Bench:
         names = sorted({name for each in ledgers for name in each.counts})
         return {
             "share": round(float(values.mean()), 4),
-            "interval": interval(values, self.resamples),
+            "interval": interval(values),
             "tokens": round(float(np.mean([each.tokens for each in ledgers])), 2),
             "counts": {name: sum(each.counts.get(name, 0) for each in ledgers) for name in names},
         }

@@ -30,8 +30,8 @@ from decodery.scorers import LogProbability, ProgramTests
 from decodery.scorers.sandbox import Sandbox
 from decodery.search import IAD, PGTD, AdaptiveSampling, BestOfN
 from decodery.search.base import Search
+from decodery_benchmarks.intervals import interval
 from decodery_benchmarks.results import write_result
-from decodery_benchmarks.searches.figures import RESAMPLES, interval
 from decodery_benchmarks.searches.pools import Sampling, estimated
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -199,7 +199,6 @@ def figures(bench: Bench) -> dict[str, Any]:
     numbers = [number for number in sorted(pools) if all(number in known for known in runs.values())]
     if not numbers:
         return {"problems": 0}
-    resamples = np.random.default_rng(0).integers(0, len(numbers), (RESAMPLES, len(numbers)), dtype=np.int32)
     plain = np.array([estimated(pools[number], "pass@n", "", 1)["right"] for number in numbers])
 
     def row(method: str, n: int | None, each: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -208,9 +207,9 @@ def figures(bench: Bench) -> dict[str, Any]:
             "method": method,
             "n": n,
             "accuracy": round(float(right.mean()), 4),
-            "interval": interval(right, resamples),
+            "interval": interval(right),
             "over_one": round(float((right - plain).mean()), 4),
-            "over_one_interval": interval(right - plain, resamples),
+            "over_one_interval": interval(right - plain),
             **{key: round(float(np.mean([s[key] for s in each])), 1) for key in ("tokens", "scorer_calls", "depth")},
         }
 

@@ -32,10 +32,10 @@ from decodery.training.judge import auc
 from decodery.training.loop import CHECKPOINT
 from decodery.training.value import states_of
 from decodery_benchmarks import solvers
+from decodery_benchmarks.intervals import interval
 from decodery_benchmarks.puzzles import Puzzle, drawn, puzzle
 from decodery_benchmarks.puzzles.alphabet import encoded
 from decodery_benchmarks.searches.allocation import Fold, crossed
-from decodery_benchmarks.searches.figures import RESAMPLES, interval
 from decodery_benchmarks.searches.job import TRACES, SearchJob, read_traces
 from decodery_benchmarks.searches.pools import Sampling, estimated
 from decodery_benchmarks.searches.rewards import reward
@@ -57,7 +57,6 @@ class Bench:
         self.work, self.lm = work, solvers.load(MODEL)
         self.asked: Puzzle = puzzle(PUZZLE)
         self.prompts = list(islice(drawn(self.asked, "test"), prompts))
-        self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
 
     def pools(self, lm: dc.LLM, scorers: dict[str, Any] | None = None, **settings: Any) -> list[dict[str, Any]]:
         """A pool of texts of every puzzle, as `estimated` takes it."""
@@ -90,7 +89,7 @@ class Bench:
     def share(self, each: Any) -> dict[str, Any]:
         """The mean over puzzles with its 95 % bootstrap interval."""
         values = np.array(list(each), dtype=np.float64)
-        return {"share": round(float(values.mean()), 4), "interval": interval(values, self.resamples)}
+        return {"share": round(float(values.mean()), 4), "interval": interval(values)}
 
     def method(self, pools: list[dict[str, Any]], name: str, n: int, judged: str = "") -> dict[str, Any]:
         return self.share(estimated(pool, name, judged, n)["right"] for pool in pools)

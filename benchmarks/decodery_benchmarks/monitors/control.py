@@ -16,6 +16,7 @@ from decodery.monitors.neurofeedback import Neurofeedback
 from decodery.monitors.probe import Probe
 from decodery.training.direction import ASKED, Statement
 
+from ..intervals import interval
 from .figures import Row
 
 SYSTEM = "After every sentence you are told a score, 0 or 1, that is computed from your own activations."
@@ -56,8 +57,7 @@ def controlled(
         for (way, flipped), pairs in shift.items():
             effects = {f"d along {other}": effect([(low[other], high[other]) for low, high in pairs]) for other in axes}
             own = [high[kind] - low[kind] for low, high in pairs]
-            draws = np.random.default_rng(seed).choice(own, (1000, len(own))).mean(axis=1)
-            low, high = np.percentile(draws, (2.5, 97.5))
+            low, high = interval(np.array(own), seed=seed)
             what = f"{way} control along {kind}, site {axis.site}{', labels flipped' if flipped else ''}"
             found.append({"what": what, "trials": trials, **effects, "shift, 95 %": f"{low:.2f} to {high:.2f}"})
     return found

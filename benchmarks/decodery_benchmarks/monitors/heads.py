@@ -15,6 +15,7 @@ from decodery.models.loaders.store import Progress
 from decodery.monitors.sae import Head, HeadCodes, silencing
 from decodery.training.sae import built_in_examples, head_rows, pair_shares, shares, train_sae
 
+from ..intervals import interval
 from .figures import Judged, Row, detection
 from .settings import WatchSettings
 
@@ -97,8 +98,7 @@ def _silenced(lm: LLM, prompts: Ordered[str], heads: list[Head], seed: int) -> l
     leads = {name: _leads(lm, prompts, own) for name, own in (("none", []), ("found", heads), ("random", others))}
     drops = {name: leads["none"] - each for name, each in leads.items()}
     paired = drops["found"] - drops["random"]
-    draws = [random.choice(paired, len(paired)).mean() for _ in range(1000)]
-    low, high = np.percentile(draws, (2.5, 97.5))
+    low, high = interval(paired, seed=seed)
     return [
         {
             "testbed": NAME,

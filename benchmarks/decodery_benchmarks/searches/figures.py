@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..intervals import interval
 from .pools import best_within, estimated
 from .settings import GREEDY, POOLED, SCORED, Cell, SearchSettings
 
-RESAMPLES = 10_000
 COSTS = ("tokens", "scorer_calls", "depth")
 
 Row = dict[str, Any]
@@ -61,13 +61,12 @@ def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row
         return found
     count = len(known.puzzles)
     plain = np.array([one["right"] for one in known.of(("pass@n", "", 1))])
-    resamples = np.random.default_rng(settings.seed).integers(0, count, (RESAMPLES, count), dtype=np.int32)
     for cell in cells(settings):
         method, reward, budget = cell
         each = known.of(cell)
         right = np.array([one["right"] for one in each], dtype=np.float64)
-        low, high = interval(right, resamples)
-        gain_low, gain_high = interval(right - plain, resamples)
+        low, high = interval(right, seed=settings.seed)
+        gain_low, gain_high = interval(right - plain, seed=settings.seed)
         found.append(
             {
                 "method": method,
@@ -80,28 +79,22 @@ def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row
                 "gain": round(float((right - plain).mean()), 4),
                 "gain_low": gain_low,
                 "gain_high": gain_high,
-                **_even(known, cell, right, resamples),
+                **_even(known, cell, right, settings.seed),
                 **{name: round(float(np.mean([one[name] for one in each])), 2) for name in COSTS},
             }
         )
     return found
 
 
-def _even(known: Outcomes, cell: Cell, right: np.ndarray, resamples: np.ndarray) -> Row:
+def _even(known: Outcomes, cell: Cell, right: np.ndarray, seed: int) -> Row:
     """What a search that is run gains over best-of-n at equal tokens; nothing for what has no reward or is no run."""
     method, reward, _ = cell
     if not reward or method in POOLED:
         return {}
     each = zip(known.puzzles, known.of(cell), strict=True)
     beside = np.array([best_within(known.pools[number], reward, one["tokens"]) for number, one in each])
-    low, high = interval(right - beside, resamples)
+    low, high = interval(right - beside, seed=seed)
     return {"even": round(float((right - beside).mean()), 4), "even_low": low, "even_high": high}
-
-
-def interval(values: np.ndarray, resamples: np.ndarray) -> tuple[float, float]:
-    """95 % of the means of these resamples of [n] values lie between; resamples: [m, n] places."""
-    low, high = np.quantile(values[resamples].mean(axis=1), (0.025, 0.975))
-    return round(float(low), 4), round(float(high), 4)
 
 
 HEAD = (

@@ -10,6 +10,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
 
+from ..intervals import interval
 from .measures import Asked, Measure, Subject, agreement, measured
 
 RESAMPLES = 2000
@@ -46,7 +47,6 @@ def compared(
     before: Mapping[str, Measure], after: Mapping[str, Measure], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> list[Row]:
     """The measures that both have, items drawn again in pairs. Raises SettingsError where items are not the same."""
-    random = np.random.default_rng(seed)
     rows = []
     for name, old in before.items():
         new = after[name]
@@ -54,11 +54,21 @@ def compared(
             raise SettingsError(f"{name} was measured on other items: measure both on the same ones")
         if name == "choice":
             name, old, new = "flips of choices", *_flips(old, new)
-        drawn = random.integers(0, len(old.values), (resamples, len(old.values)))
-        deltas = [new.statistic(new.values[some]) - old.statistic(old.values[some]) for some in drawn]
-        edge = 100 * (1 - LEVEL) / 2
-        low, high = np.percentile(deltas, (edge, 100 - edge))
-        rows.append(Row(name, old.statistic(old.values), new.statistic(new.values), float(low), float(high)))
+
+        def delta(some: np.ndarray, old: Measure = old, new: Measure = new) -> float:
+            return new.statistic(new.values[some]) - old.statistic(old.values[some])
+
+        # Items are drawn by their places: a value may be a vector.
+        low, high = interval(
+            np.arange(len(old.values)),
+            statistic=delta,
+            vectorized=False,
+            resamples=resamples,
+            level=LEVEL,
+            seed=seed,
+            digits=12,
+        )
+        rows.append(Row(name, old.statistic(old.values), new.statistic(new.values), low, high))
     return rows
 
 
