@@ -11,13 +11,13 @@ one canvas and of sixteen take turns; run it with nothing else running. Interrup
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
 from decodery.training.diffusion import Recipe, untrained
 from decodery.training.llada_folder import write_llada
-from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.experiment import Experiment
 
 PROMPT, PLACES, TOGETHER = 32, 16, 16
 WHOLE, BLOCKS = "static:steps=4", "static:cache=prefix"
@@ -48,22 +48,23 @@ def main() -> None:
     given = parser.parse_args()
     facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds}
     command = f"python benchmarks/canvas_company.py --out {given.out}"
-    rows = list(begun_result(given.out)["rows"])
-    done = {(row["model"], row["dtype"], row["way"]) for row in rows}
-    for name, dtype, way in (case for case in CASES if case not in done):
-        model = made(name, dtype, 4 if way == BLOCKS else None)
-        filled(model, way, 1, 0)
-        pairs = [[filled(model, way, count, turn) for count in (1, TOGETHER)] for turn in range(given.rounds)]
+
+    def run(model: str, dtype: str, way: str) -> dict[str, Any]:
+        blocks = 4 if way == BLOCKS else None
+        writer = made(model, dtype, blocks)
+        filled(writer, way, 1, 0)
+        pairs = [[filled(writer, way, count, turn) for count in (1, TOGETHER)] for turn in range(given.rounds)]
         ratios = [TOGETHER * alone / together for (alone, _), (together, _) in pairs]
-        rows.append({
-            "model": name, "dtype": dtype, "way": way, "blocks": 4 if way == BLOCKS else None,
+        return {
+            "blocks": blocks,
             "alone": round(median(alone for (alone, _), _ in pairs), 4),
             "together": round(median(together for _, (together, _) in pairs), 4),
             "rows a pass": round(pairs[0][0][1], 2),
             "ratio": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2),
-        })  # fmt: skip
-        print(json.dumps(rows[-1]), flush=True)
-        write_result(given.out, {"command": command, "settings": facts, "rows": rows})
+        }  # fmt: skip
+
+    grid = [dict(zip(("model", "dtype", "way"), case, strict=True)) for case in CASES]
+    Experiment(grid, run, settings=facts).measure(given.out, command)
 
 
 @cache

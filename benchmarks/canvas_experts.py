@@ -12,8 +12,8 @@ model whose rows take one expert in place of two. Interrupted, it goes on. Nothi
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import ForwardResult, answer
 from decodery.training.diffusion import Recipe, held_out
 from decodery.training.lists import VOCABULARY, Example, canvas_length
-from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.experiment import Experiment
 
 TASKS = ("copy", "reverse", "sort", "replace-random", "shuffle")
 BLOCKS = (2, 4, 8, None)
@@ -54,15 +54,10 @@ def main() -> None:
     command = (
         f"python benchmarks/canvas_experts.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
-    rows = list(begun_result(given.out)["rows"])
-    done = {(row["block"], row["shared"]) for row in rows}
-    for block in BLOCKS:
-        for shared in SHARED:
-            if (block, shared) not in done:
-                rows.append({"block": block, "shared": shared, **measured(lm, block, shared, items, given.letters)})
-                print(json.dumps(rows[-1]), flush=True)
-                facts = {"prompts": given.prompts, "experts": lm.model.config.experts}
-                write_result(given.out, {"command": command, "settings": facts, "rows": rows})
+    grid = {"block": BLOCKS, "shared": SHARED}
+    facts = {"prompts": given.prompts, "experts": lm.model.config.experts}
+    run = partial(measured, lm, items=items, letters=given.letters)
+    Experiment(grid, run, settings=facts).measure(given.out, command)
 
 
 def measured(lm: LLM, block: int | None, shared: str, items: list[Example], letters: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
 from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
 from decodery_benchmarks.diffusion.tasks import drawn
-from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.experiment import Experiment
 
 ORDERS = {
     "random": "random", "probability": "static", "margin": "static:measure=margin", "entropy": "static:measure=entropy",
@@ -52,14 +52,12 @@ def main() -> None:
     command = (
         f"python benchmarks/canvas_grid.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
-    rows = list(begun_result(given.out)["rows"])
-    done = {row["method"] for row in rows}
-    ways = [way for way in named() if way not in done]
-    for number, way in enumerate(ways):
-        print(number, len(ways), way, flush=True)
-        rows += model_rows(lm, way, given.prompts, given.letters)
-        rows += [oracle(way, task, given.prompts) for task in LISTS]
-        write_result(given.out, {"command": command, "settings": facts, "rows": rows})
+
+    def run(method: str) -> list[dict[str, Any]]:
+        own = model_rows(lm, method, given.prompts, given.letters)
+        return own + [oracle(method, task, given.prompts) for task in LISTS]
+
+    Experiment({"method": list(named())}, run, settings=facts).measure(given.out, command)
 
 
 def named() -> Iterator[str]:

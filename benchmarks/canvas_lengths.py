@@ -11,7 +11,6 @@ Nothing is timed.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from decodery.llm.llm import LLM
 from decodery.training.learn2pd import fit_filter, labelled
 from decodery_benchmarks.diffusion.job import kendall, wilson
 from decodery_benchmarks.diffusion.tasks import Item, drawn
-from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.experiment import Experiment
+from decodery_benchmarks.results import begun_result
 
 TASKS = ("json", "copy", "expr")
 LENGTHS = (32, 48, 64)
@@ -49,20 +49,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     lm = decodery.load(given.folder, dtype="float32", device="cpu")
-    known = begun_result(given.out)
-    facts = known["settings"] or {
+    facts = begun_result(given.out)["settings"] or {
         "prompts": given.prompts, "letters": given.letters, "filter": trained(lm, given.letters, given.work / "filter"),
     }  # fmt: skip
     settings = f"--letters {given.letters} --prompts {given.prompts}"
     command = f"python benchmarks/canvas_lengths.py DIR --work DIR {settings} --out {given.out}"
-    rows = list(known["rows"])
-    done, items = {(row["way"], row["places"]) for row in rows}, drawn(TASKS, given.prompts, given.letters, 0)
-    for places in LENGTHS:
-        for way in WAYS:
-            if (way, places) not in done:
-                rows += measured(lm, way, way.replace("FILTER", str(given.work / "filter")), places, items)
-                print(json.dumps(rows[-1]), flush=True)
-                write_result(given.out, {"command": command, "settings": facts, "rows": rows})
+    items = drawn(TASKS, given.prompts, given.letters, 0)
+
+    def run(places: int, way: str) -> list[dict[str, Any]]:
+        return measured(lm, way, way.replace("FILTER", str(given.work / "filter")), places, items)
+
+    Experiment({"places": LENGTHS, "way": WAYS}, run, settings=facts).measure(given.out, command)
 
 
 def trained(lm: LLM, letters: int, path: Path) -> dict[str, float]:

@@ -22,7 +22,7 @@ import numpy as np
 
 import decodery as dc
 from decodery.llm.llm import LLM, Output
-from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.experiment import Experiment
 
 PEOPLE = (
     "Ada Okafor",
@@ -182,13 +182,12 @@ def main() -> None:
     options = parser.parse_args()
     module, asked, path = schema(), sentences(options.sentences), options.out / "extraction.json"
     lm = dc.load("smollm2")
-    result: dict[str, Any] = begun_result(path)
-    result |= {"command": "python benchmarks/extraction.py", "sentences": len(asked)}
-    options.out.mkdir(parents=True, exist_ok=True)
-    for part in options.only:
-        result["rows"][part] = run(lm, asked, module, constrained=part == "constrained")
-        print(part, result["rows"][part], flush=True)
-        write_result(path, result)
+
+    def measured(name: str) -> dict[str, Any]:
+        return run(lm, asked, module, constrained=name == "constrained")
+
+    experiment = Experiment({"name": options.only}, measured, settings={"sentences": len(asked)})
+    experiment.measure(path, "python benchmarks/extraction.py")
 
 
 if __name__ == "__main__":

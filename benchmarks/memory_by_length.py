@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
-from decodery_benchmarks.results import write_result
+from decodery_benchmarks.experiment import Experiment
 
 LAYERS, TIMES = 3, 15
 PIECE, WRITTEN = 512, 8
@@ -35,15 +36,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = tiny_transformer(0, num_layers=LAYERS, hidden_size=256, max_positions=8192, dtype=torch.float32)
-    found = dict[str, dict[str, list[int]]]()
-    for policy in POLICIES:
-        found[policy] = {}
-        for length in options.lengths:
-            found[policy][str(length)] = [TIMES * each for each in taken(model, resolve_kv(policy), length)]
-        print(policy, found[policy], flush=True)
+
+    def run(name: str) -> dict[str, Any]:
+        return {
+            str(length): [TIMES * each for each in taken(model, resolve_kv(name), length)] for length in options.lengths
+        }
+
     command = "python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json"
-    told = {"command": command, "model": "smollm2", "rows": found}
-    write_result(options.out, told)
+    Experiment({"name": POLICIES}, run, settings={"model": "smollm2"}).measure(options.out, command)
 
 
 @torch.no_grad()

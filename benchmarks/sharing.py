@@ -21,7 +21,7 @@ from decodery.search import Beam
 from decodery.speculative.acceptance.cntp import CNTP
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing.models import Counted
-from decodery_benchmarks.results import write_result
+from decodery_benchmarks.experiment import Experiment
 
 TOPICS = (
     *("tides", "rain", "wind", "snow", "iron", "glass", "paper", "bread"),
@@ -114,7 +114,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sharing.json"))
     options = parser.parse_args()
     lm, draft = dc.load("smollm2"), dc.load("smollm2-draft").model
-    result: dict[str, Any] = {"command": "python benchmarks/sharing.py", "rows": {}}
     parts = {
         "eagle-2, one text": lambda: drafts(lm, draft, 1),
         "eagle-2, sixteen texts": lambda: drafts(lm, draft, 16),
@@ -123,10 +122,7 @@ def main() -> None:
         "prompts arriving together": lambda: arriving(lm),
         "forks": lambda: forks(lm),
     }
-    for name, part in parts.items():
-        result["rows"][name] = part()
-        print(name, result["rows"][name], flush=True)
-    write_result(options.out, result)
+    Experiment({"name": list(parts)}, lambda name: parts[name]()).measure(options.out, "python benchmarks/sharing.py")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.experiment import Experiment
 from decodery_benchmarks.trust.measures import Asked, Subject, measured
 from decodery_benchmarks.trust.report import report
 from transforms import pieces
@@ -76,22 +76,18 @@ def main() -> None:
     whole = [file.read_text(encoding="utf-8") for file in files]
     texts = [text[at : at + HELD] for text in whole for at in range(0, len(text) - HELD + 1, HELD)]
     asked = Asked(texts, harsh=HARSH)
-    results: dict[str, Any] = begun_result(args.out)
-    results["command"] = "python benchmarks/trust.py"
-    results |= {"texts": len(texts), "questions": len(asked.questions)}
+    settings = {"texts": len(texts), "questions": len(asked.questions)}
     original = Subject(lm)
     known = measured(original, asked)
-    for name in args.names or [*COPIES, *DRAFTING]:
-        if name in results["rows"]:
-            continue
+
+    def run(name: str) -> dict[str, Any]:
         drawn = name == DRAFTING[1]
         before = Subject(lm, DRAWN) if drawn else original
         rows = report(before, subject_of(lm, name), asked, None if drawn else known)
-        results["rows"][name] = {
-            row.name: {**dataclasses.asdict(row), "delta": row.delta, "changed": row.changed} for row in rows
-        }
-        write_result(args.out, results)
-        print(name, [row.name for row in rows if row.changed], flush=True)
+        return {row.name: {**dataclasses.asdict(row), "delta": row.delta, "changed": row.changed} for row in rows}
+
+    names = args.names or [*COPIES, *DRAFTING]
+    Experiment({"name": names}, run, settings=settings).measure(args.out, "python benchmarks/trust.py")
 
 
 if __name__ == "__main__":

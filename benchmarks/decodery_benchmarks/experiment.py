@@ -25,13 +25,13 @@ class Experiment:
     Args:
         grid: The values of each coordinate, all of which are combined, or the cells themselves. A single coordinate
             `name` gives rows with names.
-        run: Measures one cell, whose coordinates it takes as keywords. Returns its figures.
+        run: Measures one cell, whose coordinates it takes as keywords. Returns its figures, or those of several rows.
         metrics: By name, what is computed of all rows, such as a mean with its interval.
         settings: What the figures hang on beside the cell.
     """
 
     grid: Grid
-    run: Callable[..., Mapping[str, Any]]
+    run: Callable[..., Mapping[str, Any] | Sequence[Mapping[str, Any]]]
     metrics: Mapping[str, Callable[[list[Row]], Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class Experiment:
         return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
     def measure(self, path: Path, command: str | None = None) -> Result:
-        """Measure the cells that `path` lacks, and write it whole after each.
+        """Measure the cells that `path` lacks, and write the file whole after each.
 
         Args:
             path: The result file. One of the same settings is continued; rows of other cells stay.
@@ -60,11 +60,13 @@ class Experiment:
         with progress_bar() as report:
             for number, cell in enumerate(left):
                 report(", ".join(map(str, cell.values())), number, len(left))
-                rows.append(cell | _plain(self.run(**cell)))
-                print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
+                found = self.run(**cell)
+                for figures in [found] if isinstance(found, Mapping) else found:
+                    rows.append(cell | _plain(figures))
+                    print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
                 self._write(path, settings, rows, command)
         if not left:
-            self._write(path, settings, rows, command)
+            print(f"{path} has all cells: remove it to measure them again", flush=True)
         return read_result(path)
 
     def _known(self, path: Path, settings: Row) -> list[Row]:
