@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from decodery.bench.result import stamp
 from decodery.models.loaders.store import write_text
 
 RESULTS = Path(__file__).parents[1] / "results"
-SCHEMA = json.loads(Path(__file__).with_name("results.schema.json").read_text(encoding="utf-8"))
+SCHEMA = Path(__file__).with_name("results.schema.json")
 LAW = (
     "intercept",
     "slope",
@@ -118,7 +116,9 @@ def _dumped(value: Any) -> str:
 
 def validate(result: Mapping[str, Any]) -> None:
     """Raise jsonschema.ValidationError for what is no result file."""
-    jsonschema.validate(result, SCHEMA)
+    import jsonschema
+
+    jsonschema.validate(result, json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
 def script() -> str:
