@@ -75,7 +75,7 @@ gpu:
 
 # All tables of searches on puzzles, into benchmarks/results. What they have to train first is kept in WORK, so that the
 # same command goes on where it stopped: hours.
-searches: $(VENV)/installed
+searches: $(VENV)/installed-benchmarks
 	for script in search_tables search_trained search_models; do $(BIN)/python benchmarks/$$script.py --work $(WORK) || exit 1; done
 
 # The generated parts of the pages, and the site made of them, in site/.
@@ -107,8 +107,13 @@ $(VENV)/installed-test: $(VENV)/installed
 	@$(PIP) -r $@.txt
 	@touch $@
 
+$(VENV)/installed-benchmarks: $(VENV)/installed
+	@$(BIN)/python packaging/extras.py benchmarks > $@.txt
+	@$(PIP) -r $@.txt
+	@touch $@
+
 $(VENV)/installed-docs: $(VENV)/installed
-	@$(BIN)/python packaging/extras.py docs > $@.txt
+	@$(BIN)/python packaging/extras.py docs benchmarks > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 

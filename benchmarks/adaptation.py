@@ -17,6 +17,7 @@ from typing import Any
 import decodery
 from decodery.llm.llm import LLM
 from decodery.training.to_diffusion import TASKS, Adaptation, WordTask, held_out
+from decodery_benchmarks.results import write_result
 
 METHODS = ("static", "static:block=1", "random", "threshold:tau=0.9", "threshold:tau=0.7", "factor", "local-leap", "r2")
 
@@ -46,7 +47,7 @@ def main() -> None:
         print(name, json.dumps(results[name]), flush=True)
     command = f"python benchmarks/adaptation.py DIR --count {given.count} --minutes {given.minutes:g} --out {given.out}"
     facts = {"prompts": given.count, "of": given.of, "minutes": given.minutes}
-    given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
+    write_result(given.out, {"command": command, "settings": facts, "rows": results})
 
 
 def _filled(lm: LLM, method: str, asked: list[WordTask]) -> dict[str, float]:

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from decodery_benchmarks.results import begun_result, write_result
+
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BEGINNING = 24
 """Tokens of a question that are given: texts are continued, without a chat template."""
@@ -194,12 +196,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     np.random.seed(0)
     path = options.out / "agreement.json"
     bench = Bench(options.prompts, options.tokens)
-    result = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    result = begun_result(path)
     result |= {"model": "smollm2, float32", "prompts": len(bench.prompts), "tokens": options.tokens}
     for group in options.groups or ("texts", "laws"):
         for name, facts in {"texts": texts, "laws": laws}[group](bench):
-            result.setdefault(group, {})[name] = facts | {"transformers": transformers.__version__}
-            path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            result["summary"].setdefault(group, {})[name] = facts | {"transformers": transformers.__version__}
+            write_result(path, result)
             print(name, facts, flush=True)
 
 

@@ -24,6 +24,7 @@ import decodery
 from decodery.engine.request import Request
 from decodery.models.torch.transformer import Transformer
 from decodery.training.attention_maps import COLLAPSED, OVERLOADED, evenness, looked_at, most, row_entropy
+from decodery_benchmarks.results import write_result
 from transforms import PROMPTS
 
 ROOT = Path(__file__).parents[1]
@@ -82,8 +83,8 @@ def main() -> None:
         for each in heads
     ]
     made: dict[str, Any] = {"command": "python benchmarks/attention_entropy.py", "texts": len(texts), "length": LENGTH}
-    made |= {"layers": layers, "drafts": drafted(lm.model)}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made |= {"rows": layers, "drafts": drafted(lm.model)}
+    write_result(OUT, made, summary=["drafts"])
     print(json.dumps(made))
 
 

@@ -15,7 +15,6 @@ Writes benchmarks/results/attention-training.json.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from torch.nn.functional import cross_entropy
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from decodery.puzzles.chain import Chain
 from decodery.training.attention_maps import (
     COLLAPSED,
     OVERLOADED,
@@ -37,7 +35,9 @@ from decodery.training.attention_maps import (
 )
 from decodery.training.cut import parameters
 from decodery.training.loop import TrainingPlan, train
-from decodery.training.puzzle_model import TransformerShape, random_transformer, training_batch
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer, training_batch
 
 OUT = Path(__file__).parent / "results" / "attention-training.json"
 SHAPE = TransformerShape(64, 4, 4, 112, 256)
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    made: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
+    made: dict[str, Any] = begun_result(OUT)
     if made.get("steps") != args.steps:
         made["rows"] = {}
     made |= {
@@ -140,7 +140,7 @@ def main() -> None:
                 metric="loss", settings={"kind": kind, "seed": args.seed}, progress=progress, what=kind,
             )  # fmt: skip
         made["rows"][kind] = judged(model) | {"curve": {step: each["loss"] for step, each in history.metrics.items()}}
-        OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        write_result(OUT, made)
         print(kind, made["rows"][kind], flush=True)
 
 

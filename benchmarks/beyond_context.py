@@ -21,6 +21,7 @@ import decodery
 from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.batch import Batch, Segment
+from decodery_benchmarks.experiment import Experiment
 
 STRETCH, CHUNK = 2048, 256
 WAYS = ("none", "streaming-llm")
@@ -37,19 +38,9 @@ def main() -> None:
     tokens = text(lm, options.data)[: options.tokens + 1]
     if len(tokens) <= options.tokens:
         raise SystemExit(f"the passages have {len(tokens)} tokens: ask for fewer than that by --tokens")
-    known: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"ways": {}}
-    known |= {
-        "command": "python benchmarks/beyond_context.py --data ../shared/data "
-        "--out benchmarks/results/beyond-context.json",
-        "model": "smollm2",
-        "context": lm.model.config.max_positions,
-        "stretch": STRETCH,
-    }
-    for way in WAYS:
-        if way not in known["ways"]:
-            known["ways"][way] = read(lm, way, tokens)
-            print(way, known["ways"][way], flush=True)
-            options.out.write_text(json.dumps(known, indent=1) + "\n")
+    settings = {"model": "smollm2", "context": lm.model.config.max_positions, "stretch": STRETCH}
+    command = "python benchmarks/beyond_context.py --data ../shared/data --out benchmarks/results/beyond-context.json"
+    Experiment({"name": WAYS}, lambda name: read(lm, name, tokens), settings=settings).measure(options.out, command)
 
 
 def text(lm: LLM, data: Path) -> list[int]:

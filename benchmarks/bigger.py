@@ -22,9 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from decodery_benchmarks.results import begun_result, write_result
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "bigger.json"
@@ -180,21 +181,20 @@ def main() -> None:
         tool, begun = options.child
         print(json.dumps(child(tool, options.models[0], options.tokens, float(begun))))
         return
-    from decodery.core.machine import describe
 
-    kept = json.loads(options.out.read_text()) if options.out.exists() else {"models": {}}
+    kept = begun_result(options.out)
     threads = {"threads": _threads(), "tokens": options.tokens, "rounds": options.rounds}
-    kept |= {"machine": describe(), "created": datetime.now(UTC).isoformat(timespec="seconds"), **threads}
+    kept |= threads
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def note(model: str, tool: str, **more: Any) -> None:
         found = runs[model, tool]
         whole = [run for run in found if "refused" not in run]
         row = summary(whole) | {"runs": len(whole)} if whole else found[0]
-        tools = kept["models"].setdefault(Path(model).stem, {"file_mb": round(_file(model).stat().st_size / 1e6)})
+        tools = kept["rows"].setdefault(Path(model).stem, {"file_mb": round(_file(model).stat().st_size / 1e6)})
         tools[tool] = _rounded(row | more)
         # What a run that is cut off has found stays.
-        options.out.write_text(json.dumps(kept, indent=1) + "\n")
+        write_result(options.out, kept)
         print(model, tool, tools[tool], flush=True)
 
     for _ in range(options.rounds):

@@ -40,6 +40,7 @@ from decodery.step.drafter_memory import Memory
 from decodery.step.part_states import PartStates
 from decodery.step.pass_cost import CostCurve
 from decodery.testing.tensors import TensorBytes
+from decodery_benchmarks.results import begun_result, write_result
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 OUT = Path(__file__).parent / "results" / "budgets.json"
@@ -63,12 +64,12 @@ class Bench:
     def once(self, make: Callable[[], Any], *names: str) -> Any:
         """The figure called `names` within the group; it is written as soon as it is made."""
         *outer, last = names
-        found = self.result[self.group]["figures"]
+        found = self.result["summary"][self.group]["figures"]
         for name in outer:
             found = found.setdefault(name, {})
         if last not in found:
             found[last] = make()
-            OUT.write_text(json.dumps(self.result, indent=1) + "\n", "utf-8")
+            write_result(OUT, self.result)
             print(*names, found[last], flush=True)
         return found[last]
 
@@ -235,7 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
     prompts = [json.loads(line)["turns"][0] for line in lines][:: options.every]
-    result = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
+    result = begun_result(OUT)
     bench = Bench(dc.load("smollm2"), options.draft, options.head, prompts, options.tokens, result)
     # The tokens it finds most likely tell one draft model from another that has its name.
     draft = dc.load(options.draft).model
@@ -244,7 +245,7 @@ def main() -> None:
     for name in options.groups or GROUPS:
         settings = shared | ({"head": SpecDecPP(options.head).trained.facts} if name == "pareto" else {})
         if result.get(name, {}).get("settings") != settings:
-            result[name] = {"settings": settings, "about": GROUPS[name].__doc__, "figures": {}}
+            result["summary"][name] = {"settings": settings, "about": GROUPS[name].__doc__, "figures": {}}
         bench.group = name
         GROUPS[name](bench)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json
 
-Counts and nats alone, no times. Gates, write gate and coprocessor are trained on the shipped tiny-1M-chain (four layers
+Counts and nats alone, no times. Gates, write gate and coprocessor are trained on tiny-1M-chain (four layers
 of four heads) and its puzzles, and measured on others, with the model in floating point:
 
 gates: nats of solutions where a share of the heads streams (4 first tokens and 8 last ones): those that the gates
@@ -48,12 +48,14 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.models.trained.head_gates import HeadGates
-from decodery.puzzles import drawn
-from decodery.puzzles.alphabet import encoded
-from decodery.puzzles.chain import Chain
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.forward_request import as_coroutine, run_sync
 from decodery.training import coprocessor, head_gates, meta_tokens, write_gates
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn
+from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import begun_result, write_result
 
 COMMAND = "python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json"
 TEXTS, TRIED = 160, 40
@@ -64,7 +66,7 @@ PAGES, ROWS = ((32, 8), (32, 32), (8, 8)), 8
 
 def tiny() -> LoadedModel:
     """The shipped solver of chains, in float32."""
-    lm = decodery.load("tiny-1M-chain")
+    lm = solvers.load("tiny-1M-chain")
     weights = lm.model.weights  # type: ignore[attr-defined]
     linear = ("qkv", "output", "gate_up", "down")
     layers = [
@@ -322,12 +324,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*parts, *others])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    known = begun_result(arguments.out)
     known["command"] = COMMAND
     for name in arguments.only:
-        known[name] = parts[name](tiny(), arguments.work) if name in parts else others[name]()
+        known["summary"][name] = parts[name](tiny(), arguments.work) if name in parts else others[name]()
         print(name, json.dumps(known[name]), flush=True)
-        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_result(arguments.out, known)
 
 
 if __name__ == "__main__":

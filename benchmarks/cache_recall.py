@@ -2,7 +2,7 @@
 
     python benchmarks/cache_recall.py --out benchmarks/results/cache-recall.json
 
-As `decodery bench --workload long-context` asks it, with pages, blocks and windows that fit a text of 48 tokens: 24
+As `python benchmarks/bench.py long-context` asks it, with pages, blocks and windows that fit a text of 48 tokens: 24
 pairs of one of 8 letters and its figure, and at the end a letter that stood there before. The model (2 layers of 4
 heads) is trained here, in a minute. `known`: the letter is part of the prompt that is compressed; `unknown`: it comes
 after. Even distances and the oracle, which keeps the newest pair of that letter, are the bounds. Nothing is timed.
@@ -11,16 +11,16 @@ after. Even distances and the oracle, which keeps the newest pair of that letter
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 
-from decodery.bench.contexts.bounds import Oracle, Uniform
-from decodery.bench.contexts.recall import Recall
-from decodery.bench.contexts.settings import ORACLE, UNIFORM
 from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.loaders.store import terminal_progress
+from decodery_benchmarks.long_context.bounds import Oracle, Uniform
+from decodery_benchmarks.long_context.recall import Recall
+from decodery_benchmarks.long_context.settings import ORACLE, UNIFORM
+from decodery_benchmarks.results import write_result
 
 BUDGETS = (0.25, 0.5, 0.75)
 POLICIES = (
@@ -48,7 +48,7 @@ def main() -> None:
                 found.setdefault(policy, {})[str(budget)] = recall.of(kv)
             print(policy, found[policy], flush=True)
     command = "python benchmarks/cache_recall.py --out benchmarks/results/cache-recall.json"
-    arguments.out.write_text(json.dumps({"command": command, "seed": arguments.seed, "found": found}, indent=1) + "\n")
+    write_result(arguments.out, {"command": command, "seed": arguments.seed, "rows": found})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Names: lists of three and four names, of one word and of two, in another order o
 from __future__ import annotations
 
 import argparse
-import json
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
+from decodery_benchmarks.results import write_result
 
 GROUPS, COPIES, SYMBOLS = range(1, 7), 3, 4
 SEEDED = (
@@ -40,11 +40,11 @@ def main() -> None:
     command, facts = f"python benchmarks/canvas_bits.py --out {given.out}", {"draws": _DRAWS, "symbols": SYMBOLS}
     found = {
         "command": command,
-        "facts": facts | {"copies": COPIES, "groups": list(GROUPS)},
+        "settings": facts | {"copies": COPIES, "groups": list(GROUPS)},
         "seeds": {way: seeds(way) for way in SEEDED},
         "names": {way: {name: names(way, name) for name in NAMES} for way in NAMED},
     }
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(given.out, found, summary=["seeds", "names"])
 
 
 def seeds(way: str) -> dict[str, Any]:

@@ -11,18 +11,17 @@ one canvas and of sixteen take turns; run it with nothing else running. Interrup
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 
-from decodery.core.machine import describe
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.texts import fill_all
@@ -31,6 +30,7 @@ from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
 from decodery.training.diffusion import DiffusionRecipe, untrained
 from decodery.training.llada_folder import write_llada
+from decodery_benchmarks.experiment import Experiment
 
 PROMPT, PLACES, TOGETHER = 32, 16, 16
 WHOLE, BLOCKS = "static:steps=4", "static:cache=prefix"
@@ -46,24 +46,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds, "machine": describe()}
+    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds}
     command = f"python benchmarks/canvas_company.py --out {given.out}"
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
-    done = {(row["model"], row["dtype"], row["way"]) for row in rows}
-    for name, dtype, way in (case for case in CASES if case not in done):
-        model = made(name, dtype, 4 if way == BLOCKS else None)
-        filled(model, way, 1, 0)
-        pairs = [[filled(model, way, count, turn) for count in (1, TOGETHER)] for turn in range(given.rounds)]
+
+    def run(model: str, dtype: str, way: str) -> dict[str, Any]:
+        blocks = 4 if way == BLOCKS else None
+        writer = made(model, dtype, blocks)
+        filled(writer, way, 1, 0)
+        pairs = [[filled(writer, way, count, turn) for count in (1, TOGETHER)] for turn in range(given.rounds)]
         ratios = [TOGETHER * alone / together for (alone, _), (together, _) in pairs]
-        rows.append({
-            "model": name, "dtype": dtype, "way": way, "blocks": 4 if way == BLOCKS else None,
+        return {
+            "blocks": blocks,
             "alone": round(median(alone for (alone, _), _ in pairs), 4),
             "together": round(median(together for _, (together, _) in pairs), 4),
             "rows a pass": round(pairs[0][0][1], 2),
             "ratio": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2),
-        })  # fmt: skip
-        print(json.dumps(rows[-1]), flush=True)
-        given.out.write_text(json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+        }  # fmt: skip
+
+    grid = [dict(zip(("model", "dtype", "way"), case, strict=True)) for case in CASES]
+    Experiment(grid, run, settings=facts).measure(given.out, command)
 
 
 @cache

@@ -9,7 +9,6 @@ takes as many passes whatever it writes. Ways are timed in turns, in one process
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.machine import describe
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.texts import fill_all
 from decodery.engine.engine import Engine
 from decodery.models.torch.transformer import Transformer
 from decodery.training.diffusion import DiffusionRecipe, untrained
+from decodery_benchmarks.results import write_result
 
 PROMPT, PLACES = 32, 64
 WAYS = (
@@ -65,9 +64,9 @@ def main() -> None:
         ratios = [each["seconds"] / other["seconds"] for each, other in zip(rounds, times[base], strict=True)]
         results[name]["ratio"] = round(median(ratios), 3)
         results[name]["least"], results[name]["most"] = round(min(ratios), 3), round(max(ratios), 3)
-    facts = {"prompt": PROMPT, "places": PLACES, "rounds": given.rounds, "machine": describe()}
+    facts = {"prompt": PROMPT, "places": PLACES, "rounds": given.rounds}
     command = f"python benchmarks/canvas_cost.py --out {given.out}"
-    given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
+    write_result(given.out, {"command": command, "settings": facts, "rows": results})
 
 
 def filled(model: Transformer, way: str, count: int, turn: int) -> dict[str, float]:

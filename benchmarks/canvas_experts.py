@@ -12,8 +12,8 @@ model whose rows take one expert in place of two. Interrupted, it goes on. Nothi
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import ForwardResult, answer
 from decodery.training.diffusion import DiffusionRecipe, held_out
 from decodery.training.lists import VOCABULARY, ListExample, canvas_length
+from decodery_benchmarks.experiment import Experiment
 
 TASKS = ("copy", "reverse", "sort", "replace-random", "shuffle")
 BLOCKS = (2, 4, 8, None)
@@ -54,15 +54,10 @@ def main() -> None:
     command = (
         f"python benchmarks/canvas_experts.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
-    done = {(row["block"], row["shared"]) for row in rows}
-    for block in BLOCKS:
-        for shared in SHARED:
-            if (block, shared) not in done:
-                rows.append({"block": block, "shared": shared, **measured(lm, block, shared, items, given.letters)})
-                print(json.dumps(rows[-1]), flush=True)
-                facts = {"prompts": given.prompts, "experts": lm.model.config.experts}
-                write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+    grid = {"block": BLOCKS, "shared": SHARED}
+    facts = {"prompts": given.prompts, "experts": lm.model.config.experts}
+    run = partial(measured, lm, items=items, letters=given.letters)
+    Experiment(grid, run, settings=facts).measure(given.out, command)
 
 
 def measured(lm: LLM, block: int | None, shared: str, items: list[ListExample], letters: int) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.canvases.tasks import drawn
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
@@ -29,6 +28,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import run_sync
 from decodery.testing import tiny_transformer
 from decodery.training.lists import LISTS, canvas_length
+from decodery_benchmarks.diffusion.tasks import drawn
+from decodery_benchmarks.results import begun_result, write_result
 
 DRAFTS = (1, 2, 3, 4, 6, 8)
 CACHES = (",block=HALF,cache=prefix", ",block=HALF,cache=dual")
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50, help="of each of the ten tasks")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    found = json.loads(given.out.read_text()) if given.out.is_file() else {}
+    found = begun_result(given.out)
     if given.folder:
         settings = f"--letters {given.letters} --prompts {given.prompts}"
         found["command"] = f"python benchmarks/canvas_freedave.py DIR {settings} --out {given.out}"
@@ -52,8 +53,8 @@ def main() -> None:
             decodery.load(given.folder, dtype="float32", device="cpu"), given.letters, given.prompts
         )
     else:
-        found["random"] = random_models()
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+        found["summary"]["random"] = random_models()
+    write_result(given.out, found)
 
 
 def trained(lm: LLM, letters: int, count: int) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ published. Interrupted, it goes on with the ways that are still to be measured. 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -20,15 +19,15 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.bench.canvases.tasks import drawn
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.step.forward_request import run_sync
 from decodery.testing import OracleDenoiser
 from decodery.training.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, ListExample, examples
+from decodery_benchmarks.diffusion.tasks import drawn
+from decodery_benchmarks.experiment import Experiment
 
 ORDERS = {
     "random": "random", "probability": "static", "margin": "static:measure=margin", "entropy": "static:measure=entropy",
@@ -53,15 +52,12 @@ def main() -> None:
     command = (
         f"python benchmarks/canvas_grid.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
     )
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
-    done = {row["method"] for row in rows}
-    ways = [way for way in named() if way not in done]
-    for number, way in enumerate(ways):
-        print(number, len(ways), way, flush=True)
-        rows += model_rows(lm, way, given.prompts, given.letters)
-        rows += [oracle(way, task, given.prompts) for task in LISTS]
-        found = json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1)
-        write_text(given.out, found + "\n")
+
+    def run(method: str) -> list[dict[str, Any]]:
+        own = model_rows(lm, method, given.prompts, given.letters)
+        return own + [oracle(method, task, given.prompts) for task in LISTS]
+
+    Experiment({"method": list(named())}, run, settings=facts).measure(given.out, command)
 
 
 def named() -> Iterator[str]:

@@ -30,6 +30,7 @@ from decodery.diffusion.phase_handoff import SECOND, PhaseHandoff
 from decodery.models.torch.transformer import Transformer
 from decodery.training.diffusion import DiffusionRecipe, held_out
 from decodery.training.lists import VOCABULARY
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "canvas-handoff.json"
 
@@ -91,8 +92,8 @@ def main(model: str, second: str, tasks: str, count: int) -> None:
             rows[f"{name} {steps}"] = measured(ways[name])
             click.echo(json.dumps({f"{name} {steps}": rows[f"{name} {steps}"]}))
     command = f"python benchmarks/canvas_handoff.py {Path(model).name} --second {second}"
-    made = {"command": command, "examples": count, "passes": passes, "tasks": tasks.split(","), **rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = {"command": command, "examples": count, "passes": passes, "tasks": tasks.split(","), "rows": rows}
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

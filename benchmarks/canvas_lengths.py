@@ -11,18 +11,18 @@ Nothing is timed.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import decodery
-from decodery.bench.canvases.job import kendall, wilson
-from decodery.bench.canvases.tasks import Item, drawn
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.training.learn2pd import fit_filter, labelled
+from decodery_benchmarks.diffusion.job import kendall, wilson
+from decodery_benchmarks.diffusion.tasks import Item, drawn
+from decodery_benchmarks.experiment import Experiment
+from decodery_benchmarks.results import begun_result
 
 TASKS = ("json", "copy", "expr")
 LENGTHS = (32, 48, 64)
@@ -49,20 +49,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     lm = decodery.load(given.folder, dtype="float32", device="cpu")
-    known = json.loads(given.out.read_text()) if given.out.is_file() else {}
-    facts = known.get("facts") or {
+    facts = begun_result(given.out)["settings"] or {
         "prompts": given.prompts, "letters": given.letters, "filter": trained(lm, given.letters, given.work / "filter"),
     }  # fmt: skip
     settings = f"--letters {given.letters} --prompts {given.prompts}"
     command = f"python benchmarks/canvas_lengths.py DIR --work DIR {settings} --out {given.out}"
-    rows = known.get("rows", [])
-    done, items = {(row["way"], row["places"]) for row in rows}, drawn(TASKS, given.prompts, given.letters, 0)
-    for places in LENGTHS:
-        for way in WAYS:
-            if (way, places) not in done:
-                rows += measured(lm, way, way.replace("FILTER", str(given.work / "filter")), places, items)
-                print(json.dumps(rows[-1]), flush=True)
-                write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+    items = drawn(TASKS, given.prompts, given.letters, 0)
+
+    def run(places: int, way: str) -> list[dict[str, Any]]:
+        return measured(lm, way, way.replace("FILTER", str(given.work / "filter")), places, items)
+
+    Experiment({"places": LENGTHS, "way": WAYS}, run, settings=facts).measure(given.out, command)
 
 
 def trained(lm: LLM, letters: int, path: Path) -> dict[str, float]:

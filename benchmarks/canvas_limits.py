@@ -13,7 +13,6 @@ all ways that have no cache. Interrupted, it goes on with the ways that are stil
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ import numpy as np
 
 import decodery
 from canvas_grid import PLACES, oracle
-from decodery.bench.canvases.job import kendall
-from decodery.bench.canvases.tasks import Item, drawn
 from decodery.diffusion.canvas import Canvas
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import write_text
 from decodery.training.lists import LISTS, SEVERAL, canvas_length
+from decodery_benchmarks.diffusion.job import kendall
+from decodery_benchmarks.diffusion.tasks import Item, drawn
+from decodery_benchmarks.experiment import Experiment
 
 _DKV = [
     f"static:cache=dkv(refresh={refresh}{delayed})"
@@ -74,9 +73,8 @@ def main() -> None:
     command += f"--out {given.out}"
     places = given.places or canvas_length(tasks, given.letters)
     facts = {"prompts": given.prompts, "places": places}
-    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else {}
     chosen = given.of.split(",") if given.of else WAYS
-    ways = [way for way in dict.fromkeys(way for each in chosen for way in WAYS[each]) if way not in rows]
+    ways = list(dict.fromkeys(way for each in chosen for way in WAYS[each]))
     reference: list[Filled] = []
     if given.folder:
         lm = decodery.load(given.folder, dtype="float32", device="cpu")
@@ -85,13 +83,13 @@ def main() -> None:
     else:
         facts["places"] = PLACES
         ways = [way for way in ways if "cache=" not in way]
-    for way in ways:
+
+    def run(name: str) -> dict[str, Any]:
         if given.folder:
-            rows[way] = row(filled(lm, way, items, places), reference)
-        else:
-            rows[way] = of_oracle([oracle(way, task, given.prompts) for task in LISTS])
-        print(way, json.dumps(rows[way]), flush=True)
-        write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+            return row(filled(lm, name, items, places), reference)
+        return of_oracle([oracle(name, task, given.prompts) for task in LISTS])
+
+    Experiment({"name": ways}, run, settings=facts).measure(given.out, command)
 
 
 def of_oracle(tasks: list[dict[str, Any]]) -> dict[str, Any]:

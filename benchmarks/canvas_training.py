@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.bench.canvases.figures import totals
-from decodery.bench.canvases.job import measure
-from decodery.bench.canvases.settings import CanvasSettings
 from decodery.models.loaders.store import terminal_progress
 from decodery.training.dscd import SelfDistillationRecipe, distil
 from decodery.training.llada_folder import MODEL
 from decodery.training.r2 import R2Recipe, tune_r2
+from decodery_benchmarks.diffusion.figures import totals
+from decodery_benchmarks.diffusion.job import measure
+from decodery_benchmarks.diffusion.settings import CanvasSettings
+from decodery_benchmarks.results import write_result
 
 TASKS, LETTERS = ("copy", "reverse", "sort", "replace-random", "shuffle"), 10
 METHODS = ("static", "threshold:tau=0.9", "threshold:tau=0.7", "r2", "cad")
@@ -61,7 +62,7 @@ def main() -> None:
         f"python benchmarks/canvas_training.py base --work DIR --prompts {given.prompts} --steps {given.steps} "
         f"--out {given.out}"
     )
-    given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
+    write_result(given.out, {"command": command, "settings": facts, "rows": results})
 
 
 def _train(name: str, base: Path, out: Path, steps: int) -> None:

@@ -11,7 +11,6 @@ Writes benchmarks/results/compression.json; what is there already is not measure
 from __future__ import annotations
 
 import argparse
-import json
 import lzma
 import math
 import shutil
@@ -29,6 +28,7 @@ from decodery.extras.text_compression.file import unpack
 from decodery.extras.text_compression.text import compress, decompress, read_laws, tokens_of
 from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_drafter
+from decodery_benchmarks.results import begun_result, write_result
 
 ROOT = Path(__file__).parents[1]
 DRAFTERS = ("draft-model", "prompt-lookup")
@@ -84,19 +84,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "compression.json")
     args = parser.parse_args()
     lm = decodery.load("smollm2", dtype="int8")
-    results = json.loads(args.out.read_text()) if args.out.is_file() else {"texts": {}}
+    results = begun_result(args.out)
     results["command"] = " ".join(["python", "benchmarks/compression.py", *sys.argv[1:]])
 
     def note() -> None:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_result(args.out, results)
 
     for file in args.files:
-        if file.stem not in results["texts"]:
-            results["texts"][file.stem] = sizes(lm, file.read_bytes())
-        results["texts"][file.stem] |= others(file.read_bytes())
+        if file.stem not in results["rows"]:
+            results["rows"][file.stem] = sizes(lm, file.read_bytes())
+        results["rows"][file.stem] |= others(file.read_bytes())
         note()
     for drafter, file in product(DRAFTERS, args.files):
-        known = results["texts"][file.stem]["passes"]
+        known = results["rows"][file.stem]["passes"]
         if drafter not in known:
             known[drafter] = passes(lm, file.read_bytes(), drafter)
             note()

@@ -21,6 +21,7 @@ from scipy.stats import ks_2samp
 from decodery.engine.continuous import ContinuousModel, generate_values
 from decodery.speculative.acceptance.continuous.density_ratio import Density, DensityRatio
 from decodery.testing.continuous import DiffusionChain, MixtureChain
+from decodery_benchmarks.results import write_result
 
 RUNS, LENGTH, GAMMA = 4000, 400, 4
 
@@ -62,7 +63,6 @@ def main() -> None:
                 rows.append(lossy | figures(*heads, size, rule))
             print(json.dumps(rows[-3:], indent=1), flush=True)
     result = {
-        "kind": "continuous values",
         "command": "python benchmarks/continuous.py",
         "runs": RUNS,
         "length": LENGTH,
@@ -70,7 +70,7 @@ def main() -> None:
         "rows": rows,
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / "continuous.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write_result(out / "continuous.json", result)
 
 
 if __name__ == "__main__":

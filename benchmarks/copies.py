@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/copies.py [NAME ...]
 
-The original is tiny-1M-chain, which comes along. It writes 400 solutions, of which every twentieth is held out; copies
+The original is tiny-1M-chain. It writes 400 solutions, of which every twentieth is held out; copies
 of it in another form learn from the others for 200 steps of 8 texts. Of each copy, on texts held out: cross-entropy
 against the original in nats, acceptance, the mean of sum min(p, q), and agreement, the share of tokens that both find
 most likely; on 12 other puzzles, greedily, tokens per pass of the original with the copy drafting four at a time. bits:
@@ -34,16 +34,14 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-import decodery
 from decodery.compression.base import reported, transformed
 from decodery.compression.lq_lora import LQLoRA
 from decodery.core.registry import resolve
 from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import tuned
+from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.training.bitnet import TernaryRemaking
@@ -53,10 +51,14 @@ from decodery.training.data import write_texts
 from decodery.training.loop import TrainingPlan, train
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
-from decodery.training.puzzle_model import TransformerShape, predicted, random_transformer
-from decodery.training.puzzle_model import training_batch as puzzles_of
 from decodery.training.remade import CopyRecipe, Remade, Remaking, learn
 from decodery.training.training_batch import judged, training_batch
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles.base import drawn
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
+from decodery_benchmarks.training.puzzle_model import lesson as puzzles_of
 
 ROOT = Path(__file__).parents[1]
 TEXTS, STEPS, BATCH, HELD, DRAFTED = 400, 200, 8, 12, 4
@@ -106,10 +108,10 @@ class Bench:
     """The original, its texts, and what copies are judged by."""
 
     def __init__(self, folder: Path) -> None:
-        self.lm: LLM = decodery.load("tiny-1M-chain")
+        self.lm: LLM = solvers.load("tiny-1M-chain")
         assert isinstance(self.lm.model, Transformer)
         self.model = self.lm.model
-        self.loaded = decodery.models.loaders.load.load("tiny-1M-chain")
+        self.loaded = solvers.load_model("tiny-1M-chain")
         prompts = [self.lm.encode(each, apply_chat_template=False) for each in islice(drawn(Chain(), "train"), TEXTS)]
         self.corpus: Corpus = write_texts(self.loaded, prompts, folder / "text", max_new_tokens=Chain().length, top=20)
         learned, held = self.corpus.split()
@@ -179,15 +181,15 @@ def main() -> None:
         "--work", type=Path, help="where trainings are kept, to go on from; a folder of its own if none"
     )
     args = parser.parse_args()
-    results = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}, "scratch": {}}
+    results = begun_result(args.out)
     results |= {"command": "python benchmarks/copies.py", "texts": TEXTS, "steps": STEPS}
     with TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
         bench = Bench(work)
         every = [*UNTRAINED, *TRAINED, *ADAPTED, *SCRATCH]
         for name in args.names or every:
-            group = "scratch" if name in SCRATCH else "rows"
-            if name in results[group]:
+            known = results["summary"].setdefault("scratch", {}) if name in SCRATCH else results["rows"]
+            if name in known:
                 continue
             folder = work / str(every.index(name))
             if name in UNTRAINED:
@@ -198,8 +200,8 @@ def main() -> None:
                 row = bench.adapted(*ADAPTED[name], folder)
             else:
                 row = scratch(*SCRATCH[name], folder)
-            results[group][name] = row
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+            known[name] = row
+            write_result(args.out, results)
             shutil.rmtree(folder, ignore_errors=True)
             print(name, json.dumps(row), file=sys.stderr, flush=True)
 

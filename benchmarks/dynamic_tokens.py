@@ -12,7 +12,6 @@ Counts, no times. Writes benchmarks/results/dynamic-tokens.json.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import dynamic
+from decodery_benchmarks.results import write_result
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "dynamic-tokens.json"
@@ -80,7 +80,7 @@ def main() -> None:
     made = {"command": command, "texts": len(ids), "prompt": args.prompt, "behind": args.behind, "rows": rows}
     if net is not None:
         made["net"] = dict(net.facts)
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["net"])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy as np
 
 import decodery as dc
 from decodery.llm.llm import LLM, Output
+from decodery_benchmarks.experiment import Experiment
 
 PEOPLE = (
     "Ada Okafor",
@@ -181,13 +182,12 @@ def main() -> None:
     options = parser.parse_args()
     module, asked, path = schema(), sentences(options.sentences), options.out / "extraction.json"
     lm = dc.load("smollm2")
-    result: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    result |= {"kind": "extraction", "command": "python benchmarks/extraction.py", "sentences": len(asked)}
-    options.out.mkdir(parents=True, exist_ok=True)
-    for part in options.only:
-        result[part] = run(lm, asked, module, constrained=part == "constrained")
-        print(part, result[part], flush=True)
-        path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+    def measured(name: str) -> dict[str, Any]:
+        return run(lm, asked, module, constrained=name == "constrained")
+
+    experiment = Experiment({"name": options.only}, measured, settings={"sentences": len(asked)})
+    experiment.measure(path, "python benchmarks/extraction.py")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What is left of a model whose MLPs are split into experts of which rows take some, and what it is worth as a draft.
 
-    decodery train puzzle-model chain --out chain-1M
+    python benchmarks/train.py puzzle-model chain --out chain-1M
     python benchmarks/ffn_split.py chain-1M
 
 Writes `benchmarks/results/ffn-split.json`: of a small model of puzzles, split into 8 experts per layer, for 6 and 4 of
@@ -27,10 +27,11 @@ from decodery.compression.ffn_split import FFNSplit
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.mixture import Mixture
 from decodery.models.torch.transformer import Transformer
-from decodery.puzzles.alphabet import encoded
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.puzzles.base import drawn
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "ffn-split.json"
 CHAIN, EXPERTS = 4, 8
@@ -71,7 +72,7 @@ def perplexity(model: Transformer, texts: list[tuple[str, str]]) -> float:
 @click.argument("model")
 @click.option("--texts", default=12, show_default=True, help="Puzzles to measure on; as many to calibrate.")
 def main(model: str, texts: int) -> None:
-    """Measure MODEL, a folder of `decodery train puzzle-model chain`."""
+    """Measure MODEL, a folder of `python benchmarks/train.py puzzle-model chain`."""
     torch.set_num_threads(1)
     lm, puzzle = dc.load(model), Chain()
     assert isinstance(lm.model, Transformer)
@@ -101,8 +102,8 @@ def main(model: str, texts: int) -> None:
                 "multiply-adds": round(report.after.macs / report.before.macs, 3),
             }
             click.echo(json.dumps({f"{active} {by}": rows[f"{active} of {EXPERTS}, {by}"]}))
-    made = {"command": f"python benchmarks/ffn_split.py {Path(model).name}", "texts": texts, **rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = {"command": f"python benchmarks/ffn_split.py {Path(model).name}", "texts": texts, "rows": rows}
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

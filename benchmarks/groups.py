@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from decodery_benchmarks.results import write_result
+
 B = TypeVar("B")
 
 
@@ -30,6 +32,6 @@ def record(
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.groups or groups:
         about = " ".join((groups[name].__doc__ or "").split())
-        result = {"settings": settings, "about": about, "figures": groups[name](bench)}
-        (options.out / f"{prefix}-{name}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(result["figures"])[:2000], flush=True)
+        figures = groups[name](bench)
+        write_result(options.out / f"{prefix}-{name}.json", {"settings": settings, "about": about}, figures=figures)
+        print(name, json.dumps(figures)[:2000], flush=True)

@@ -27,6 +27,7 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.trees.sequoia import acceptance_by_rank
 from decodery.step.tree_drafter import TreeDrafter, expanding
+from decodery_benchmarks.results import begun_result, write_result
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}
@@ -154,30 +155,29 @@ def main() -> None:
             print(temperature, rule, acceptance(bench, temperature, rule), flush=True)
         return
     path = options.out / f"growth-{re.sub(r'^.*=|[^a-z0-9]+$', '', options.drafter.lower()).replace('/', '-')}.json"
-    result = {
+    settings = {
         "drafter": options.drafter,
         "every": options.every,
         "tokens": options.tokens,
         "likeliest": likeliest(bench.drafter.auxiliary_models(bench.lm.model)),
-        "acceptance": {},
-        "runs": {},
     }
-    if path.exists() and (before := json.loads(path.read_text("utf-8"))).keys() == result.keys():
-        same = all(before[key] == result[key] for key in ("drafter", "every", "tokens", "likeliest"))
-        result = before if same else result
+    before = begun_result(path)
+    same = before["settings"] == settings
+    result = before if same else {"settings": settings, "summary": {"acceptance": {}}, "rows": {}}
+    rates_of = result["summary"]["acceptance"]
     for temperature, rule in RUNS:
         name = f"{temperature} {rule}"
-        if name not in result["acceptance"] and "sequoia" not in LEFT_OUT.get(rule, ()):
-            result["acceptance"][name] = acceptance(bench, temperature, rule)
-        rates = "/".join(map(str, result["acceptance"].get(name, ())))
+        if name not in rates_of and "sequoia" not in LEFT_OUT.get(rule, ()):
+            rates_of[name] = acceptance(bench, temperature, rule)
+        rates = "/".join(map(str, rates_of.get(name, ())))
         for nodes in map(int, options.nodes.split(",")):
             for policy, growth in policies(nodes, rates).items():
                 if policy in LEFT_OUT.get(rule, ()):
                     continue
-                found = result["runs"].setdefault(name, {}).setdefault(policy, {})
+                found = result["rows"].setdefault(name, {}).setdefault(policy, {})
                 if str(nodes) not in found:
                     found[str(nodes)] = figures(*bench.run(growth, nodes, temperature, rule))
-                    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                    write_result(path, result)
                     print(name, policy, nodes, found[str(nodes)], flush=True)
 
 

@@ -33,13 +33,15 @@ from decodery.models.batch import Segment
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.micro_steps import MicroSteps
-from decodery.puzzles import drawn, puzzle
 from decodery.step.forward_request import run_sync, score
 from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence as Decoded
 from decodery.training.calm import rouge_l
 from decodery.training.hamburger import MODEL
-from decodery.training.solving import text_of
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn, puzzle
+from decodery_benchmarks.results import begun_result, write_result
+from decodery_benchmarks.training.solving import text_of
 
 RESULTS = Path(__file__).parent / "results" / "hamburger.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -80,7 +82,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=96)
     parser.add_argument("--new", type=int, default=64)
     options = parser.parse_args()
-    loaded, parts = load(options.model), MicroSteps.load(options.folder / MicroSteps.FILE)
+    loaded, parts = solvers.load_model(options.model), MicroSteps.load(options.folder / MicroSteps.FILE)
     own = options.folder / MODEL
     model = load(str(own)).model if own.is_dir() else loaded.model
     if options.puzzle:
@@ -131,8 +133,9 @@ def main() -> None:
         "head in layers": round(head, 3),
         "runs": {name: {key: round(value, 4) for key, value in each.items()} for name, each in runs.items()},
     }
-    known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
-    RESULTS.write_text(json.dumps({**known, options.model: found}, indent=1) + "\n", "utf-8")
+    known = begun_result(RESULTS)
+    known["rows"][options.model] = found
+    write_result(RESULTS, known)
 
 
 def open_group(text: Decoded) -> bool:

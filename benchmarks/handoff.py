@@ -13,8 +13,6 @@ and tokens is not measured again. Nothing is timed.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
 import sys
 from dataclasses import dataclass, field, replace
@@ -31,6 +29,7 @@ from decodery.core.noise import mix
 from decodery.models.batch import Batch, Segment
 from decodery.search.phase_handoff import PhaseHandoff
 from decodery.search.step_nodes import Node
+from decodery_benchmarks.results import begun_result, write_result
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 8
@@ -96,9 +95,8 @@ def main() -> None:
     lm = decodery.load("smollm2")
     prompts = [lm.encode(each["turns"][0]) for each in questions(options.questions, 0)]
     about = {"questions": len(prompts), "tokens": options.new}
-    known = json.loads(options.out.read_text("utf-8")) if options.out.is_file() else {}
-    runs = known if about == {name: known.get(name) for name in about} else {}
-    runs |= {"command": shlex.join(["python", *sys.argv]), **about}
+    known = begun_result(options.out)
+    runs: dict[str, Any] = known["rows"] if about == known["settings"] else {}
 
     def nats(number: int, search: PhaseHandoff) -> float:
         request = lm.request(prompts[number], max_new_tokens=options.new, ignore_eos=True, drafter=None)
@@ -114,7 +112,7 @@ def main() -> None:
             "standard error": round(error, 4),
         }
         print(name, runs[name], flush=True)
-        options.out.write_text(json.dumps(runs, indent=1) + "\n", "utf-8")
+        write_result(options.out, {"settings": about, "rows": runs})
 
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         for place in searches(share, options.new, 0):

@@ -17,7 +17,6 @@ times as many. Nothing is timed. Writes benchmarks/results/hmm.json; rows that a
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence as Text
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.training.corpus import Corpus
+from decodery_benchmarks.results import begun_result, write_result
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "hmm.json"
@@ -234,8 +234,9 @@ def main() -> None:
     assert warm is not None
     ranked = {"contexts": Ranked(WarmContexts.load(args.contexts))} if args.contexts else {}
     ranked["contexts, shipped"] = Ranked(WarmContexts.load(warm))
-    results = json.loads(args.out.read_text()) if args.out.is_file() else {"laws": {}, "drafts": {}}
+    results = begun_result(args.out)
     facts = hmm.facts
+    results["summary"] = {"laws": {}, "drafts": {}} | results["summary"]
     results |= {
         "commands": [facts["command"], "python benchmarks/hmm.py hmm --contexts contexts/contexts.safetensors"],
         "states": len(hmm.start),
@@ -249,7 +250,7 @@ def main() -> None:
     results["tokens"] = sum(map(len, drawn)) - sum(begins)
 
     def keep() -> None:
-        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_result(args.out, results, summary=["weights"])
 
     models = laws_of(lm, drawn, begins)
     sources: dict[str, Any] = {

@@ -30,6 +30,7 @@ from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files
 from decodery.training.hyperfit import HyperfitRecipe, hyperfit
 from decodery.training.loop import CHECKPOINT
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "hyperfit.json"
 RECIPE = HyperfitRecipe(texts=16, lr=1e-4)
@@ -83,7 +84,7 @@ def main() -> None:
         "command": "python benchmarks/hyperfit.py --data ../shared/data --work DIR", "pieces": RECIPE.texts,
         "length": LENGTH, "held out": len(held), "scores": scores, "curve": curve, "rows": rows,
     }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["scores", "curve"])
     print(json.dumps(rows, indent=1))
 
 

@@ -9,13 +9,13 @@ figure is an integral over 2,000 places. Writes search-infalign.json; half a min
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from decodery.scorers.infalign import transform, win_rate
+from decodery_benchmarks.results import write_result
 
 WIDTHS, DISTANCES = (1, 4, 16), (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0)
 _HALVINGS, _LEAST, _MOST = 22, 0.02, 500.0
@@ -61,10 +61,8 @@ def main() -> None:
                 found = at(distance, policy, low, high)
                 told = {"n": n, "transform": kind, "kl": round(away(found), 4), "asked": distance}
                 rows.append(told | {"win_rate": round(win_rate(found, n), 4)})
-    result = {"settings": {"widths": WIDTHS, "distances": DISTANCES}, "figures": rows}
-    (options.out / "search-infalign.json").write_text(
-        json.dumps(result | {"command": "python benchmarks/infalign.py"}, indent=1) + "\n", "utf-8"
-    )
+    result = {"settings": {"widths": WIDTHS, "distances": DISTANCES}, "rows": rows}
+    write_result(options.out / "search-infalign.json", result | {"command": "python benchmarks/infalign.py"})
     for row in rows:
         print(row)
 

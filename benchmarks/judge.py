@@ -13,7 +13,6 @@ an interrupted run goes on where it stopped, its training too if DIR is named.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_tree import DraftTree
 from decodery.training.judge import fit
 from decodery.training.mining import JudgedQuestion, Mining, examples, last_number, states_of
+from decodery_benchmarks.results import read_result, write_result
 
 NAMES = ("Tom", "Ann", "Mia", "Ben", "Eva", "Sam")
 THINGS = ("pens", "books", "apples", "hens", "coins", "cups")
@@ -110,7 +110,6 @@ def main() -> None:
     }
     rules |= {f"tolerance, top {top}": Tolerance(top, margin=20.0) for top in (2, 3, 5)}
     result: dict[str, Any] = {
-        "kind": "judge",
         "command": "python benchmarks/judge.py",
         "draft": options.draft,
         "questions": {"train": options.train, "test": options.test},
@@ -120,8 +119,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "judge.json"
     if path.exists():
-        before = json.loads(path.read_text("utf-8"))
-        if all(before.get(name) == value for name, value in result.items() if name != "rows"):
+        before = read_result(path)
+        if all(before.get(name) == value for name, value in result.items() if name not in ("command", "rows")):
             result = before
     if "probe" not in result:
         prompts = [out.prompt_tokens for out in outputs]
@@ -131,7 +130,7 @@ def main() -> None:
         if name not in result["rows"]:
             result["rows"][name] = run(lm, drafter, rule, held, plain)
             print(name, result["rows"][name], flush=True)
-            path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            write_result(path, result, summary=["head", "probe", "alone"])
 
 
 if __name__ == "__main__":

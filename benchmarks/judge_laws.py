@@ -9,14 +9,14 @@ seconds, nothing is timed.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from decodery.bench.judge_theory import best_of_k, chosen, many_samples, one_sample, warm_judge
+from decodery_benchmarks.judge_theory import best_of_k, chosen, many_samples, one_sample, warm_judge
+from decodery_benchmarks.results import write_result
 
 CASES = {"a judge that knows": (0.5, 0.0), "a judge that errs": (1.0, -0.7), "a judge that misleads": (1.0, 2.0)}
 COLD, LUKEWARM, WARM = 0.0, 1.0, 25.0
@@ -57,10 +57,10 @@ def main() -> None:
                 )
     result = {
         "settings": {"draws": options.draws, "cases": CASES},
-        "figures": rows,
+        "rows": rows,
         "command": "python benchmarks/judge_laws.py",
     }
-    (options.out / "search-judge-laws.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write_result(options.out / "search-judge-laws.json", result)
     for row in rows:
         print(row)
 

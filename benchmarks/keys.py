@@ -14,7 +14,6 @@ benchmarks/results/keys.json.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.stores.bottleneck import KeySet, Values
 from decodery.training.kv_bottleneck import KeyRecipe, learn_keys
+from decodery_benchmarks.results import write_result
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "keys.json"
@@ -118,7 +118,7 @@ def main() -> None:
         rows[name] = {"lr": best, "code": code, "prose": between, "code again": later}
         print(name, rows[name], flush=True)
     made = {"command": "python benchmarks/keys.py", "tokens": args.tokens, "part": PART, "rows": rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import decodery
 from decodery.diffusion.texts import Filling
 from decodery.training.diffusion import DiffusionRecipe, held_out
 from decodery.training.lists import MOST, VOCABULARY
+from decodery_benchmarks.results import write_result
 
 SCHEMA = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}
 WAYS = (
@@ -57,7 +58,7 @@ def main() -> None:
     facts = {"prompts": given.count, "places": recipe.canvas, "schema": SCHEMA, "temperature": 0.5}
     letters = "" if given.letters == MOST else f" --letters {given.letters}"
     command = f"python benchmarks/lave.py --model DIR{letters} --count {given.count} --out {given.out}"
-    given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
+    write_result(given.out, {"command": command, "settings": facts, "rows": results})
 
 
 def figures(fillings: list[Filling], right: list[Any]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """How late, and how wrong, texts are that are written while their source arrives.
 
-    decodery train seq2seq reorder --block 2 --steps 4000 --out reorder
+    python benchmarks/train.py seq2seq reorder --block 2 --steps 4000 --out reorder
     python benchmarks/listening.py reorder
 
 Writes `benchmarks/results/listening.json`: of every way of listening, on sources nobody has trained on, arriving in
@@ -23,9 +23,10 @@ import decodery as dc
 from decodery.core.registry import resolve
 from decodery.extras.simultaneous.base import SimultaneousPolicy, SourceStream, listening
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.puzzles.alphabet import encoded
 from decodery.step.forward_request import run_sync
-from decodery.training.transductions import sources, transduction
+from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.training.transductions import sources, transduction
 
 WAYS = (
     "re-decode",
@@ -58,7 +59,7 @@ def anew(model: EncoderDecoder, source: list[int], size: int, ends: tuple[int, .
 @click.option("--texts", default=30, show_default=True)
 @click.option("--size", "sizes", multiple=True, type=int, default=(2,), show_default=True)
 def main(model: str, texts: int, sizes: tuple[int, ...]) -> None:
-    """Measure MODEL, a folder of `decodery train seq2seq reorder --block`."""
+    """Measure MODEL, a folder of `python benchmarks/train.py seq2seq reorder --block`."""
     lm, kind = dc.load(model), transduction("reorder")
     assert isinstance(lm.model, EncoderDecoder)
     ends = lm.tokenizer.eos_ids
@@ -95,7 +96,7 @@ def main(model: str, texts: int, sizes: tuple[int, ...]) -> None:
         "wrong with the whole source": round(float(np.mean(wrong)), 3),
         "rows": found,
     }
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["wrong with the whole source"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ texts must be the same. Counts, no times. Writes benchmarks/results/localist.jso
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 import decodery
 from decodery.kv_cache.localist import Localist
+from decodery_benchmarks.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "localist.json"
@@ -43,8 +43,6 @@ def main() -> None:
     lm = decodery.load("smollm2", dtype="int8")
     files = sorted((ROOT / "benchmarks" / "texts").glob("*.txt"))[: args.texts]
     prompts = [lm.tokenizer.encode(file.read_text(encoding="utf-8"))[: args.prompt] for file in files]
-    results: dict[str, Any] = {"command": "python benchmarks/localist.py", "texts": len(prompts), "rows": {}}
-    results |= {"prompt": args.prompt, "new": args.new}
 
     def written(drafter: str | None) -> tuple[list[list[int]], float]:
         engine = lm.engine()
@@ -56,16 +54,20 @@ def main() -> None:
         return [seq.generated for seq in found], (len(found) * (args.new - 1)) / passes
 
     plain, _ = written(None)
-    for block in (64, 16):
-        for dial in DIALS if block == 64 else (1.0,):
-            method = Localist(dial, block)
-            texts, rate = written(f"compressed-cache:length={LENGTH},cache_policy=localist(dial={dial},block={block})")
-            if texts != plain:
-                raise SystemExit(f"drafts with a dial of {dial} change the text")
-            row = {"tokens per pass": rate, "read": share(method, args.prompt, args.new)}
-            results["rows"][f"dial {dial:g}, blocks of {block}"] = row
-            OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-            print(dial, block, row, flush=True)
+    cells = {
+        f"dial {dial:g}, blocks of {block}": (dial, block)
+        for dial, block in [*((each, 64) for each in DIALS), (1.0, 16)]
+    }
+
+    def run(name: str) -> dict[str, Any]:
+        dial, block = cells[name]
+        texts, rate = written(f"compressed-cache:length={LENGTH},cache_policy=localist(dial={dial},block={block})")
+        if texts != plain:
+            raise SystemExit(f"drafts with a dial of {dial} change the text")
+        return {"tokens per pass": rate, "read": share(Localist(dial, block), args.prompt, args.new)}
+
+    settings = {"texts": len(prompts), "prompt": args.prompt, "new": args.new}
+    Experiment({"name": list(cells)}, run, settings=settings).measure(OUT, "python benchmarks/localist.py")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `decodery bench --workload long-context` measures, on passages of this project's documents.
+"""What `python benchmarks/bench.py long-context` measures, on passages of this project's documents.
 
     decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/kv/channels --texts 24
     pages="docs/inference-time-search.md docs/serving.md docs/training.md docs/sampling.md docs/supported-models.md"
@@ -25,12 +25,13 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.contexts.bounds import Oracle, Uniform
-from decodery.bench.contexts.errors import Errors
-from decodery.bench.contexts.measure import Bench as Measured
-from decodery.bench.contexts.measure import measure
-from decodery.bench.contexts.settings import NUMBERS, ORACLE, UNIFORM, spec_of
 from decodery.core.registry import resolve
+from decodery_benchmarks.long_context.bounds import Oracle, Uniform
+from decodery_benchmarks.long_context.errors import Errors
+from decodery_benchmarks.long_context.measure import Bench as Measured
+from decodery_benchmarks.long_context.measure import measure
+from decodery_benchmarks.long_context.settings import NUMBERS, ORACLE, UNIFORM, spec_of
+from decodery_benchmarks.results import begun_result, write_result
 
 BUDGETS = (0.25, 0.1, 0.5, 1.0)
 PASSAGES = Path(__file__).parent / "texts" / "passages.json"
@@ -77,7 +78,7 @@ def main() -> None:
     torch.set_num_threads(1)
     bench = Bench(decodery.load("smollm2"))
     errors = Errors(bench)
-    known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"policies": {}}
+    known: dict[str, Any] = begun_result(arguments.out)
     known["command"] = "python benchmarks/long_context.py --out benchmarks/results/long-context.json --parts runs/kv"
     known["model"] = "smollm2"
     known["tokens"] = {task: int(np.mean([len(c.document) for c in cases])) for task, cases in bench.cases.items()}
@@ -90,9 +91,9 @@ def main() -> None:
         kv = bounds[name](budget) if name in bounds else resolve("cache-policy", spec)
         drafts = None if name in bounds or kv.probes else f"{spec.replace(':', '(', 1)})"
         found = measure(bench, kv, drafts=drafts, errors=None if kv.probes else errors)
-        known["policies"].setdefault(name, {})[str(budget)] = found
+        known["rows"].setdefault(name, {})[str(budget)] = found
         print(name, budget, json.dumps(found), flush=True)
-        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_result(arguments.out, known, summary=["full"])
 
 
 if __name__ == "__main__":

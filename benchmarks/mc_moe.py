@@ -29,15 +29,17 @@ from decodery.compression.base import transformed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
+from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.puzzles.base import drawn
-from decodery.puzzles.chain import Chain
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.training.cut import parameters
 from decodery.training.loop import TrainingPlan, train
-from decodery.training.puzzle_model import TransformerShape, predicted, random_transformer, training_batch
+from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.puzzles.base import drawn
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer, training_batch
 
 OUT = Path(__file__).parent / "results" / "mc-moe.json"
 EXPERTS, TAKEN, STEPS, BATCH, HELD, DRAFTED = 8, 2, 200, 16, 6, 4
@@ -158,7 +160,7 @@ def main() -> None:
             rows[name]["bits"] = report.bits
         print(name, json.dumps(rows[name]), flush=True)
     made = {"command": "python benchmarks/mc_moe.py", "steps": STEPS, "puzzles": HELD, "rows": rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

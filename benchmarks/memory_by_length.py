@@ -9,8 +9,8 @@ to the embedded model's 30 layers and 3 such heads. The prompt is read in pieces
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
+from decodery_benchmarks.experiment import Experiment
 
 LAYERS, TIMES = 3, 15
 PIECE, WRITTEN = 512, 8
@@ -35,15 +36,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = tiny_transformer(0, num_layers=LAYERS, hidden_size=256, max_positions=8192, dtype=torch.float32)
-    found = dict[str, dict[str, list[int]]]()
-    for policy in POLICIES:
-        found[policy] = {}
-        for length in options.lengths:
-            found[policy][str(length)] = [TIMES * each for each in taken(model, resolve_cache_policy(policy), length)]
-        print(policy, found[policy], flush=True)
+
+    def run(name: str) -> dict[str, Any]:
+        return {
+            str(length): [TIMES * each for each in taken(model, resolve_cache_policy(name), length)]
+            for length in options.lengths
+        }
+
     command = "python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json"
-    told = {"command": command, "model": "smollm2", "found": found}
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
+    Experiment({"name": POLICIES}, run, settings={"model": "smollm2"}).measure(options.out, command)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from typing import Any
 import decodery as dc
 from decodery.constraints import Monitor
 from decodery.models.loaders.store import terminal_progress
+from decodery_benchmarks.results import begun_result, write_result
 
 PROJECT = Path(__file__).parents[1] / "tests" / "support"
 sys.path.insert(0, str(PROJECT))
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     path = options.out / "monitor.json"
-    texts = json.loads(path.read_text("utf-8"))["texts"] if path.exists() else {}
+    texts = begun_result(path).get("texts", {})
     jobs = {
         f"{setting}: {number}": (setting, name, prompt)
         for number, (name, prompt) in enumerate(prompts())
@@ -145,11 +146,10 @@ def main() -> None:
             result = {
                 "command": "python benchmarks/monitor.py",
                 "settings": {"model": lm.name, "new_tokens": options.tokens, "prompts": len(prompts())},
-                "figures": figures(texts),
                 "texts": texts,
             }
             options.out.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            write_result(path, result, summary=["texts"], figures=figures(texts))
             progress("texts", count + 1, len(missing))
     print(json.dumps(figures(texts), indent=1))
 

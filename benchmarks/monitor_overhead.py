@@ -10,7 +10,6 @@ with those without, and a difference ends the run.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,6 +17,7 @@ from typing import Any
 
 import decodery
 from decodery.bench.workloads import questions
+from decodery_benchmarks.results import write_result
 
 ONE = ("confidence:measure=mean",)
 FIVE = (*ONE, "confidence:measure=worst", "confidence:measure=first", "confidence:measure=entropy", "context-awareness")
@@ -61,7 +61,7 @@ def main() -> None:
         print(row)
     if given.out:
         found = {"model": lm.name, "prompts": len(asked), "rounds": given.rounds, "memory": "fresh", "rows": rows}
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_result(given.out, found)
 
 
 if __name__ == "__main__":

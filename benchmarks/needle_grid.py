@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import decodery
-from decodery.bench.contexts.cases import DEPTHS
-from decodery.bench.contexts.measure import Bench
-from decodery.bench.contexts.settings import ContextSettings
 from decodery.llm.resolve_settings import resolve_cache_policy
+from decodery_benchmarks.long_context.cases import DEPTHS
+from decodery_benchmarks.long_context.measure import Bench
+from decodery_benchmarks.long_context.settings import ContextSettings
+from decodery_benchmarks.results import begun_result, write_result
 
 FULL = "full"
 KEPT = {FULL: "auto", "full, float16": "float16", "full, int8": "int8"}
@@ -46,7 +46,7 @@ def main() -> None:
         name: Bench(decodery.load("smollm2", kv_dtype=kept), ContextSettings(input_tokens=tuple(lengths)))
         for name, kept in KEPT.items()
     }
-    known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"found": {}}
+    known: dict[str, Any] = begun_result(arguments.out)
     known["command"] = (
         "python benchmarks/needle_grid.py --out benchmarks/results/needle-grid.json --channels runs/channels"
     )
@@ -54,7 +54,7 @@ def main() -> None:
     units = list(itertools.product(lengths, KEPT))
     units += [(length, policy) for length in sorted(arguments.lengths) for policy in POLICIES]
     for length, name in sorted(units, key=lambda unit: unit[0] if unit[1] not in KEPT else 0):
-        found = known["found"].setdefault(str(length), {})
+        found = known["rows"].setdefault(str(length), {})
         if name in found or (name.startswith("double") and arguments.channels is None):
             continue
         bench = benches.get(name, benches[FULL])
@@ -69,7 +69,7 @@ def main() -> None:
                 if asked or name not in KEPT
             }
         print(length, name, found[name], flush=True)
-        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_result(arguments.out, known)
 
 
 if __name__ == "__main__":

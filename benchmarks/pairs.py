@@ -22,12 +22,13 @@ from typing import Any
 import decodery
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.training import one_stack
 from decodery.training.loop import CHECKPOINT
-from decodery.training.one_stack import OneStackRecipe, train_one_stack
-from decodery.training.puzzle_model import SHAPES, TransformerShape
-from decodery.training.seq2seq import Seq2SeqRecipe, right, train_seq2seq
-from decodery.training.transductions import sources, transduction
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.training import one_stack
+from decodery_benchmarks.training.one_stack import OneStackRecipe, train_one_stack
+from decodery_benchmarks.training.puzzle_model import SHAPES, TransformerShape
+from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, right, train_seq2seq
+from decodery_benchmarks.training.transductions import sources, transduction
 
 OUT = Path(__file__).parent / "results" / "pairs.json"
 KIND = transduction("normalise")
@@ -116,7 +117,7 @@ def main() -> None:
         "command": "python benchmarks/pairs.py --work DIR", "steps": args.steps, "held out": HELD, "source": SOURCE,
         "written": WRITTEN, "rows": rows,
     }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

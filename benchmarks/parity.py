@@ -11,7 +11,6 @@ sentence that they are refused with. Writes benchmarks/results/parity.json.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -27,6 +26,7 @@ from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.transformers.adapter import TransformersModel
+from decodery_benchmarks.results import write_result
 from tiny_models import CASES, SHAPE, TREE_PARENTS, make_model, random_ids, randomize, reference, save, tree_mask
 
 ROOT = Path(__file__).parents[1]
@@ -110,9 +110,7 @@ def main() -> None:
         print(family, others[family], flush=True)
     command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/parity.py"
     path = ROOT / "benchmarks" / "results" / "parity.json"
-    path.write_text(
-        json.dumps({"command": command, "cases": cases, "adapted": others}, indent=1) + "\n", encoding="utf-8"
-    )
+    write_result(path, {"command": command, "cases": cases, "adapted": others}, summary=["cases", "adapted"])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from decodery.search.base import Branches
 from decodery.search.pg_td import Programs, Tree
 from decodery.step.forward_request import ForwardCoroutine, run_sync
 from decodery.step.sequence import Sequence
+from decodery_benchmarks.results import begun_result, write_result
 
 STOP = "\n"
 PUBLIC = 3
@@ -220,7 +221,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     path = options.out / "pg-td.json"
-    runs = json.loads(path.read_text("utf-8"))["runs"] if path.exists() else {}
+    runs = begun_result(path).get("runs", {})
     jobs = {
         f"{setting}: {problem.signature}": (run, problem) for problem in PROBLEMS for setting, run in SETTINGS.items()
     }
@@ -233,11 +234,10 @@ def main() -> None:
             result = {
                 "command": "python benchmarks/pg_td.py",
                 "settings": {"model": lm.name, "new_tokens": options.tokens, "passes": options.passes},
-                "figures": figures(runs),
                 "runs": runs,
             }
             options.out.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            write_result(path, result, summary=["runs"], figures=figures(runs))
             progress("runs", count + 1, len(missing))
     print(json.dumps(figures(runs), indent=1))
 

@@ -25,10 +25,11 @@ import torch
 from decodery.models.loaders.store import terminal_progress
 from decodery.models.torch.power_law import PowerLaw, side_by_side
 from decodery.models.torch.transformer import Transformer
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.training.loop import CHECKPOINT
-from decodery.training.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
+from decodery_benchmarks.puzzles import drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.training.pldr import PLDRRecipe, mean_operators, random_power_law, train_pldr
 
 OUT = Path(__file__).parent / "results" / "power-law.json"
 TEXTS, WRITTEN, DRAFTED = 24, 8, 4
@@ -97,7 +98,7 @@ def main() -> None:
         "curve": {step: {name: round(each, 4) for name, each in values.items()} for step, values in metrics.items()},
         "tokens per pass": {name: tokens / count for name, count in looked.items()},
     }
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["distance", "curve", "tokens per pass"])
     print(json.dumps(made))
 
 

@@ -13,7 +13,6 @@ compiled, PYTHONPATH=benchmarks/stand_ins runs llama.cpp by xllamacpp, of which 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,13 +24,13 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.bench.peers import UnavailableError, is_peer
-from decodery.bench.peers.apart import open_apart
-from decodery.bench.peers.base import Order
 from decodery.bench.settings import Settings
-from decodery.bench.subject import Own, Subject
+from decodery.bench.subject import Own, Subject, UnavailableError
 from decodery.bench.workloads import documents
-from decodery.core.machine import describe
+from decodery_benchmarks.peers import peers
+from decodery_benchmarks.peers.apart import open_apart
+from decodery_benchmarks.peers.base import Order
+from decodery_benchmarks.results import begun_result, write_result
 
 OURS = ("int8", "int8/float16", "int4", "int4/float16")
 PEERS = ("llama.cpp", "llama.cpp-q8", "openvino")
@@ -88,14 +87,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--programs", nargs="*", default=[*OURS, *PEERS], help="precisions of this package, and peers")
     options = parser.parse_args()
-    known: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"rounds": []}
+    known: dict[str, Any] = begun_result(options.out)
     known |= {"command": f"python benchmarks/prefill_peers.py --out {options.out}", "model": options.model}
-    known |= {"tokens": options.tokens, "machine": describe(), "packages": packages()}
+    known |= {"tokens": options.tokens, "packages": packages(), "rows": list(known["rows"])}
     subjects: dict[str, Subject] = {}
     for name in options.programs:
-        dtype, _, kept = ("int8" if is_peer(name) else name).partition("/")
+        dtype, _, kept = ("int8" if name in peers() else name).partition("/")
         lm = decodery.load(options.model, dtype=dtype, kv_dtype=kept or "auto")
-        if not is_peer(name):
+        if name not in peers():
             subjects[name] = Own(lm, "none", 0.0)
             continue
         try:
@@ -106,17 +105,17 @@ def main() -> None:
         # Of another prompt than any that is timed: a program may keep what it has read.
         subject.decode([prompt(lm, 300, 1000)], max_new_tokens=1, seed=0)
     for _ in range(options.rounds):
-        number, found = len(known["rounds"]), dict[str, Any]()
-        known["rounds"].append(found)
+        number, found = len(known["rows"]), dict[str, Any]()
+        known["rows"].append(found)
         for name, subject in subjects.items():
-            process = subject.process.pid if is_peer(name) else os.getpid()  # type: ignore[attr-defined]
+            process = subject.process.pid if name in peers() else os.getpid()  # type: ignore[attr-defined]
             text = prompt(lm, options.tokens, number)
             found[name] = measured(
                 process,
                 lambda: subject.decode([text], max_new_tokens=1, seed=0).prefill_seconds,  # noqa: B023
             )
             print(number, name, subject.dtype, found[name], torch.get_num_threads(), "threads", flush=True)
-            options.out.write_text(json.dumps(known, indent=1) + "\n")
+            write_result(options.out, known)
 
 
 if __name__ == "__main__":

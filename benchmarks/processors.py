@@ -17,7 +17,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from decodery.core.machine import describe
 from decodery.sampling import (
     DRY,
     XTC,
@@ -32,6 +31,7 @@ from decodery.sampling import (
     TopK,
     TopP,
 )
+from decodery_benchmarks.results import write_result
 
 VOCAB = 49_152
 LENGTHS = (100, 1000, 8000)
@@ -80,11 +80,10 @@ def main() -> None:
     }
     result = {
         "command": "python benchmarks/processors.py",
-        "machine": describe(),
         "vocabulary": VOCAB,
         "milliseconds": found,
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(options.out, result, summary=["milliseconds"])
     print(json.dumps(found, indent=1))
 
 

@@ -32,6 +32,7 @@ from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, uniform
 from decodery.step.forward_request import run_sync, score
+from decodery_benchmarks.results import write_result
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -128,9 +129,9 @@ def main() -> None:
         "read": read,
         "behind": options.behind,
         "trained": [{"command": each.facts["command"], "validation": each.facts["validation"]} for each in trained],
-        "runs": runs,
+        "rows": runs,
     }
-    (RESULTS / "pruning.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_result(RESULTS / "pruning.json", facts, summary=["trained"])
 
 
 if __name__ == "__main__":

@@ -26,9 +26,11 @@ import torch
 from rich.progress import track
 
 import decodery
-from decodery.bench.peers.base import checkpoint
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
+from decodery_benchmarks.intervals import interval
+from decodery_benchmarks.peers.base import checkpoint
+from decodery_benchmarks.results import write_result
 
 WINDOW = 512
 
@@ -72,7 +74,7 @@ def main() -> None:
     settings = {"windows": len(windows), "window": WINDOW, "every": options.every, "new_tokens": options.new_tokens}
     command = shlex.join(["python", "benchmarks/quality.py", *sys.argv[1:]])
     result = {"command": command, "model": reference.name, "settings": settings, "rows": rows}
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.out, result)
 
 
 def held_out(lm: LLM, questions: list[dict], count: int) -> list[list[int]]:
@@ -127,8 +129,7 @@ def window_losses(name: str, score: Score, windows: list[list[int]]) -> np.ndarr
 
 def more(nats: np.ndarray) -> list[float]:
     """By what share perplexity grows for these differences of windows, and a 95 % interval of resampled windows."""
-    drawn = np.random.default_rng(0).choice(nats, (10_000, len(nats))).mean(axis=1)
-    return [round(math.expm1(each), 6) for each in (nats.mean(), *np.quantile(drawn, (0.025, 0.975)))]
+    return [round(math.expm1(each), 6) for each in (nats.mean(), *interval(nats, digits=9))]
 
 
 def greedy_texts(lm: LLM, questions: list[dict], length: int) -> list[tuple[list[int], int]]:

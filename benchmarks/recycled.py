@@ -12,7 +12,6 @@ measured again.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from decodery.core.registry import resolve
 from decodery.engine.request import Request
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.experiment import Experiment
 from transforms import CALIBRATION, DRAFTED, LENGTH, NEW, PIECES, PROMPTS, ROWS, pieces
 
 ROOT = Path(__file__).parents[1]
@@ -37,8 +37,7 @@ def main() -> None:
     model = lm.model
     assert isinstance(model, Transformer)
     calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
-    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
-    results |= {"command": "python benchmarks/recycled.py", "prompts": len(PROMPTS), "drafted": DRAFTED, "written": NEW}
+    settings = {"prompts": len(PROMPTS), "drafted": DRAFTED, "written": NEW}
 
     def written(drafter: DraftModel | None) -> tuple[list[list[int]], dict[str, float]]:
         engine = lm.engine()
@@ -51,18 +50,18 @@ def main() -> None:
         return [seq.generated for seq in found], {"tokens per pass": tokens / passes, "rows per token": rows / tokens}
 
     plain, _ = written(None)
-    for name in args.names or COPIES:
-        if name in results["rows"]:
-            continue
+
+    def run(name: str) -> dict[str, Any]:
         copy, _ = transformed(model, [resolve("compression", spec) for spec in ROWS[name]], calibration)
         row = {}
         for how, recycled in (("own", False), ("recycled", True)):
             texts, row[how] = written(DraftModel(copy, length=DRAFTED, recycled=recycled))
             if texts != plain:
                 raise SystemExit(f"drafts of {name}, {how}, change a text")
-        results["rows"][name] = row
-        OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(name, json.dumps(row), flush=True)
+        return row
+
+    names = args.names or COPIES
+    Experiment({"name": names}, run, settings=settings).measure(OUT, "python benchmarks/recycled.py")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from decodery.speculative.acceptance.k_seq import discount
 from decodery.speculative.acceptance.recursive_rejection import without_replacement
 from decodery.speculative.acceptance.typical import threshold
 from decodery.testing.transport import best_acceptance, enumerate_draws, linear_program, node_law
+from decodery_benchmarks.results import write_result
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 KS = (1, 2, 4)
@@ -161,11 +162,11 @@ def main() -> None:
     options = parser.parse_args()
     path = options.out / "rules.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    result: dict = {"kind": "acceptance of rules", "command": "python benchmarks/rules.py"}
+    result: dict = {"command": "python benchmarks/rules.py", "rows": {}}
 
     def keep(title: str, found: dict) -> None:
-        result[title] = found
-        path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        result["rows"][title] = found
+        write_result(path, result)
         print(json.dumps(found, indent=1), flush=True)
 
     keep("random", {"pairs": 100, "vocabulary": 5, **figures(random_pairs(100, 5), SMALL)})

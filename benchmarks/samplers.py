@@ -32,6 +32,7 @@ from decodery.scorers import LinearValue, TextScore, ValueHead
 from decodery.search import Beam, ContrastiveSearch, ControlledBlocks, DiverseBeam, ExactExtract
 from decodery.search.base import Search
 from decodery.step.sequence import Sequence as Decoded
+from decodery_benchmarks.results import begun_result, write_result
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 BEGINNING = 40
@@ -85,15 +86,16 @@ class Results:
 
     def __init__(self, path: Path, facts: dict[str, Any], *, again: bool) -> None:
         self.path, self.facts = path, facts
-        kept = json.loads(path.read_text("utf-8")) if path.exists() and not again else {}
-        self.rows: dict[str, Any] = kept.get("results", {}) if facts.items() <= kept.items() else {}
+        kept = begun_result(path)
+        same = not again and all(kept.get(name) == value for name, value in facts.items())
+        self.rows: dict[str, Any] = kept["rows"] if same else {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.rows
 
     def __setitem__(self, name: str, row: dict[str, Any]) -> None:
         self.rows[name] = row
-        self.path.write_text(json.dumps(self.facts | {"results": self.rows}, indent=1) + "\n", encoding="utf-8")
+        write_result(self.path, self.facts, figures=self.rows)
         print(name, row, flush=True)
 
 

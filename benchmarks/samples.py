@@ -22,6 +22,7 @@ import decodery as dc
 from decodery.search.answers import AnswerExtractor
 from decodery.search.best_of_n import BestOfN
 from decodery.search.estimators import best_of, pass_at, voted
+from decodery_benchmarks.intervals import interval
 
 ASK = "{}\nThink step by step, and end with a line #### and the number."
 
@@ -71,8 +72,7 @@ def report(pools: list[dict[str, Any]], most: int) -> None:
         cells = []
         for n in widths:
             values = np.array([accuracy(pool, n) for pool in pools])
-            draws = np.random.default_rng(0).choice(values, (2000, len(values))).mean(axis=1)
-            low, high = np.quantile(draws, (0.025, 0.975))
+            low, high = interval(values)
             cells.append(f"{values.mean():.3f} +-{(high - low) / 2:.3f}".rjust(14))
         print(name.ljust(18), *cells)
 

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import decodery as dc
+from decodery_benchmarks.results import begun_result, write_result
 
 RESULT = Path(__file__).parent / "results" / "search-cost.json"
 PROMPT, TOKENS = 1000, 128
@@ -89,11 +90,14 @@ def main() -> None:
     parser.add_argument("part", choices=["counts", "times"])
     part = parser.parse_args().part
     lm = dc.load("smollm2")
-    found = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
+    found = begun_result(RESULT)
     found["about"] = {"model": lm.name, "dtype": lm.dtype, "prompt": PROMPT, "tokens": TOKENS}
-    found[part] = counts(lm) if part == "counts" else times(lm)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found[part], indent=1))
+    if part == "counts":
+        found["rows"] = counts(lm)
+    else:
+        found["summary"]["times"] = times(lm)
+    write_result(RESULT, found)
+    print(json.dumps(found["rows"] if part == "counts" else found["times"], indent=1))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.bench.searches.figures import RESAMPLES, interval
-from decodery.bench.searches.pools import Sampling, estimated
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
@@ -37,6 +35,9 @@ from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
 from decodery.step.scorer import Scorer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
+from decodery_benchmarks.intervals import interval
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.searches.pools import Sampling, estimated
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"
@@ -239,7 +240,6 @@ def figures(bench: Bench) -> dict[str, Any]:
     if not numbers:
         return {"questions": 0}
     pools = [known["pool"][number] for number in numbers]
-    resamples = np.random.default_rng(0).integers(0, len(numbers), (RESAMPLES, len(numbers)), dtype=np.int32)
     plain = np.array([estimated(pool, "pass@n", "head", 1)["right"] for pool in pools])
 
     def row(method: str, n: int | None, right: Sequence[float], spent: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -250,11 +250,11 @@ def figures(bench: Bench) -> dict[str, Any]:
             "method": method,
             "n": n,
             "accuracy": round(float(values.mean()), 4),
-            "interval": interval(values, resamples),
+            "interval": interval(values),
             "over_one": round(float((values - plain).mean()), 4),
-            "over_one_interval": interval(values - plain, resamples),
+            "over_one_interval": interval(values - plain),
             "over_vote": round(float((values - voted).mean()), 4),
-            "over_vote_interval": interval(values - voted, resamples),
+            "over_vote_interval": interval(values - voted),
             **{key: round(float(np.mean([s[key] for s in spent])), 1) for key in ("tokens", "scorer_calls", "depth")},
         }
 
@@ -316,11 +316,11 @@ def main() -> None:
                 "learned_from": {"questions": len(bench.learn), "texts": LEARNED},
                 "pool": POOL,
             },
-            "figures": figures(bench),
         }
+        found = figures(bench)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "search-gsm8k.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(json.dumps(result["figures"])[:3000], flush=True)
+        write_result(options.out / "search-gsm8k.json", result, figures=found)
+        print(json.dumps(found)[:3000], flush=True)
 
 
 if __name__ == "__main__":

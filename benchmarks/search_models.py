@@ -23,14 +23,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import decodery as dc
-from decodery.bench.searches.figures import RESAMPLES, interval
-from decodery.bench.searches.rewards import reward
 from decodery.core.noise import nth_seed
 from decodery.core.registry import resolve
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.adapters import Adapter, tuned
-from decodery.puzzles import Puzzle, drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
@@ -44,12 +40,17 @@ from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
 from decodery.training.adapter import LoRARemaking, train_adapter
 from decodery.training.corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
-from decodery.training.grpo import GRPORecipe, train_grpo
-from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
 from decodery.training.remade import CopyRecipe
 from decodery.training.router import decisions, fit_router
-from decodery.training.solving import solved, text_of
 from decodery.training.value import fit_switch, fit_value
+from decodery_benchmarks import solvers
+from decodery_benchmarks.intervals import interval
+from decodery_benchmarks.puzzles import Puzzle, drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.searches.rewards import reward
+from decodery_benchmarks.training.grpo import GRPORecipe, train_grpo
+from decodery_benchmarks.training.puzzle_model import PuzzleRecipe, train_puzzle_model
+from decodery_benchmarks.training.solving import solved, text_of
 from groups import parser, record
 
 SPARE, TOGETHER = 8, 16
@@ -60,7 +61,6 @@ class Bench:
 
     def __init__(self, work: Path, prompts: int) -> None:
         self.work, self.prompts = work, prompts
-        self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
 
     def model(self, name: str, asked: Puzzle, recipe: PuzzleRecipe) -> dc.LLM:
         """A model of puzzles, trained where it is not there yet."""
@@ -79,7 +79,7 @@ class Bench:
         names = sorted({name for each in ledgers for name in each.counts})
         return {
             "share": round(float(values.mean()), 4),
-            "interval": interval(values, self.resamples),
+            "interval": interval(values),
             "tokens": round(float(np.mean([each.tokens for each in ledgers])), 2),
             "counts": {name: sum(each.counts.get(name, 0) for each in ledgers) for name in names},
         }
@@ -121,7 +121,7 @@ def pair(bench: Bench) -> dict[str, Any]:
     """
     asked = puzzle("chain")
     recipe = PuzzleRecipe("tiny-3M", batch=24, every=50, least=0.75, most=1.0, greedy=32, sampled=4)
-    large, small = bench.model("tiny-3M-chain", asked, recipe), dc.load("tiny-1M-chain")
+    large, small = bench.model("tiny-3M-chain", asked, recipe), solvers.load("tiny-1M-chain")
     prompts = bench.asked(asked)
     found: dict[str, Any] = {
         "small alone": bench.of(small, asked, prompts, None),

@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.bench.searches.figures import RESAMPLES, interval
-from decodery.bench.searches.pools import Sampling, estimated
 from decodery.scorers import LogProbability, ProgramTests
 from decodery.scorers.sandbox import Sandbox
 from decodery.search import IAD, PGTD, AdaptiveSampling, BestOfN
 from decodery.search.base import Search
+from decodery_benchmarks.intervals import interval
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.searches.pools import Sampling, estimated
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"
@@ -198,7 +199,6 @@ def figures(bench: Bench) -> dict[str, Any]:
     numbers = [number for number in sorted(pools) if all(number in known for known in runs.values())]
     if not numbers:
         return {"problems": 0}
-    resamples = np.random.default_rng(0).integers(0, len(numbers), (RESAMPLES, len(numbers)), dtype=np.int32)
     plain = np.array([estimated(pools[number], "pass@n", "", 1)["right"] for number in numbers])
 
     def row(method: str, n: int | None, each: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -207,9 +207,9 @@ def figures(bench: Bench) -> dict[str, Any]:
             "method": method,
             "n": n,
             "accuracy": round(float(right.mean()), 4),
-            "interval": interval(right, resamples),
+            "interval": interval(right),
             "over_one": round(float((right - plain).mean()), 4),
-            "over_one_interval": interval(right - plain, resamples),
+            "over_one_interval": interval(right - plain),
             **{key: round(float(np.mean([s[key] for s in each])), 1) for key in ("tokens", "scorer_calls", "depth")},
         }
 
@@ -256,11 +256,11 @@ def main() -> None:
                 "pool": POOL,
                 "examples": EXAMPLES,
             },
-            "figures": figures(bench),
         }
+        found = figures(bench)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "search-programs.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(json.dumps(result["figures"])[:300], flush=True)
+        write_result(options.out / "search-programs.json", result, figures=found)
+        print(json.dumps(found)[:300], flush=True)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.puzzles import Puzzle
-from decodery.puzzles.alphabet import encoded
 from decodery.scorers.process_reward import ProcessHead
 from decodery.training.judge import auc
 from decodery.training.restart import not_better
 from decodery.training.value import states_of
+from decodery_benchmarks.puzzles import Puzzle
+from decodery_benchmarks.puzzles.alphabet import encoded
 
 _PLACES, _BINS = (0.25, 0.5, 0.75, 1.0), 10
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.search.answers import vote
+from decodery_benchmarks.intervals import interval
 
 _SUBSETS, _DROP = 200, 0.5
 
@@ -61,7 +61,6 @@ def votes(pools: list[dict[str, Any]], mark: str, budgets: Sequence[int]) -> lis
         1 / (1 + np.exp(-(rows @ fitted[1 - number % 2][:-1] + fitted[1 - number % 2][-1])))
         for number, rows in enumerate(told)
     ]
-    resamples = np.random.default_rng(0).integers(0, len(pools), (RESAMPLES, len(pools)), dtype=np.int32)
     found = []
     for n in budgets:
         plain = np.array([_voted(pool, n) for pool in pools])
@@ -72,7 +71,7 @@ def votes(pools: list[dict[str, Any]], mark: str, budgets: Sequence[int]) -> lis
         for kind, right in kinds.items():
             row = {"kind": kind, "n": n, "accuracy": round(float(right.mean()), 4)}
             gain = right - plain
-            found.append(row | {"gain": round(float(gain.mean()), 4), "interval": interval(gain, resamples)})
+            found.append(row | {"gain": round(float(gain.mean()), 4), "interval": interval(gain)})
     return found
 
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import decodery as dc
 from decodery.bench.result import dump
-from decodery.bench.searches.job import TRACES, SearchJob, read_traces
-from decodery.bench.searches.settings import SearchSettings
-from decodery.models.loaders.solvers import SHIPPED
-from decodery.puzzles import puzzle
-from decodery.training.prm import PRM, PRMRecipe, train_prm
-from decodery.training.puzzle_model import PuzzleRecipe, train_puzzle_model
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.searches.job import TRACES, SearchJob, read_traces
+from decodery_benchmarks.searches.settings import SearchSettings
+from decodery_benchmarks.training.prm import PRM, PRMRecipe, train_prm
+from decodery_benchmarks.training.puzzle_model import PuzzleRecipe, train_puzzle_model
 from search_reliability import reliability
 from search_signs import signs
 
@@ -193,7 +193,7 @@ def ready(table: Table, work: Path) -> tuple[dc.LLM, SearchSettings]:
     made = work / settings.model
     if table.recipe is not None and not (made / "README.md").is_file():
         train_puzzle_model(puzzle(table.taught or settings.puzzle), made, recipe=table.recipe)
-    lm = dc.load(settings.model if settings.model in SHIPPED else str(made))
+    lm = solvers.load(settings.model if settings.model in solvers.SOLVERS else str(made))
     learned = []
     for name in table.heads:
         path = head_of(table, name, work)

@@ -4,7 +4,7 @@
 
 grid: a vote by temperature and top-p. labels: reward heads by who labelled their steps, and what that cost. optimal:
 which search is best for puzzles of which difficulty. orpo: rounds of search and learning. grpo: learning from rewards
-calibrated, and transformed for the best of n. All on the shipped tiny-1M-chain, on puzzles of other splits than were
+calibrated, and transformed for the best of n. All on tiny-1M-chain, on puzzles of other splits than were
 learned from; nothing is timed. What is trained is kept in --work, so that the same command goes on. Every group writes
 search-GROUP.json.
 """
@@ -24,24 +24,25 @@ import torch
 from safetensors import safe_open
 
 import decodery as dc
-from decodery.bench.searches.allocation import Fold, crossed
-from decodery.bench.searches.figures import RESAMPLES, interval
-from decodery.bench.searches.job import TRACES, SearchJob, read_traces
-from decodery.bench.searches.pools import Sampling, estimated
-from decodery.bench.searches.rewards import reward
-from decodery.bench.searches.settings import SearchSettings
 from decodery.core.registry import resolve
-from decodery.puzzles import Puzzle, drawn, puzzle
-from decodery.puzzles.alphabet import encoded
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
-from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.judge import auc
 from decodery.training.loop import CHECKPOINT
-from decodery.training.orpo import ORPORecipe, train_orpo
-from decodery.training.prm import PRMRecipe, train_prm
 from decodery.training.value import states_of
+from decodery_benchmarks import solvers
+from decodery_benchmarks.intervals import interval
+from decodery_benchmarks.puzzles import Puzzle, drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.searches.allocation import Fold, crossed
+from decodery_benchmarks.searches.job import TRACES, SearchJob, read_traces
+from decodery_benchmarks.searches.pools import Sampling, estimated
+from decodery_benchmarks.searches.rewards import reward
+from decodery_benchmarks.searches.settings import SearchSettings
+from decodery_benchmarks.training.grpo import GRPORecipe, train_grpo
+from decodery_benchmarks.training.orpo import ORPORecipe, train_orpo
+from decodery_benchmarks.training.prm import PRMRecipe, train_prm
 from groups import parser, record
 
 MODEL, PUZZLE, TOGETHER, SPARE = "tiny-1M-chain", "chain", 8, 8
@@ -53,10 +54,9 @@ class Bench:
     """The model, and held-out puzzles."""
 
     def __init__(self, work: Path, prompts: int) -> None:
-        self.work, self.lm = work, dc.load(MODEL)
+        self.work, self.lm = work, solvers.load(MODEL)
         self.asked: Puzzle = puzzle(PUZZLE)
         self.prompts = list(islice(drawn(self.asked, "test"), prompts))
-        self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
 
     def pools(self, lm: dc.LLM, scorers: dict[str, Any] | None = None, **settings: Any) -> list[dict[str, Any]]:
         """A pool of texts of every puzzle, as `estimated` takes it."""
@@ -95,7 +95,7 @@ class Bench:
     def share(self, each: Any) -> dict[str, Any]:
         """The mean over puzzles with its 95 % bootstrap interval."""
         values = np.array(list(each), dtype=np.float64)
-        return {"share": round(float(values.mean()), 4), "interval": interval(values, self.resamples)}
+        return {"share": round(float(values.mean()), 4), "interval": interval(values)}
 
     def method(self, pools: list[dict[str, Any]], name: str, n: int, judged: str = "") -> dict[str, Any]:
         return self.share(estimated(pool, name, judged, n)["right"] for pool in pools)

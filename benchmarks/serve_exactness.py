@@ -24,6 +24,7 @@ import decodery as dc
 from decodery.constraints import JSONSchema
 from decodery.server.run import Server
 from decodery.server.settings import GIB, ServerSettings
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "serve_exactness.json"
 TOPICS = ["tides", "bread", "glass", "the moon", "rivers", "clocks", "salt", "bees"]
@@ -123,7 +124,7 @@ def main() -> None:
         "of": load.prefix_asked,
         "preemptions": load.preemptions,
     }
-    OUT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(OUT, result, summary=list(result))
     print(json.dumps(result, indent=1))
     if differ:
         print("they differ:", json.dumps([bodies[number] for number in differ[:3]]))

@@ -23,13 +23,13 @@ from decodery.bench.load.job import LoadJob
 from decodery.bench.load.settings import LoadSettings
 from decodery.bench.load.show import show
 from decodery.bench.load.target import Target, own
-from decodery.bench.peers.base import checkpoint
-from decodery.bench.peers.llama_cpp import requantize
 from decodery.bench.report import table
 from decodery.bench.result import dump, read, require_load
 from decodery.bench.terminal import progress_bar, screen
 from decodery.cli.decode import stop_on_interrupt
 from decodery.models.loaders.store import home
+from decodery_benchmarks.peers.base import checkpoint
+from decodery_benchmarks.peers.llama_cpp import requantize
 
 HERE = Path(__file__).parent
 PACKAGES = {

@@ -27,10 +27,9 @@ import httpx
 import numpy as np
 
 from decodery.bench.load.target import own
-from decodery.bench.result import write
 from decodery.bench.terminal import progress_bar
 from decodery.cli.decode import stop_on_interrupt
-from decodery.core.machine import describe
+from decodery_benchmarks.results import write_result
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 KV_GIB = "0.25"
@@ -365,10 +364,8 @@ def main() -> None:
     grown = growth(found.memory)
     flat = grown is None or grown["grown_share"] <= FLAT
     result = {
-        "kind": "serve-soak",
         "command": f"python benchmarks/serve_soak.py --seconds {options.seconds:g} --clients {options.clients}",
         "complete": complete,
-        "machine": describe(),
         "seconds": options.seconds,
         "server_errors": found.server_errors,
         "texts_compared": found.compared,
@@ -381,7 +378,8 @@ def main() -> None:
         "faults": found.faults,
         "resident_mib_by_second": found.memory,
     }
-    write(options.json, json.dumps(result, indent=1) + "\n")
+    summary = [name for name in result if name not in ("command", "complete", "seconds")]
+    write_result(options.json, result, summary=summary)
     print(json.dumps({name: value for name, value in result.items() if name != "resident_mib_by_second"}, indent=1))
     sys.exit(0 if not found.faults and flat else 1)
 

@@ -8,7 +8,6 @@ Counts, not times: they are the same on any machine. Needs the embedded model an
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from decodery.search import Beam
 from decodery.speculative.acceptance.cntp import CNTP
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing.models import Counted
+from decodery_benchmarks.experiment import Experiment
 
 TOPICS = (
     *("tides", "rain", "wind", "snow", "iron", "glass", "paper", "bread"),
@@ -114,7 +114,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sharing.json"))
     options = parser.parse_args()
     lm, draft = dc.load("smollm2"), dc.load("smollm2-draft").model
-    result: dict[str, Any] = {"kind": "sharing", "command": "python benchmarks/sharing.py"}
     parts = {
         "eagle-2, one text": lambda: drafts(lm, draft, 1),
         "eagle-2, sixteen texts": lambda: drafts(lm, draft, 16),
@@ -123,10 +122,7 @@ def main() -> None:
         "prompts arriving together": lambda: arriving(lm),
         "forks": lambda: forks(lm),
     }
-    for name, part in parts.items():
-        result[name] = part()
-        print(name, result[name], flush=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    Experiment({"name": list(parts)}, lambda name: parts[name]()).measure(options.out, "python benchmarks/sharing.py")
 
 
 if __name__ == "__main__":

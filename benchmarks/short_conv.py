@@ -12,7 +12,6 @@ benchmarks/results/short-conv.json.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from decodery.training.cut import parameters
 from decodery.training.loop import TrainingPlan, train
 from decodery.training.short_conv import parameters as of_convolutions
 from decodery.training.short_conv import with_short_convolutions
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "short-conv.json"
 KEYS = VALUES = 32
@@ -110,9 +110,9 @@ def main() -> None:
         print(kind, rows[kind], flush=True)
     made = {
         "command": "python benchmarks/short_conv.py --work DIR", "pairs": PAIRS, "batch": args.batch,
-        "seed": args.seed, "kinds": rows,
+        "seed": args.seed, "rows": rows,
     }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made)
 
 
 if __name__ == "__main__":

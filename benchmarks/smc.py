@@ -31,6 +31,7 @@ from decodery.sampling import Sampler
 from decodery.sampling.constraint import Constrained, Constraint
 from decodery.search.smc import SMC
 from decodery.testing import TableModel, decode
+from decodery_benchmarks.results import write_result
 from groups import parser
 
 PLAIN = Sampler.from_settings(temperature=1.0)
@@ -331,8 +332,8 @@ def main() -> None:
         if name == "checks":
             command += f" --tokens {options.tokens}" + " --timed" * options.timed
         about = " ".join((GROUPS[name].__doc__ or "").split())
-        result = {"command": command, "about": about, "figures": GROUPS[name](options)}
-        (options.out / f"smc-{name}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        found = GROUPS[name](options)
+        write_result(options.out / f"smc-{name}.json", {"command": command, "about": about}, figures=found)
 
 
 if __name__ == "__main__":

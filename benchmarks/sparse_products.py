@@ -29,6 +29,7 @@ from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parent / "results" / "sparse-products.json"
 LAYERS, ROWS = (0, 10, 20, 29), (1, 8, 64)
@@ -81,7 +82,7 @@ def main() -> None:
     }
     command = "OMP_NUM_THREADS=1 python benchmarks/sparse_products.py"
     results = {"command": command, "turns": args.turns, "matrices": len(weights), "rows": rows}
-    OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, results)
     print(json.dumps(rows, indent=1))
 
 

@@ -6,7 +6,7 @@ Texts that smollm2 in int8 has drawn (temperature 1), three quarters to learn fr
 one after it, told apart among the 1,000 commonest tokens and one more for all others, which can only bring
 distributions nearer. Probes of one size predict V from W alone, and from W and the model's state before W, after
 several of its layers and at random; they are taught the model's own distribution of V. For each, on held-out text: its
-mean KL from the model, which is at least J (see `decodery.bench.surplus`); the acceptance that this promises by
+mean KL from the model, which is at least J (see `decodery_benchmarks.surplus`); the acceptance that this promises by
 Pinsker's and Jensen's inequalities, and that of drawn drafts, measured; the entropy of what it draws from, and of the
 model's. gain: by how many nats the state is better, an estimate of the surplus. Beside them closed forms: how the
 promise stands to the truth on 1,000 random sources of second order. Counts, no times. Writes
@@ -16,7 +16,6 @@ benchmarks/results/surplus.json.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.surplus import Surplus, floor, of_chain
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.surplus import Surplus, floor, of_chain
 
 OUT = Path(__file__).parent / "results" / "surplus.json"
 PROMPTS = (
@@ -157,9 +157,9 @@ def main() -> None:
         print(name, found[name], flush=True)
     made = {
         "command": "python benchmarks/surplus.py", "learned": len(known["token"]), "held out": len(tried["token"]),
-        "steps": args.steps, "sources": sources(1000), "drafters": found,
+        "steps": args.steps, "sources": sources(1000), "rows": found,
     }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write_result(OUT, made, summary=["sources"])
 
 
 if __name__ == "__main__":

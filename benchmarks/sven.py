@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ import decodery as dc
 from decodery.llm.llm import LLM
 from decodery.logits_sources.sven import SVEN
 from decodery.models.batch import Batch, Segment
+from decodery_benchmarks.results import begun_result, write_result
 
 TEMPERATURE, NEW_TOKENS = 0.4, 28
 
@@ -229,9 +229,8 @@ def main() -> None:
     options = parser.parse_args()
     lm = dc.load("smollm2")
     path = options.out / "sven.json"
-    result: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    result: dict[str, Any] = begun_result(path)
     result |= {
-        "kind": "sven",
         "command": "python benchmarks/sven.py",
         "templates": sum(len(prompts) for prompts, _ in WEAKNESSES.values()),
         "samples": options.samples,
@@ -244,9 +243,9 @@ def main() -> None:
         else:
             counts = completions(lm, None if part == "none" else SVEN(part, options.prefix), options.samples)
             found = {"rate": round(rate(counts), 4), "counts": counts}
-        result[part] = found
+        result["summary" if part == "kl" else "rows"][part] = found
         print(part, found, flush=True)
-        path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        write_result(path, result)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Writes benchmarks/results/transform-speed.json; rows that are there already are 
 from __future__ import annotations
 
 import argparse
-import json
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +26,7 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.experiment import Experiment
 from transforms import CALIBRATION, DRAFTED, LENGTH, PIECES, PROMPTS, ROOT, ROWS, pieces
 
 OUT = ROOT / "benchmarks" / "results" / "transform-speed.json"
@@ -63,16 +63,9 @@ def main() -> None:
     model = lm.model
     assert isinstance(model, Transformer)
     calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
-    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
-    results |= {
-        "command": "OMP_NUM_THREADS=1 python benchmarks/transform_speed.py",
-        "turns": args.turns,
-        "written": NEW,
-    }
     _, plain = written(lm, None)
-    for name in args.names:
-        if name in results["rows"]:
-            continue
+
+    def run(name: str) -> dict[str, Any]:
         copy, _ = transformed(model, [resolve("compression", spec) for spec in ROWS[name]], calibration)
         alone = LLM(LoadedModel(copy, lm.tokenizer, lm.chat_template, name, "bfloat16"))
         drafter = drafter_of(lm, copy)
@@ -85,10 +78,11 @@ def main() -> None:
             if texts != plain:
                 raise SystemExit(f"drafts of {name} change a text")
             ratios["drafting"].append(rate / base)
-        row = {how: [float(np.median(each)), min(each), max(each)] for how, each in ratios.items()}
-        results["rows"][name] = row | {"recycled": drafter.recycled}
-        OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(name, json.dumps(results["rows"][name]), flush=True)
+        row: dict[str, Any] = {how: [float(np.median(each)), min(each), max(each)] for how, each in ratios.items()}
+        return row | {"recycled": drafter.recycled}
+
+    command, settings = "OMP_NUM_THREADS=1 python benchmarks/transform_speed.py", {"turns": args.turns, "written": NEW}
+    Experiment({"name": args.names}, run, settings=settings).measure(OUT, command)
 
 
 if __name__ == "__main__":

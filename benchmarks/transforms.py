@@ -20,7 +20,6 @@ times. Writes benchmarks/results/transforms.json; rows that are there already ar
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,6 +40,7 @@ from decodery.models.native.rounded_inputs import RoundedInputs
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ("design", "serving", "searches", "training")
@@ -202,13 +202,10 @@ def main() -> None:
     held = pieces(lm, sorted((ROOT / "benchmarks" / "texts").glob("*.txt")), HELD)
     laws = list(log_laws(model, held))
     plain, _ = texts_of(lm, None)
-    results = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}}
-    results |= {"command": "python benchmarks/transforms.py"}
-    results |= {"calibration": sum(map(len, calibration)), "held out": sum(map(len, held)), "drafted": DRAFTED}
+    settings = {"calibration": sum(map(len, calibration)), "held out": sum(map(len, held)), "drafted": DRAFTED}
     whole = total(model)
-    for name in args.names or [*BASELINES, BY_CHANCE, *ROWS]:
-        if name in results["rows"]:
-            continue
+
+    def run(name: str) -> dict[str, Any]:
         if name in BASELINES:
             copy, method = BASELINES[name](model), ""
             size, bits = total(copy), 16.0
@@ -221,7 +218,7 @@ def main() -> None:
             )
             size, bits, method = report.after, report.bits, " + ".join(ROWS.get(name, ()))
             last = report.stages[-1]
-            errors = {name: [part.error for part in last.parts if part.name.endswith(f".{name}")] for name in LINEARS}
+            errors = {each: [part.error for part in last.parts if part.name.endswith(f".{each}")] for each in LINEARS}
             about = {
                 "lost": [stage.error for stage in report.stages],
                 "lost by layer": {name: sum(each) / len(each) for name, each in errors.items() if each},
@@ -240,9 +237,10 @@ def main() -> None:
         share, read = (each / wide for each in shares)
         row |= about | {"method": method, "bits": bits / wide, "bytes": share, "read": read}
         row |= {"macs": size.macs / whole.macs, "gain": row["tokens per pass"] / (DRAFTED * read + 1)}
-        results["rows"][name] = row
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
-        print(name, json.dumps(row), flush=True)
+        return row
+
+    names = args.names or [*BASELINES, BY_CHANCE, *ROWS]
+    Experiment({"name": names}, run, settings=settings).measure(args.out, "python benchmarks/transforms.py")
 
 
 if __name__ == "__main__":

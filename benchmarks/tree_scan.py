@@ -29,6 +29,7 @@ from decodery.models.loaders.load import load
 from decodery.models.torch.recurrence import Recurrence
 from decodery.models.torch.transformer import Transformer
 from decodery.step.draft_tree import DraftTree
+from decodery_benchmarks.results import write_result
 from tiny_models import save
 
 RESULTS = Path(__file__).parent / "results" / "tree-scan.json"
@@ -100,11 +101,11 @@ def main() -> None:
         os.environ["DECODERY_HOME"] = home
         model = model_of(options.layers, Path(home) / "model")
     command = f"OMP_NUM_THREADS=1 PYTHONPATH=tests/support {shlex.join(['python', *sys.argv])}"
-    found: dict[str, Any] = {"command": command, "layers": options.layers, "unit": "milliseconds"}
+    found: dict[str, Any] = {"command": command, "layers": options.layers, "unit": "milliseconds", "rows": {}}
     for name, mask in shapes.items():
-        found[name] = timed(model, mask, options.rounds)
-        print(name, json.dumps(found[name]), flush=True)
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        found["rows"][name] = timed(model, mask, options.rounds)
+        print(name, json.dumps(found["rows"][name]), flush=True)
+    write_result(RESULTS, found)
 
 
 if __name__ == "__main__":

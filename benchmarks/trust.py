@@ -5,28 +5,28 @@
 The original is smollm2 in bfloat16. Each of `COPIES` takes its place; "3 bits drafting" is the original drafted for by
 its 3-bit copy, which must change nothing, and "3 bits, typical" the same under a lossy rule, in texts drawn at
 temperature 1 on both sides, as that rule leaves greedy texts as they are. Figures that cannot move are marked with the
-reason. Everything is compared item by item with the original; see `decodery.bench.trust`. Copies that are calibrated
-are made three times, of other pages of docs/. Counts alone, no times. Writes benchmarks/results/trust.json; rows that
-are there already are not measured again.
+reason. Everything is compared item by item with the original; see
+`decodery_benchmarks.trust`. Copies that are calibrated are made three times, of other pages of docs/. Counts alone,
+no times. Writes benchmarks/results/trust.json; rows that are there already are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import decodery
-from decodery.bench.trust.measures import Asked, Subject, measured
-from decodery.bench.trust.report import report
 from decodery.compression.base import transformed
 from decodery.core.registry import resolve
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery_benchmarks.experiment import Experiment
+from decodery_benchmarks.trust.measures import Asked, Subject, measured
+from decodery_benchmarks.trust.report import report
 from transforms import pieces
 
 ROOT = Path(__file__).parents[1]
@@ -76,22 +76,18 @@ def main() -> None:
     whole = [file.read_text(encoding="utf-8") for file in files]
     texts = [text[at : at + HELD] for text in whole for at in range(0, len(text) - HELD + 1, HELD)]
     asked = Asked(texts, harsh=HARSH)
-    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}}
-    results["command"] = "python benchmarks/trust.py"
-    results |= {"texts": len(texts), "questions": len(asked.questions)}
+    settings = {"texts": len(texts), "questions": len(asked.questions)}
     original = Subject(lm)
     known = measured(original, asked)
-    for name in args.names or [*COPIES, *DRAFTING]:
-        if name in results["rows"]:
-            continue
+
+    def run(name: str) -> dict[str, Any]:
         drawn = name == DRAFTING[1]
         before = Subject(lm, DRAWN) if drawn else original
         rows = report(before, subject_of(lm, name), asked, None if drawn else known)
-        results["rows"][name] = {
-            row.name: {**dataclasses.asdict(row), "delta": row.delta, "changed": row.changed} for row in rows
-        }
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
-        print(name, [row.name for row in rows if row.changed], flush=True)
+        return {row.name: {**dataclasses.asdict(row), "delta": row.delta, "changed": row.changed} for row in rows}
+
+    names = args.names or [*COPIES, *DRAFTING]
+    Experiment({"name": names}, run, settings=settings).measure(args.out, "python benchmarks/trust.py")
 
 
 if __name__ == "__main__":

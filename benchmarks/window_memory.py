@@ -10,11 +10,11 @@ Prompts are read in pieces of 512 tokens, and 8 more after. `there` is what the 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
+from decodery_benchmarks.experiment import Experiment
 
 LAYERS, TIMES, WINDOW, HEAD = 6, 3, 512, 128
 PIECE, WRITTEN = 512, 8
@@ -33,17 +34,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--lengths", nargs="*", type=int, default=(4096, 8000))
     options = parser.parse_args()
-    found = dict[str, dict[str, dict[str, int]]]()
-    for length in options.lengths:
+
+    def run(name: str) -> dict[str, Any]:
+        length = int(name)
         # What one process frees lies beside what it takes next.
         with get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             (kept, every), (given, less) = processes.starmap(read, [(length, False), (length, True)], chunksize=1)
         if every != less:
             raise SystemExit(f"behind {length} tokens logits differ where memory was given back")
-        found[str(length)] = {"kept": kept, "given back": given}
-        print(length, found[str(length)], flush=True)
+        return {"kept": kept, "given back": given}
+
     command = "python benchmarks/window_memory.py --out benchmarks/results/window-memory.json"
-    options.out.write_text(json.dumps({"command": command, "window": WINDOW, "found": found}, indent=1) + "\n")
+    grid = {"name": [str(length) for length in options.lengths]}
+    Experiment(grid, run, settings={"window": WINDOW}).measure(options.out, command)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -36,6 +37,9 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
+
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 RESULTS = Path(__file__).parents[1] / "results"
 WIDE = 625
@@ -48,13 +52,13 @@ class Bench:
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         self.lm = dc.load("smollm2")
         self.path = RESULTS / f"draft-{name}.json"
-        self.result: dict[str, Any] = {"settings": settings, "figures": {}}
-        if self.path.exists() and (kept := json.loads(self.path.read_text("utf-8")))["settings"] == settings:
-            self.result = kept
+        kept = begun_result(self.path)
+        self.settings = settings
+        self.figures: dict[str, Any] = kept.figures if kept["settings"] == settings else {}
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """The figure `name`; written as soon as it is made."""
-        found = self.result["figures"]
+        found = self.figures
         if name not in found:
             found[name] = make()
             self.write()
@@ -62,7 +66,7 @@ class Bench:
         return found[name]
 
     def write(self) -> None:
-        self.path.write_text(json.dumps(self.result, indent=1) + "\n", "utf-8")
+        write_result(self.path, {"settings": self.settings}, figures=self.figures)
 
     def run(self, drafter: Drafter | None, prompts: list[str], **settings: Any) -> list[dc.Output]:
         return [self.lm.generate(prompt, drafter=drafter, max_draft_tokens=1024, **settings) for prompt in prompts]

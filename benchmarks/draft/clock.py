@@ -11,7 +11,6 @@ length of each, as a multiple of what plain decoding takes. Writes benchmarks/re
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -25,6 +24,9 @@ from decodery.models.protocol import LanguageModel
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.step.drafter import Drafter
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.experiment import Experiment
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-clock.json"
 LENGTHS = (1, 2, 3, 4, 6, 8, 10)
@@ -85,15 +87,18 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--new", type=int, default=48)
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
-    for name in options.pairs or ("chain", "smollm2-int8"):
+
+    def run(name: str) -> dict[str, Any]:
         model, prompts, _ = joint.PAIRS[name](options)
         draft = load(str(options.work / "draft") if name == "chain" else "smollm2-draft").model
         about = {"prompts": len(prompts), "new_tokens": options.new}
-        found[name] = {"about": about, **compared(model, prompts, draft, options.new)}
-        found["command"] = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(found[name]), flush=True)
+        return {"about": about, **compared(model, prompts, draft, options.new)}
+
+    names, command = (
+        options.pairs or ("chain", "smollm2-int8"),
+        f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}",
+    )
+    Experiment({"name": names}, run).measure(RESULTS, command)
 
 
 if __name__ == "__main__":

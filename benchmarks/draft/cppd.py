@@ -1,6 +1,6 @@
 """What is gained where a short text is drafted at once, by place, and what learning to count and order adds to it.
 
-    decodery train seq2seq normalise --steps 1200 --out normalise
+    python benchmarks/train.py seq2seq normalise --steps 1200 --out normalise
     decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --out slots
     decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --aside 0 --out plainer
     python benchmarks/draft/cppd.py normalise slots plainer
@@ -13,6 +13,7 @@ would have said all as the model writes it; and how many of the texts are right.
 from __future__ import annotations
 
 import json
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ import decodery as dc
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots
 from decodery.training.cppd import states_of
-from decodery.training.transductions import sources, transduction
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+from decodery_benchmarks.training.transductions import sources, transduction
 
 OUT = Path(__file__).parents[1] / "results" / "draft-cppd.json"
 
@@ -35,7 +39,7 @@ OUT = Path(__file__).parents[1] / "results" / "draft-cppd.json"
 @click.argument("folders", nargs=-1, required=True)
 @click.option("--texts", default=100, show_default=True)
 def main(model: str, folders: tuple[str, ...], texts: int) -> None:
-    """Measure the slots in FOLDERS as drafters of MODEL, a folder of `decodery train seq2seq normalise`."""
+    """Measure the slots in FOLDERS as drafters of MODEL, a folder of `python benchmarks/train.py seq2seq normalise`."""
     torch.set_num_threads(1)
     lm, kind = dc.load(model, dtype="float32"), transduction("normalise")
     assert isinstance(lm.model, EncoderDecoder)
@@ -65,8 +69,8 @@ def main(model: str, folders: tuple[str, ...], texts: int) -> None:
         }
         click.echo(json.dumps({folder: rows[Path(folder).name]}))
     command = " ".join(["python benchmarks/draft/cppd.py", *(Path(each).name for each in (model, *folders))])
-    made = {"command": command, "texts": len(held), **rows}
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = {"command": command, "texts": len(held), "rows": rows}
+    write_result(OUT, made)
 
 
 def figures(outputs: list[Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,6 +29,9 @@ from decodery.speculative.drafters.suffix_tree import SuffixTree
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.step.drafter import Drafter
 from decodery.training.datastore import build_datastore
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 GROUNDED = {"summarization", "rag", "translation"}
@@ -192,9 +196,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.groups or GROUPS:
         settings = {"questions": len(bench.questions), "every": options.every, "new_tokens": options.tokens}
-        result = {"settings": settings, "about": GROUPS[name].__doc__, "figures": GROUPS[name](bench)}
-        (options.out / f"draft-{name}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(result["figures"]), flush=True)
+        found = GROUPS[name](bench)
+        about = {"settings": settings, "about": GROUPS[name].__doc__}
+        write_result(options.out / f"draft-{name}.json", about, figures=found)
+        print(name, json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

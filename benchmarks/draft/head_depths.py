@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from decodery.speculative.heads.drafter import HeadDrafter, bound
 from decodery.training.corpus import TrainingText
 from decodery.training.features import FeatureRows
 from decodery.training.head import TOP, judged, taught
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 
 def features(lm: LLM, text: TrainingText, taps: tuple[Any, ...]) -> FeatureRows:
@@ -61,7 +65,7 @@ def main() -> None:
         "command": command,
         "questions": options.questions,
         "new_tokens": options.new,
-        "heads": {},
+        "rows": {},
     }
     for spec in options.specs:
         drafter = resolve("drafter", spec).bind(lm.model)
@@ -75,9 +79,9 @@ def main() -> None:
             shown = features(lm, text, head.taps)
             training_batches.append(taught([shown], place, 5, len(text.tokens), head.dtype, head.lead))
         found = judged(head, training_batches, 1.0)
-        result["heads"][spec] = {name: round(value, 4) for name, value in found.items()}
-        print(spec, json.dumps(result["heads"][spec]), flush=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        result["rows"][spec] = {name: round(value, 4) for name, value in found.items()}
+        print(spec, json.dumps(result["rows"][spec]), flush=True)
+    write_result(options.out, result)
 
 
 if __name__ == "__main__":

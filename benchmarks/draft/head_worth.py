@@ -31,6 +31,9 @@ from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
+
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS = 1024
 
@@ -99,11 +102,9 @@ def main() -> None:
         result["without" if share is None else str(share)] = found
         print(share, json.dumps(found), flush=True)
     command = shlex.join(["python", *sys.argv])
-    known = json.loads(options.out.read_text("utf-8"))["runs"] if options.out.exists() else []
+    known = list(begun_result(options.out)["rows"])
     known = [each for each in known if each["command"] != command]
-    options.out.write_text(
-        json.dumps({"runs": [*known, {"command": command, "shares": result}]}, indent=1) + "\n", "utf-8"
-    )
+    write_result(options.out, {"rows": [*known, {"command": command, "shares": result}]})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ from decodery.models.loaders.drafts import HEAD
 from decodery.models.loaders.store import replacing
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
 
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -189,7 +193,7 @@ def main() -> None:
         if whole["drafted"] and not name.startswith(("ppd", "hidden-transfer")):
             result[name]["draft"] = round(whole["proposing"] / whole["drafted"] / alone, 4)
     out = RESULTS / ("draft-heads.json" if work is None else "draft-small-heads.json")
-    known = json.loads(out.read_text("utf-8"))["runs"] if out.is_file() else []
+    known = list(begun_result(out)["rows"])
     known = [
         each for each in known if {"longest": 0, **each["settings"]} != settings or set(each["methods"]) != set(result)
     ]
@@ -203,7 +207,7 @@ def main() -> None:
         }
     known.append(run_facts)
     unfinished.end()
-    out.write_text(json.dumps({"runs": known}, indent=1) + "\n", "utf-8")
+    write_result(out, {"rows": known})
     for name, found in result.items():
         print(name, json.dumps(found))
 

@@ -39,6 +39,9 @@ from decodery.training.ahead import EVERY, distance
 from decodery.training.corpus import Corpus
 from decodery.training.hidden_transfer import TransferRecipe, TransferTrainee
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 DECODED = 8
@@ -115,7 +118,7 @@ def lengths(given: argparse.Namespace) -> dict[str, Any]:
         "questions": len(questions),
         "of_at_most_tokens": MOST,
         "new_tokens": given.new,
-        "machine": {"rows": curve.rows, "pass_milliseconds": [round(1e3 * each, 2) for each in curve.times]},
+        "passes": {"rows": curve.rows, "pass_milliseconds": [round(1e3 * each, 2) for each in curve.times]},
     }
 
     def seconds(rows: np.ndarray) -> np.ndarray:
@@ -245,7 +248,7 @@ def main() -> None:
         **globals()[given.section](given),
     }
     path = RESULTS / f"draft-in-pass-{given.section}.json"
-    path.write_text(json.dumps(found, indent=2) + "\n")
+    write_result(path, found, summary=["passes", "layers", *DRAFTERS])
     print(path, path.read_text(), flush=True)
 
 

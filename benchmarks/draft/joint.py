@@ -38,8 +38,6 @@ from decodery.engine.request import Request
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
-from decodery.puzzles import drawn
-from decodery.puzzles.alphabet import encoded
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -50,6 +48,12 @@ from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn
+from decodery_benchmarks.puzzles.alphabet import encoded
+from decodery_benchmarks.results import begun_result, write_result
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-joint.json"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -113,7 +117,7 @@ def sums(count: int) -> list[list[int]]:
 
 
 def chain(options: argparse.Namespace) -> Pair:
-    target, clone = load(small.TARGET).model, load(small.TARGET).model
+    target, clone = solvers.load_model(small.TARGET).model, solvers.load_model(small.TARGET).model
     return target, sums(4 * options.questions), orders(str(options.work / "draft"), clone, options.work)
 
 
@@ -197,11 +201,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--timed", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
+    found: dict[str, Any] = begun_result(RESULTS)
     for name in options.pairs or PAIRS:
         model, prompts, drafters = PAIRS[name](options)
         new = 64 if name in ("chain", "hybrid", "sharing") else options.new
-        own = found.setdefault(name, {})
+        own = found["rows"].setdefault(name, {})
         about = {"prompts": len(prompts), "new_tokens": new}
         if own.get("about", about) != about:
             sys.exit(f"{RESULTS} has other questions of {name}: repeat their settings, or remove that part")
@@ -214,7 +218,7 @@ def main() -> None:
                 if options.timed and "milliseconds_per_token" not in row:
                     row["milliseconds_per_token"] = timed(model, prompts, drafter, law, new)
                 found["command"] = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
-                RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+                write_result(RESULTS, found)
                 print(name, law, each, json.dumps(row), flush=True)
 
 

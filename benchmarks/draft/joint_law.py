@@ -10,17 +10,20 @@ benchmarks/results/draft-sweep-both.json; nothing is measured again.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from decodery.bench.scaling import joint_report
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import LAW, read_result, write_result
+from decodery_benchmarks.scaling import joint_report
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 def sweep(axis: str) -> dict[float, float]:
     """Tokens per pass by amount."""
-    found = json.loads((RESULTS / f"draft-sweep-{axis}.json").read_text("utf-8"))
+    found = read_result(RESULTS / f"draft-sweep-{axis}.json")
     return dict(zip(found["amounts"], found["values"], strict=True))
 
 
@@ -38,7 +41,7 @@ def main() -> None:
         "values_are": "tokens per pass of the target",
         **joint_report(list(measured), list(measured.values())),
     }
-    (RESULTS / "draft-sweep-both.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    write_result(RESULTS / "draft-sweep-both.json", found, summary=LAW)
     print(json.dumps({name: found[name] for name in ("slopes", "slope_intervals", "r2", "next")}))
     for each in found["foretold"]:
         print(json.dumps(each))

@@ -37,6 +37,9 @@ from decodery.training.cut import DraftShape
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+
 EXITS = (1, 2, 4)
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -132,7 +135,7 @@ def measured(lm: LLM, drafters: dict[str, Drafter], options: argparse.Namespace)
             "texts_as_plain": sum(output.tokens == text for output, text in zip(outputs, plain, strict=True)),
         }
         print(name, json.dumps(found[name]), flush=True)
-    return {"prompts": len(prompts), "drafters": found}
+    return {"prompts": len(prompts), "rows": found}
 
 
 def by_place(outputs: list[Output], width: int) -> list[float]:
@@ -162,7 +165,7 @@ def main() -> None:
         about = {"command": command, "about": GROUPS[name].__doc__, "new_tokens": options.new}
         found = {**about, **GROUPS[name](options)}
         path = RESULTS / f"draft-orders-{name}.json"
-        path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        write_result(path, found)
 
 
 if __name__ == "__main__":

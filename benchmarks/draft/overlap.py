@@ -32,6 +32,9 @@ from decodery.step.drafter import Drafter
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
+
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = (
     "Explain how tides arise.",
@@ -93,14 +96,14 @@ def main() -> None:
     parser.add_argument("--ratios", type=int, nargs="+", default=[4, 8, 20])
     options = parser.parse_args()
     path, command = RESULTS / "draft-overlap.json", shlex.join(["python", *sys.argv])
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    found: dict[str, Any] = begun_result(path)
     if found.get("command") != command:
-        found = {"command": command, "unit": "milliseconds per token", "threads": torch.get_num_threads()}
+        found = {"command": command, "unit": "milliseconds per token", "threads": torch.get_num_threads(), "rows": {}}
 
     def keep(name: str, engine: Engine, prompts: list[list[int]], drafters: dict[str, Drafter | None]) -> None:
-        if name not in found:
-            found[name] = compared(engine, prompts, drafters, options)
-            path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        if name not in found["rows"]:
+            found["rows"][name] = compared(engine, prompts, drafters, options)
+            write_result(path, found)
 
     lm = decodery.load("smollm2", dtype="bfloat16")
     own = [lm.tokenizer.encode(text) for text in PROMPTS]

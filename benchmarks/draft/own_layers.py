@@ -32,6 +32,9 @@ from decodery.speculative.trees.caterpillar import Caterpillar
 from decodery.step.forward_request import ForwardRequest
 from decodery.training.calm import rouge_l
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ATTENTION, MLP, HEAD = 0.25, 0.75, 8.0
@@ -143,7 +146,7 @@ def write(options: argparse.Namespace, plain: dict[str, Any], runs: dict[str, An
     command = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
     facts = {"command": command, "questions": options.questions, "new_tokens": options.new, "plain": plain}
     path = RESULTS / "draft-own-layers.json"
-    path.write_text(json.dumps(rounded({**facts, "runs": runs}), indent=1) + "\n")
+    write_result(path, rounded({**facts, "rows": runs}), summary=["plain"])
 
 
 def rounded(value: Any) -> Any:

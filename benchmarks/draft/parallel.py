@@ -12,6 +12,7 @@ import json
 import math
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,9 @@ from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.rapid import Rapid
 from decodery.step.drafter import Drafter
 from decodery.testing import TableModel, check_distribution
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 RESULTS = Path(__file__).parents[1] / "results"
 GROUNDED = {"summarization", "rag", "translation", "extraction"}
@@ -313,10 +317,10 @@ def main() -> None:
     given = parser.parse_args()
     bench = Bench(given.data, given.step, given.new)
     for section in given.sections:
-        figures = {"questions": len(bench.questions), "new_tokens": given.new, **getattr(bench, section)()}
+        settings = {"questions": len(bench.questions), "new_tokens": given.new}
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"draft-parallel-{section}.json"
-        path.write_text(json.dumps(figures, indent=2) + "\n")
+        write_result(path, settings, figures=getattr(bench, section)())
         print(path, path.read_text(), flush=True)
 
 

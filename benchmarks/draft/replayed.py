@@ -42,6 +42,9 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.training.data import _Recorder
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+
 ORDERS, WIDTH, MOST, KEPT, NODE, SEED = (12, 8, 5, 3, 2, 1), 6, 16, 32, 0.02, 1
 TOGETHER = 8
 
@@ -154,7 +157,7 @@ def main() -> None:
     for heed in (0.0, 0.2, HEED, 0.5, 0.7):
         result[f"temperature 0.7, heeding {heed:g}"] = replay(texts, vocab, warm, costs, heed)
     command = shlex.join(["python", *sys.argv]).replace(str(options.work), "work")
-    (RESULTS / "draft-replayed.json").write_text(json.dumps({"command": command, "settings": result}, indent=1) + "\n")
+    write_result(RESULTS / "draft-replayed.json", {"command": command, "rows": result})
     for name, found in result.items():
         print(name, json.dumps(found))
 

@@ -37,6 +37,9 @@ from decodery.training.embedded import write_shown
 from decodery.training.head import HeadRecipe, train_head
 from tiny_models import SHAPE, make_tokenizer, save
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
+
 RESULTS = Path(__file__).parents[1] / "results" / "draft-seeing.json"
 COLOURS = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "white": (1, 1, 1)}
 NAMES = tuple(COLOURS)
@@ -159,7 +162,7 @@ def main() -> None:
     asked = shown(theirs, task, range(HELD, HELD + options.prompts))
     answers = [task.answer(task.grid(HELD + number)) for number in range(options.prompts)]
     command = f"OMP_NUM_THREADS=1 PYTHONPATH=tests/support {shlex.join(['python', *sys.argv])}"
-    found: dict[str, Any] = {"command": command}
+    found: dict[str, Any] = {"command": command, "rows": {}}
     plain: list[list[int]] = []
     for name, drafter in {"plain": None, **drafters(loaded, task, taught, options)}.items():
         engine = Engine(loaded.model)
@@ -172,7 +175,7 @@ def main() -> None:
         tokens = sum(step.emitted for step in steps)
         texts = [seq.generated for seq in seqs]
         plain = plain or texts
-        found[name] = {
+        found["rows"][name] = {
             "tokens_per_pass": round(tokens / len(steps), 3),
             "rows_per_pass": round(sum(step.rows for step in steps) / len(steps), 2),
             "drafts_accepted": round(
@@ -182,8 +185,8 @@ def main() -> None:
             "texts_right": sum(text == answer for text, answer in zip(texts, answers, strict=True)),
             "prompts": len(seqs),
         }
-        print(name, json.dumps(found[name]), flush=True)
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        print(name, json.dumps(found["rows"][name]), flush=True)
+    write_result(RESULTS, found)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ thread.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,12 +26,9 @@ from torch.nn.functional import cross_entropy
 
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import Mamba, ModelConfig, Shared
-from decodery.models.loaders.load import load
 from decodery.models.loaders.store import Progress, terminal_progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Use, Weights
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import DraftShape, parameters
@@ -38,7 +36,12 @@ from decodery.training.data import write_texts
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
 from decodery.training.loop import CHECKPOINT, TrainingPlan, train
-from decodery.training.puzzle_model import training_batch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, encoded
+from decodery_benchmarks.training.puzzle_model import training_batch
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
 PARTS = ("drafter", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
@@ -52,21 +55,27 @@ _HELD = 1 << 40
 def corpus(work: Path, count: int, progress: Progress) -> Corpus:
     """What the solver writes: texts of sums, most of them wrong somewhere."""
     prompts = [encoded(prompt) for prompt in islice(drawn(PUZZLE, "train", 1 << 20), count)]
-    return write_texts(load(TARGET), prompts, work / "texts", max_new_tokens=64, top=20, progress=progress)
+    return write_texts(
+        solvers.load_model(TARGET), prompts, work / "texts", max_new_tokens=64, top=20, progress=progress
+    )
 
 
 def draft(work: Path, texts: Corpus, progress: Progress) -> None:
-    train_draft(load(TARGET), texts, work / "draft", shape=DraftShape(1, 352), epochs=12, progress=progress)
+    train_draft(
+        solvers.load_model(TARGET), texts, work / "draft", shape=DraftShape(1, 352), epochs=12, progress=progress
+    )
 
 
 def nested(work: Path, texts: Corpus, progress: Progress, name: str = "nested", exits: tuple[int, ...] = EXITS) -> None:
     shape = DraftShape(max(EXITS), 352, exits=exits)
-    train_draft(load(TARGET), texts, work / name, shape=shape, epochs=12, progress=progress)
+    train_draft(solvers.load_model(TARGET), texts, work / name, shape=shape, epochs=12, progress=progress)
 
 
 def deer(work: Path, texts: Corpus, progress: Progress, name: str = "deer", refining: int = 4) -> None:
     recipe = DeerRecipe(block=8, places=6, continuing=12 - refining, refining=refining, batch=4)
-    train_deer(load(TARGET), texts, work / name, shape=DraftShape(2, 352), recipe=recipe, progress=progress)
+    train_deer(
+        solvers.load_model(TARGET), texts, work / name, shape=DraftShape(2, 352), recipe=recipe, progress=progress
+    )
 
 
 def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transformer:

@@ -12,7 +12,6 @@ target one row, and the rows that check four tokens and twelve. Passes of all ar
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -32,6 +31,10 @@ from decodery.speculative.drafters.deer import block_segment
 from decodery.training.cut import DraftShape, cut_draft, keep_tokens, quantized
 from decodery.training.deer import with_mask
 from decodery.training.draft import check_target
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks import solvers
+from decodery_benchmarks.experiment import Experiment
 
 RESULTS = Path(__file__).parents[1] / "results" / "draft-steps.json"
 BEFORE = 64
@@ -82,8 +85,8 @@ def of_target(model: LanguageModel) -> dict[str, Pass]:
 
 def cut(name: str, dtype: str, draft: str | None, deep: DraftShape, blocks: DraftShape) -> dict[str, Pass]:
     """deep: of the nested draft, which easyspec runs several layers at a time; blocks: of the block drafter."""
-    loaded = load(name, dtype=dtype)
-    target = check_target(load(name, dtype="int8" if dtype == "int4" else dtype))
+    loaded = solvers.load_model(name, dtype=dtype)
+    target = check_target(solvers.load_model(name, dtype="int8" if dtype == "int4" else dtype))
 
     def made(shape: DraftShape) -> Any:
         return cut_draft(target, shape, keep_tokens([], shape.tokens, target, target.config.eos_ids))
@@ -123,18 +126,18 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", choices=[[], *PAIRS], metavar="PAIR", help=", ".join(PAIRS))
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
-    found["command"] = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
-    for name in options.pairs or PAIRS:
+
+    def run(name: str) -> dict[str, float]:
         passes = PAIRS[name]()
         least = dict.fromkeys(passes, float("inf"))
         with torch.no_grad():
             for _ in range(options.rounds):
-                for each, run in passes.items():
-                    least[each] = min(least[each], run())
-        found[name] = {each: round(1e3 * taken, 4) for each, taken in least.items()}
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(found[name]), flush=True)
+                for each, timed in passes.items():
+                    least[each] = min(least[each], timed())
+        return {each: round(1e3 * taken, 4) for each, taken in least.items()}
+
+    command = f"OMP_NUM_THREADS=1 {shlex.join(['python', *sys.argv])}"
+    Experiment({"name": list(options.pairs or PAIRS)}, run).measure(RESULTS, command)
 
 
 if __name__ == "__main__":

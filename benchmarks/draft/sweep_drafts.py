@@ -1,4 +1,5 @@
-"""Train the drafts that `decodery bench --sweep` compares: one shape on more and more text, and larger and larger ones.
+"""Train the drafts that `benchmarks/bench.py sweep` compares: one shape on more and more text, and larger and larger
+ones.
 
     OMP_NUM_THREADS=1 python benchmarks/draft/sweep_drafts.py --texts DIR --out DIR [AXIS ...] [-m smollm2]
         [--epochs 0.0625 0.125 0.25 0.5 1 2] [--inner 96 192 384 768 1536] [--half 0.5] [--window 128]
@@ -7,7 +8,7 @@
 size but one learns from a part of the texts up to all of them several times, --epochs) or `size` (feed-forward parts of
 so many inner units, --inner, the texts --half times each). Every draft has one layer and begins as part of the target;
 drafts that are finished are left as they are, and one that was interrupted goes on. Prints, for every axis, what
-`decodery bench --sweep` takes: FOLDER=AMOUNT, tokens learned from or weights of the layer and the head. For
+`python benchmarks/bench.py sweep` takes: FOLDER=AMOUNT, tokens learned from or weights of the layer and the head. For
 tiny-1M-chain, --questions FILE writes sums that nobody has learned from in the form of Spec-Bench's questions.
 """
 
@@ -15,18 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from itertools import islice
 from pathlib import Path
 
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.load import load
 from decodery.models.loaders.store import terminal_progress
-from decodery.puzzles import drawn, puzzle
 from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import DraftShape
 from decodery.training.draft import train_draft
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn, puzzle
 
 
 def weights(folder: Path) -> int:
@@ -59,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.questions is not None:
         write_questions(options.questions)
-    loaded, corpus = load(options.model, dtype="int8"), Corpus(options.texts)
+    loaded, corpus = solvers.load_model(options.model, dtype="int8"), Corpus(options.texts)
     learned, _ = corpus.split()
     tokens = sum(len(corpus[number].tokens) - corpus[number].written for number in learned)
     for axis in options.axes or ("data", "size"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,6 +25,9 @@ from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.speculative.drafters.draft_model import DraftModel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS = (1, 4, 8)
@@ -68,7 +72,7 @@ def main() -> None:
     draft = decodery.load(options.draft).model
     lines = (options.data / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
     questions = [json.loads(line) for line in lines][:: options.step]
-    result: dict[str, Any] = {"target": options.target, "draft": options.draft, "questions": len(questions)}
+    result: dict[str, Any] = {"target": options.target, "draft": options.draft, "questions": len(questions), "rows": {}}
     for temperature in (0.0, 1.0):
         shares, same, by_category = [], [], {}
         emitted = passes = 0
@@ -91,7 +95,7 @@ def main() -> None:
             sums = by_category.setdefault(question["category"], [0, 0])
             sums[0] += sum(step.emitted for step in steps)
             sums[1] += len(steps)
-        result[f"temperature {temperature:g}"] = {
+        result["rows"][f"temperature {temperature:g}"] = {
             "acceptance": round(float(np.concatenate(shares).mean()), 4),
             "agreement": round(float(np.concatenate(same).mean()), 4),
             "tokens_per_pass": round(emitted / passes, 3),
@@ -102,7 +106,7 @@ def main() -> None:
             name: {str(rows): pass_ms(model, rows) for rows in ROWS}
             for name, model in (("target", lm.model), ("draft", draft))
         }
-    options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write_result(options.out, result, summary=["milliseconds"])
     print(json.dumps(result, indent=1))
 
 

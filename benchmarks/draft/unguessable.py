@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ import numpy as np
 
 import decodery
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.intervals import interval
+from decodery_benchmarks.results import write_result
+
 RESULTS = Path(__file__).parents[1] / "results"
+SUMMARY = ("ratio", "interval", "plain_ms_per_token", "drafted_per_pass", "accepted_per_pass")
 
 
 def decode_seconds(output: decodery.Output) -> float:
@@ -26,11 +32,9 @@ def decode_seconds(output: decodery.Output) -> float:
     return sum(step.propose + step.score + step.choose + step.commit for step in steps)
 
 
-def interval(plain: np.ndarray, other: np.ndarray, draws: int = 2000) -> list[float]:
-    """95 % of the ratio of summed times when texts are drawn anew (bootstrap)."""
-    picks = np.random.default_rng(0).integers(len(plain), size=(draws, len(plain)))
-    ratios = other[picks].sum(axis=1) / plain[picks].sum(axis=1)
-    return [round(float(each), 4) for each in np.quantile(ratios, [0.025, 0.975])]
+def ratio(plain: np.ndarray, other: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Of summed times."""
+    return other.sum(axis=axis) / plain.sum(axis=axis)
 
 
 def main() -> None:
@@ -68,12 +72,12 @@ def main() -> None:
         "new_tokens": options.new,
         "temperature": options.temperature,
         "ratio": round(float(auto.sum() / plain.sum()), 4),
-        "interval": interval(plain, auto),
+        "interval": interval(plain, auto, statistic=ratio),
         "plain_ms_per_token": round(1000 * float(plain.sum()) / (options.texts * options.new), 3),
         "drafted_per_pass": round(drafted / passes, 4),
         "accepted_per_pass": round(accepted / passes, 4),
     }
-    (RESULTS / "draft-unguessable.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_result(RESULTS / "draft-unguessable.json", found, summary=SUMMARY)
     print(json.dumps(found, indent=1))
 
 

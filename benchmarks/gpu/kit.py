@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 PASSED, FAILED, MEASURED, REFUSED, STOPPED, NOT_RUN = "passed", "failed", "measured", "refused", "stopped", "not run"
-FORMAT, KIND = 1, "gpu"
+SCHEMA, KIND = 1, "gpu"
 GRACE = 10.0
 """Seconds that a check which no signal interrupts may go on after the kit's end; then the process ends."""
 
@@ -138,11 +141,14 @@ class Kit:
     def result(self) -> dict[str, Any]:
         """The results file's object."""
         return {
-            "format": FORMAT,
+            "schema": SCHEMA,
             "kind": KIND,
             "complete": self.complete,
+            "command": shlex.join(["python", *sys.argv]),
+            "commit": commit(),
             "created": self.created,
             "seconds": round(monotonic() - self._begun, 1),
+            "machine": None,
             **self.facts,
             "settings": self.settings,
             "rows": [asdict(row) for row in self.rows],
@@ -161,6 +167,16 @@ class Kit:
         self.write()
         self.at_end(self)
         os._exit(3)
+
+
+def commit() -> str | None:
+    """The commit of the working tree that holds this file, None where git or the tree is missing."""
+    try:
+        folder = Path(__file__).parent
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ COLUMNS = ("part", "check", "outcome", "s", "what was found")
 
 def heading(result: dict[str, Any]) -> str:
     """One line: where, when and how long."""
-    machine = result.get("machine", {})
+    machine = result["machine"] or {}
     gpus = ", ".join(machine.get("gpus", [])) or "no GPU"
     counts = Counter(row["outcome"] for row in result["rows"])
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no check was run"

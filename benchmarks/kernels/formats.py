@@ -13,13 +13,12 @@ benchmarks/results/formats.json.
 from __future__ import annotations
 
 import copy
-import json
+import sys
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from decodery.core.machine import describe
 from decodery.core.native.kernels import Form, LinearStruct, kernel_sets, read_bandwidth
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
@@ -28,6 +27,9 @@ from decodery.models.native.packed import BITS, BLOCK, SUPER, SUPER_BYTES, Arena
 from decodery.models.native.super_blocks import BlockKind, SuperBlockLinear
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.torch.weights import Dense
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parents[1] / "results" / "formats.json"
 INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 100_000_000, 15
@@ -114,8 +116,8 @@ def main() -> None:
                 }
             )
             print(found[-1], flush=True)
-    about = {"machine": describe(), "kernels": kernel_sets()[0], "threads": torch.get_num_threads()}
-    OUT.write_text(json.dumps(about | {"read_gb_per_s": round(bandwidth, 2), "rows": found}, indent=1) + "\n")
+    about = {"kernels": kernel_sets()[0], "threads": torch.get_num_threads()}
+    write_result(OUT, about | {"read_gb_per_s": round(bandwidth, 2), "rows": found}, summary=["read_gb_per_s"])
 
 
 if __name__ == "__main__":

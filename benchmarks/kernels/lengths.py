@@ -11,7 +11,7 @@ GB/s. Needs a quiet machine and half a minute.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -19,9 +19,11 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.core.machine import describe
 from decodery.core.native import kernels
 from decodery.models.batch import Batch, Segment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import begun_result, write_result
 
 DTYPES = ("float32", "float16", "int8")
 CONTEXTS = (128, 1024, 4096, 8000)
@@ -48,9 +50,7 @@ def main() -> None:
             cache = model.new_cache()
             cache.prepend(piece.repeat(1, 1, 1, -(-context // PIECE), 1)[:, :, :, :context])
             texts[kept, context] = model, cache
-    known = (
-        json.loads(options.json.read_text()) if options.json and options.json.exists() else {"rounds": 0, "rows": []}
-    )
+    known = begun_result(options.json) if options.json else {"rounds": 0, "rows": []}
     least = {(row["keys"], row["context"], row["rows"]): row["ms"] / 1e3 for row in known["rows"]}
     for _ in range(options.rounds):
         for (kept, context), (model, cache) in texts.items():
@@ -70,9 +70,9 @@ def main() -> None:
         print(", ".join(f"{name} {value}" for name, value in found[-1].items()), flush=True)
     if options.json:
         command = "python benchmarks/kernels/lengths.py --json benchmarks/results/lengths.json"
-        result = {"command": command, "machine": describe(), "reads": round(kernels.read_bandwidth(), 2)}
-        result |= {"rounds": known["rounds"] + options.rounds, "rows": found}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        result = {"command": command, "reads": round(kernels.read_bandwidth(), 2)}
+        result |= {"rounds": known.get("rounds", 0) + options.rounds, "rows": found}
+        write_result(options.json, result, summary=["reads"])
 
 
 if __name__ == "__main__":

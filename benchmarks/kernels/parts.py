@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import statistics
+import sys
 from pathlib import Path
 from time import perf_counter
 
@@ -19,9 +19,11 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.core.machine import describe
 from decodery.core.native import kernels
 from decodery.models.batch import Batch, Segment
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 STAGES = ("norms", "products", "rope", "attention", "waiting")
 ROWS = (1, 8, 16, 64)
@@ -67,7 +69,7 @@ def main() -> None:
     for row in rows:
         print(", ".join(f"{name} {value:g}" for name, value in row.items()))
     if options.json:
-        options.json.write_text(json.dumps({"machine": describe(), "rows": rows}, indent=1) + "\n")
+        write_result(options.json, {"rows": rows})
 
 
 def measure(model: object, watched: Watched, n: int, context: int, rounds: int) -> dict[str, float]:

@@ -14,8 +14,8 @@ Libraries that are not installed are left out: onnxruntime, onnx, openvino, torc
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,9 @@ import peers
 import torch
 
 from decodery.core.native import kernels
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import write_result
 
 ROWS = (1, 4, 8, 16, 32, 64)
 Chain = Callable[[torch.Tensor], object]
@@ -42,7 +45,7 @@ def main() -> None:
         result = survey(arguments.rounds, arguments.inductor, arguments.only)
     print(table(result))
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(arguments.json, result, summary=["read_gb_per_s", "absent"])
 
 
 def survey(rounds: int, inductor: bool, only: list[str] | None) -> dict[str, object]:

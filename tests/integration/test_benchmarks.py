@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from decodery_benchmarks.results import validate
 from tiny_scripts import FOLDER, apart, run
 
 SCRIPTS = sorted(
-    str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") if path.parent.name not in ("gpu", "llama_cpp")
+    str(path.relative_to(FOLDER))
+    for path in FOLDER.rglob("*.py")
+    if path.parent.name not in ("gpu", "llama_cpp") and "decodery_benchmarks" not in path.parts
 )
-"""All but the kit for GPUs, which has tests of its own, and what stands in for another package."""
+"""All but the kit for GPUs, which has tests of its own, what stands in for another package, and the package of all."""
 TEXTS = {name: (FOLDER / name).read_text("utf-8") for name in SCRIPTS}
 PROGRAMS = [name for name, text in TEXTS.items() if "argparse" in text and "def main" in text]
 
@@ -28,7 +32,7 @@ def imported(script: str) -> list[tuple[str, str]]:
             found += [(each.name, "") for each in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [(node.module, each.name) for each in node.names]
-    return [(module, name) for module, name in found if module.partition(".")[0] == "decodery"]
+    return [(module, name) for module, name in found if module.partition(".")[0] in ("decodery", "decodery_benchmarks")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -79,3 +83,5 @@ TINY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("script", TINY)
 def test_scripts_run_at_tiny_size(script: str, tmp_path: Path) -> None:
     assert apart(script, tmp_path, TINY[script]) or any((tmp_path / "results").iterdir())
+    for path in (tmp_path / "results").glob("*.json"):
+        validate(json.loads(path.read_text("utf-8")))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -14,11 +15,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 
+import click
 import pytest
 
 import decodery
+from bench import bench
 from decodery.llm.tree_picture import Picture
 from decodery.models.loaders.package_index import pull
+from train import train
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -65,6 +69,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command = folder / "decodery"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m decodery "$@"\n')
     command.chmod(0o755)
+    (folder / "python").symlink_to(sys.executable)
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
@@ -79,6 +84,7 @@ def test_shown_code_runs(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     if language == "python" and request.node.callspec.id != "README-0-python":
         monkeypatch.chdir(tmp_path)
         (tmp_path / "shown.py").write_text(code, encoding="utf-8")
@@ -95,6 +101,39 @@ def test_shown_code_runs(
 
 def test_the_front_page_shows_code_that_runs() -> None:
     assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-python", "README-2-sh"}
+
+
+PROGRAMS = {"python benchmarks/bench.py": bench, "python benchmarks/train.py": train}
+SHOWN = [
+    pytest.param(program, shlex.split(rest.replace("\\\n", " "), comments=True), id=f"{named(page)}-{number}")
+    for page in PAGES
+    for number, (program, rest) in enumerate(
+        found.groups()
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for found in re.finditer(
+            rf"(?m)^(?:[^#\n]*\| *)?({'|'.join(PROGRAMS)}) ((?:'[^'\n]*'|\"[^\"\n]*\"|[^\\\n|>]|\\\n)*)", block
+        )
+    )
+]
+"""Every command of the benchmarks that the pages show: its program and its arguments."""
+
+
+@pytest.mark.usefixtures("own_methods")
+@pytest.mark.parametrize(("program", "arguments"), SHOWN)
+def test_shown_commands_of_benchmarks_are_usage(program: str, arguments: list[str]) -> None:
+    command: click.Command = PROGRAMS[program]
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        _, found, arguments = command.resolve_command(context, arguments)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context)
+    try:
+        command.make_context(command.name, arguments, parent=context.parent)
+    except click.exceptions.Exit:
+        pass  # --help
+    except click.BadParameter as error:
+        # The files it names are the reader's.
+        assert "does not exist" in str(error), error
 
 
 @pytest.mark.usefixtures("own_methods", "environment")

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from unittest import mock
 
+import click
 import pytest
 
-from decodery.cli.main import main
+from decodery.cli.main import cli, main
 
 COMMAND = [sys.executable, "-m", "decodery"]
 
@@ -27,13 +28,17 @@ def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def inside(
-    *arguments: str, text: str = "", terminal: bool = False, output: io.StringIO | None = None
+    *arguments: str,
+    text: str = "",
+    terminal: bool = False,
+    output: io.StringIO | None = None,
+    group: click.Command = cli,
 ) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command run in this process."""
+    """Exit status, output and errors of a command run in this process. group: the command that takes the arguments."""
     output, errors = output or io.StringIO(), io.StringIO()
     typed = io.TextIOWrapper(io.BytesIO(text.encode()))
     typed.isatty = lambda: terminal  # type: ignore[method-assign]
     with mock.patch.multiple(sys, stdin=typed, stdout=output, stderr=errors), pytest.raises(SystemExit) as left:
-        main(arguments)
+        main(arguments, group=group)
     assert isinstance(left.value.code, int)
     return left.value.code, output.getvalue(), errors.getvalue()

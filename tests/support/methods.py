@@ -74,7 +74,6 @@ from decodery.monitors.sae import SAE, HeadCodes
 from decodery.monitors.sequential import Sequential
 from decodery.monitors.threshold import Threshold
 from decodery.monitors.truthprint import TruthPrInt
-from decodery.puzzles.chain import Chain
 from decodery.sampling import (
     DRY,
     XTC,
@@ -109,8 +108,6 @@ from decodery.scorers.log_probability import LogProbability
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.scorers.product import Product
 from decodery.scorers.program_tests import ProgramTests
-from decodery.scorers.puzzle_examples import PuzzleExamples
-from decodery.scorers.puzzle_oracle import PuzzleOracle
 from decodery.scorers.rating import Rating
 from decodery.scorers.reward_model import RewardModel
 from decodery.scorers.self_evaluation import SelfEvaluation
@@ -240,6 +237,9 @@ from decodery.step.monitor import Monitor
 from decodery.step.scorer import Candidates, Scorer
 from decodery.step.tree_policy import TreePolicy
 from decodery.testing.models import Counted, tiny_transformer
+from decodery_benchmarks.puzzles.chain import Chain
+from decodery_benchmarks.scorers.puzzle_examples import PuzzleExamples
+from decodery_benchmarks.scorers.puzzle_oracle import PuzzleOracle
 
 
 @cache

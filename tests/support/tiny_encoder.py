@@ -8,7 +8,7 @@ import torch
 
 from decodery.models.families.t5 import read_weights, tensors
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.training.seq2seq import Seq2SeqRecipe, random_encoder_decoder
+from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, random_encoder_decoder
 
 
 @cache

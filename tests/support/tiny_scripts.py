@@ -114,9 +114,12 @@ def module(script: str) -> ModuleType:
 
 
 def forget() -> None:
-    """Forget the scripts' modules, whose names are those of others elsewhere."""
+    """Forget the scripts' modules, whose names are those of others elsewhere. Their package stays."""
     for name, each in list(sys.modules.items()):
-        if FOLDER in Path(getattr(each, "__file__", None) or "/").parents:
+        if (
+            not name.startswith("decodery_benchmarks")
+            and FOLDER in Path(getattr(each, "__file__", None) or "/").parents
+        ):
             del sys.modules[name]
 
 

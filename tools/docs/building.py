@@ -19,7 +19,7 @@ def _points(curve: dict[str, float]) -> str:
 def attention_entropy() -> str:
     """How even heads attend, five layers to a row."""
     found = load("attention-entropy")
-    layers = found["layers"]
+    layers = found["rows"]
     rows = []
     for first in range(0, len(layers), 5):
         some = layers[first : first + 5]
@@ -61,7 +61,7 @@ def surplus() -> str:
     """What probes of one size make of a token, and of a token and a state."""
     found = load("surplus")
     columns = ("kl", "gain", "floor", "acceptance", "entropy", "entropy of the model")
-    rows = [[name, *(f"{each[column]:.3f}" for column in columns)] for name, each in found["drafters"].items()]
+    rows = [[name, *(f"{each[column]:.3f}" for column in columns)] for name, each in found["rows"].items()]
     about = f"`{found['command']}` ({found['learned']:,} places learned from, {found['held out']:,} held out)"
     return f"{about}\n\n{table(['reads', *columns], rows)}"
 
@@ -134,8 +134,8 @@ _KNOWN = (("bits", 2), ("top-1", 3), ("overlap", 3))
 def short_conv() -> str:
     """Values recalled as training goes on."""
     found = load("short-conv")
-    rows = [[kind, f"{each['parameters']:,}", _points(each["recalled"])] for kind, each in found["kinds"].items()]
-    steps = list(next(iter(found["kinds"].values()))["recalled"])
+    rows = [[kind, f"{each['parameters']:,}", _points(each["recalled"])] for kind, each in found["rows"].items()]
+    steps = list(next(iter(found["rows"].values()))["recalled"])
     about = f"`{found['command']} --steps {steps[-1]}` ({found['pairs']} pairs a text, shares every {steps[1]} steps)"
     return f"{about}\n\n{table(['convolutions', 'parameters', 'recalled'], rows)}"
 

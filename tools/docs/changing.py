@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, load, recorded, runs_of, table
+from figures import ROOT, load, recorded, table
 from plots import Line, Upward, plot
 
 
@@ -67,7 +67,7 @@ def copies_by_bytes() -> str:
 def compression() -> str:
     """Bits per byte, beside other compressors, and the passes of decompressing."""
     found = load("compression")
-    texts = found["texts"]
+    texts = found["rows"]
     others = [name for name in ("xz -9", "zstd -19") if all(name in each for each in texts.values())]
     drafters = [
         name for name in ("draft-model", "prompt-lookup") if all(name in each["passes"] for each in texts.values())
@@ -92,7 +92,7 @@ def ffn_split() -> str:
     found = load("ffn-split")
     rows = [
         [name, *(f"{each[key]:g}" if key in each else "" for key in ("perplexity", "tokens per pass", "multiply-adds"))]
-        for name, each in runs_of(found).items()
+        for name, each in found["rows"].items()
     ]
     about = f"`{found['command']}` ({found['texts']} held-out puzzles, and as many to calibrate)"
     return f"{about}\n\n{table(['', 'perplexity', 'tokens per pass', 'multiply-adds'], rows)}"

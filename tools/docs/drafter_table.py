@@ -74,7 +74,7 @@ def _measured() -> Iterator[_Measured]:
             spec = name.removesuffix(" (cold)")
             yield _Measured(spec, row["tokens_per_pass"], row["speedup"], shown, row["prompts"])
     for file in _FURTHER:
-        run = load(file)["runs"][0]
+        run = load(file)["rows"][0]
         for name, row in run["methods"].items():
             if _name(name) not in {_name(each) for each in rows}:
                 speed = row["speed"]["all"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures import load, load_all, runs_of, table
+from figures import load, load_all, table
 
 SHIPPED_COMMAND = "decodery train draft --out smollm2-draft --texts 1280 --epochs 4"
 
@@ -13,7 +13,7 @@ def rules() -> str:
     """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
     result = load("rules")
     tables = []
-    for title, found in runs_of(result).items():
+    for title, found in result["rows"].items():
         columns = [key for key in found if key.startswith("k=")]
         rows = [[name, *(f"{found[k][name]:.3f}" for k in columns)] for name in found[columns[0]]]
         pairs = f"{found['pairs']} pairs" + (f", draft {found['draft']}" if "draft" in found else "")
@@ -119,7 +119,7 @@ def budgets_serving() -> str:
 def trained() -> str:
     """What the shipped draft is worth."""
     found = load("draft-trained")
-    laws = [(name, found[name]) for name in ("temperature 0", "temperature 1")]
+    laws = [(name, found["rows"][name]) for name in ("temperature 0", "temperature 1")]
     rows = "\n".join(
         f"| {name} | {100 * law['acceptance']:.1f} % | {100 * law['agreement']:.1f} % | {law['tokens_per_pass']:.2f} |"
         for name, law in laws
@@ -146,7 +146,7 @@ def growth() -> str:
             f"python benchmarks/growth.py {result['drafter']} --every {result['every']} --tokens {result['tokens']}"
         )
         parts.append(f"Drafter `{result['drafter']}` (`{command}`):")
-        for run, policies in result["runs"].items():
+        for run, policies in result["rows"].items():
             temperature, rule = run.split()
             budgets = list(policies["chain"])
             rows = "\n".join(f"| {name} | {_cells(found, budgets)} |" for name, found in policies.items())
@@ -168,7 +168,7 @@ def pruning() -> str:
     names = {"sparsity": "layers left out", "read": "text read pruned", "behind": "text after it"}
     rows = [
         [name, f"{each['sparsity']:.1%}", f"{each['read']:.1f}", f"{each['behind']:.1f}"]
-        for name, each in found["runs"].items()
+        for name, each in found["rows"].items()
     ]
     made = "".join(f"; `{each['command']}`" for each in found["trained"])
     return (

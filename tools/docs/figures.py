@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from decodery.bench.report import markdown as table
+from decodery_benchmarks.results import RESULTS, Result, read_result
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 
 
-def load(name: str) -> Any:
+def load(name: str) -> Result:
     """What a benchmark recorded under this name."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return read_result(RESULTS / f"{name}.json")
 
 
 def recorded(name: str) -> bool:
@@ -23,7 +22,7 @@ def recorded(name: str) -> bool:
     return (RESULTS / f"{name}.json").is_file()
 
 
-def load_all(pattern: str) -> dict[str, Any]:
+def load_all(pattern: str) -> dict[str, Result]:
     """What was recorded under the names that match, by name."""
     return {path.stem: load(path.stem) for path in sorted(RESULTS.glob(f"{pattern}.json"))}
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from figures import load, runs_of, table, table_of
+from figures import load, table, table_of
 
 from decodery.training.lists import SEVERAL
 
@@ -18,7 +18,7 @@ LEAST = 0.95
 
 def ways(name: str) -> str:
     """What a pass may write without loss, task by task."""
-    from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
+    from decodery_benchmarks.diffusion.figures import adaptivity_gap, fastest, totals
 
     found = load(name)
     settings, rows = found["settings"], found["rows"]
@@ -46,7 +46,7 @@ def _shares(rows: list[dict[str, Any]], method: str) -> dict[str, str]:
 
 
 def _share(right: int, count: int) -> str:
-    from decodery.bench.canvases.job import wilson
+    from decodery_benchmarks.diffusion.job import wilson
 
     low, high = wilson(right, count)
     return f"{right / count:.3f} ({low:.3f} to {high:.3f})"
@@ -74,7 +74,7 @@ _FREE = "free"
 def grid() -> str:
     """Order, passes and blocks, of a model and of an oracle."""
     found = load("canvas-grid")
-    rows, facts = found["rows"], found["facts"]
+    rows, facts = found["rows"], found["settings"]
     parts = [f"`{found['command']}`: {facts['prompts']} prompts of each task, canvases of {facts['places']} places."]
     for title, several in (("with one answer", False), ("with several answers", True)):
         cells: dict[str, dict[str, str]] = {}
@@ -128,14 +128,14 @@ def held(name: str) -> str:
     """What a constraint changes, and what it takes."""
     found = load(name)
     return (
-        f"Figures: `{found['command']}`, {found['facts']['prompts']} held-out prompts.\n\n{table_of(found['results'])}"
+        f"Figures: `{found['command']}`, {found['settings']['prompts']} held-out prompts.\n\n{table_of(found['rows'])}"
     )
 
 
 def handoff() -> str:
     """What a canvas is worth by how many of its passes are the better model's, and which."""
     found = load("canvas-handoff")
-    runs, passes = runs_of(found), found["passes"]
+    runs, passes = found["rows"], found["passes"]
     counts = sorted({int(name.split()[-1]) for name in runs} - {0, passes})
 
     def told(name: str) -> str:
@@ -153,26 +153,26 @@ def handoff() -> str:
 def canvas_training() -> str:
     """What training on its own decoding brings, beside a control."""
     found = load("canvas-training")
-    facts = found["facts"]
+    facts = found["settings"]
     return (
         f"`{found['command']}`: {facts['steps']:,} steps each, one seed, {facts['prompts']} prompts of each task.\n\n"
-        + table_of(found["results"])
+        + table_of(found["rows"])
     )
 
 
 def adaptation() -> str:
     """What an adapted model gets right."""
     found = load("adaptation")
-    facts = found["facts"]
+    facts = found["settings"]
     return (
         f"`{found['command']}`: {facts['prompts']} held-out lists; the training took {facts['minutes']:g} minutes of "
-        f"one core.\n\n" + table_of(found["results"])
+        f"one core.\n\n" + table_of(found["rows"])
     )
 
 
 def canvas_experts(name: str) -> str:
     """What canvases that share experts get right, and how many experts their passes read."""
-    from decodery.bench.canvases.job import wilson
+    from decodery_benchmarks.diffusion.job import wilson
 
     found = load(name)
     layers, lines = found["model"]["layers"], []
@@ -192,7 +192,7 @@ def canvas_experts(name: str) -> str:
 def canvas_cost() -> str:
     """Times of a canvas by way of filling, and in company."""
     found = load("canvas-cost")
-    facts = found["facts"]
+    facts = found["settings"]
     rows = [
         [
             f"`{name}`" if ":" in name else name,
@@ -201,10 +201,10 @@ def canvas_cost() -> str:
             f"{each['beside']:.1%}",
             *(f"{each[key]:.0f}" for key in ("passes", "rows", "pairs")),
         ]
-        for name, each in found["results"].items()
+        for name, each in found["rows"].items()
     ]
     return (
-        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads: canvases of "
+        f"`{found['command']}` on {found['machine']['processor']}, {found['machine']['threads']} threads: canvases of "
         f"{facts['places']} positions after {facts['prompt']} tokens, {facts['rounds']} rounds in turns.\n\n"
         + table(["", "ms a canvas", "of the first of its kind", "beside the passes", "passes", "rows", "pairs"], rows)
     )

@@ -23,31 +23,31 @@ from decodery.core.registry import Method
 from decodery.llm.readiness import readiness
 from decodery.testing import tiny_transformer
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
 # Beside this file, wherever it is run from.
-import alike
-import api_reference
-import building
-import changing
-import drafter_table
-import drafting
-import filling
-import gpus
-import heading
-import hearing
-import limits
-import loads
-import ordering
-import plots
-import remembering
-import sampling
-import searching
-import seeking
-import sizing
-import steering
-import timing
-import watching
-from figures import ROOT
+import alike  # noqa: E402
+import api_reference  # noqa: E402
+import building  # noqa: E402
+import changing  # noqa: E402
+import drafter_table  # noqa: E402
+import drafting  # noqa: E402
+import filling  # noqa: E402
+import gpus  # noqa: E402
+import heading  # noqa: E402
+import hearing  # noqa: E402
+import limits  # noqa: E402
+import loads  # noqa: E402
+import ordering  # noqa: E402
+import plots  # noqa: E402
+import remembering  # noqa: E402
+import sampling  # noqa: E402
+import searching  # noqa: E402
+import seeking  # noqa: E402
+import sizing  # noqa: E402
+import steering  # noqa: E402
+import timing  # noqa: E402
+import watching  # noqa: E402
+from figures import ROOT  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FAMILIES = {

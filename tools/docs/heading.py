@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures import load, load_all, runs_of, table
+from figures import load, load_all, table
 
 
 def units() -> str:
@@ -19,7 +19,7 @@ def units() -> str:
             f"{each['rows_per_pass']:.1f}",
             f"{each['share_of_tokens_changed']:.0%}" if "share_of_tokens_changed" in each else "0%",
         ]
-        for name, each in runs_of(found).items()
+        for name, each in found["rows"].items()
     ]
     header = ["units", "tokens per pass", "grounded", "open", "rows per pass", "tokens changed"]
     return (
@@ -61,9 +61,9 @@ def in_pass() -> str:
             f"{decoded['speed']:.2f} times the speed of plain decoding in processor time, {decoded['texts_as_plain']} "
             f"of {speed['questions']} texts as plain decoding writes them (`{speed['command']}`).",
         ]
-    machine = found["machine"]
+    costs_of = found["passes"]
     costs = ", ".join(
-        f"{rows}: {time:.0f}" for rows, time in zip(machine["rows"], machine["pass_milliseconds"], strict=True)
+        f"{rows}: {time:.0f}" for rows, time in zip(costs_of["rows"], costs_of["pass_milliseconds"], strict=True)
     )
     return "\n\n".join([*parts, f"Milliseconds of a pass there by its rows: {costs}."])
 
@@ -91,7 +91,7 @@ def heads() -> str:
         # Where hardly anything is drafted, what it takes is no draft's.
         return f"{each['draft']:.2f}" if "draft" in each and each["rows_per_pass"] >= 1.1 else ""
 
-    for found in load("draft-heads")["runs"]:
+    for found in load("draft-heads")["rows"]:
         settings = found["settings"]
         rows = [
             [
@@ -121,7 +121,7 @@ def small_heads() -> str:
     """All heads and self-speculators on the same prompts, each trained for a short while."""
     parts = []
     for found in load_all("draft-small-heads").values():
-        for run in found["runs"]:
+        for run in found["rows"]:
             settings, trained = run["settings"], run["seconds of training"]
             rows = [
                 [
@@ -147,7 +147,7 @@ def small_heads() -> str:
 
 def heads_by_category() -> str:
     """Speed by category, greedy, one text at a time, of the run with most methods."""
-    alone = [run for run in load("draft-heads")["runs"] if run["settings"]["batch"] == 1]
+    alone = [run for run in load("draft-heads")["rows"] if run["settings"]["batch"] == 1]
     first = max((run for run in alone if not run["settings"]["temperature"]), key=lambda run: len(run["methods"]))
     names = [name for name in first["methods"] if name != "none"]
     categories = [part for part in first["methods"]["none"]["speed"] if part != "all"]
@@ -162,7 +162,7 @@ def replayed() -> str:
     found = load("draft-replayed")
     rows = [
         [name, f"{each['tokens_per_pass']:.2f}", f"{each['rows_per_pass']:.1f}", f"{each['speed']:.2f}"]
-        for name, each in found["settings"].items()
+        for name, each in found["rows"].items()
     ]
     header = ["", "tokens per pass", "rows per pass", "speed"]
     return f"Plain texts, replayed (`{found['command']}`).\n\n" + table(header, rows)
@@ -171,10 +171,10 @@ def replayed() -> str:
 def head_depths() -> str:
     """How often a head is right, by how far ahead."""
     found = load("draft-head-depths")
-    depths = sorted({key for each in found["heads"].values() for key in each if key.startswith("agreement")})
+    depths = sorted({key for each in found["rows"].values() for key in each if key.startswith("agreement")})
     rows = [
         [f"`{name}`", *(f"{each[depth]:.1%}" if depth in each else "" for depth in depths)]
-        for name, each in found["heads"].items()
+        for name, each in found["rows"].items()
     ]
     header = ["tokens ahead", *(depth.removeprefix("agreement.") for depth in depths)]
     return (
@@ -198,7 +198,7 @@ def own_layers() -> str:
             f"{each['gain_in_units']:.2f}",
             f"{each['speed']:.2f}",
         ]
-        for name, each in found["runs"].items()
+        for name, each in found["rows"].items()
     ]
     header = ["method", "tokens per pass", "draft step in passes", "steps per pass", "layers per token"]
     return (
@@ -210,7 +210,7 @@ def own_layers() -> str:
 def hamburger() -> str:
     """Tokens of a group and quality by confidence, a table per model."""
     parts = []
-    for name, found in load_all("hamburger").get("hamburger", {}).items():
+    for name, found in load_all("hamburger").get("hamburger", {"rows": {}})["rows"].items():
         asked = f"held-out puzzles (`{found['puzzle']}`)" if found["puzzle"] else "questions of Spec-Bench"
         said = "solved" if found["puzzle"] else "ROUGE-L with the model as it was"
         rows = [

@@ -37,7 +37,7 @@ def freedave() -> str:
 def company() -> str:
     """What company brings canvases, by model, precision and rows of one in a pass."""
     found = load("canvas-company")
-    facts = found["facts"]
+    facts = found["settings"]
     lines = [
         [
             {"m": "size m, 6 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
@@ -49,8 +49,8 @@ def company() -> str:
     ]  # fmt: skip
     head = ["model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times"]
     return (
-        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads, "
-        f"{facts['machine']['kernels']}: canvases of {facts['places']} positions after {facts['prompt']} tokens, "
+        f"`{found['command']}` on {found['machine']['processor']}, {found['machine']['threads']} threads, "
+        f"{found['machine']['kernels']}: canvases of {facts['places']} positions after {facts['prompt']} tokens, "
         f"{facts['rounds']} rounds in turns.\n\n" + table(head, lines)
     )
 
@@ -58,7 +58,7 @@ def company() -> str:
 def bits() -> str:
     """Passes against information, and names of two words, on an oracle."""
     found = load("canvas-bits")
-    facts, seeds, names = found["facts"], found["seeds"], found["names"]
+    facts, seeds, names = found["settings"], found["seeds"], found["names"]
     head = ["", *(str(count) for count in facts["groups"]), "passes a nat", "most nats of a pass", "right"]
     lines = [
         [f"`{way}`", *(f"{count:g}" for count in row["passes"]), f"{row['passes per nat']:.2f}",
@@ -80,7 +80,7 @@ def bits() -> str:
 def experts() -> str:
     """How many experts a pass reads by its rows, and what is right, by way of sharing them."""
     found = load("canvas-experts-rows")
-    rows, facts = found["rows"], found["facts"]
+    rows, facts = found["rows"], found["settings"]
     counts = list(dict.fromkeys(row["rows"] for row in rows))
     lines = []
     for shared in dict.fromkeys(row["shared"] for row in rows):
@@ -97,7 +97,7 @@ def experts() -> str:
 def limits(name: str, groups: Sequence[str]) -> str:
     """What becomes of a group of ways as one of their settings changes, by a model or by the oracle."""
     found = load(name)
-    rows, facts = found["rows"], found["facts"]
+    rows, facts = found["rows"], found["settings"]
     columns = [
         each for each in ("one answer", "several", "same", "passes", "rows", "tokens per pass", "tau")
         if each in rows["static"]
@@ -120,7 +120,7 @@ def limits(name: str, groups: Sequence[str]) -> str:
 def lengths() -> str:
     """What canvases longer than their answers cost and get right, by way of filling; of tasks that the model can do."""
     found = load("canvas-lengths")
-    facts = found["facts"]
+    facts = found["settings"]
     plain = [row for row in found["rows"] if row["way"] == "static"]
     shares = {
         task: share_right([row for row in plain if row["task"] == task])

@@ -46,7 +46,7 @@ def soak() -> str:
 def exactness() -> str:
     """Concurrent requests of the embedded model beside the same requests alone."""
     found = load("serve_exactness")
-    return table_from(["", ""], [[name, str(value)] for name, value in found.items()])
+    return table_from(["", ""], [[name, str(value)] for name, value in found["summary"].items()])
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from figures import load, recorded, runs_of, table
+from figures import load, recorded, table
 
 _TIME = "milliseconds_per_token"
 _ONE = "target, 1 rows"
@@ -17,7 +17,7 @@ def cppd() -> str:
     found = load("draft-cppd")
     names = {"slots": "slots", "plainer": "slots that learned the tokens alone"}
     rows = []
-    for name, each in runs_of(found).items():
+    for name, each in found["rows"].items():
         alone = [f"{each[key]:.1%}" if key in each else "" for key in ("alone as the model", "alone right")]
         figures = [f"{each[key]:.2f}" for key in ("passes per text", "tokens per pass")]
         rows.append([names.get(name, name), *figures, *alone, f"{each['right']:.1%}"])
@@ -28,7 +28,7 @@ def cppd() -> str:
 def overlap(name: str = "draft-overlap") -> str:
     """What drafting while the target verifies takes, beside drafting in turns."""
     found = load(name)
-    pairs = runs_of(found)
+    pairs = found["rows"]
     rows = []
     for pair, times in pairs.items():
         lengths = [key.removeprefix("pearl").strip() for key in times if key.startswith("pearl")]
@@ -44,7 +44,7 @@ def clock() -> str:
     """What the same takes by a clock that counts passes alone, of drafts that are right as often as they are."""
     found = load("draft-clock")
     rows = []
-    for pair, each in runs_of(found).items():
+    for pair, each in found["rows"].items():
         for ratio in (name for name in each if name.startswith("1:")):
             turns, beside = (each[ratio][way] for way in ("draft-model", "pearl"))
             figures = [f"{way['times plain']:.2f} with {way['length']}" for way in (turns, beside)]
@@ -57,7 +57,7 @@ def orders(group: str) -> str:
     """What one way of drafting in another order brings on the embedded model, in counts."""
     found = load(f"draft-orders-{group}")
     header = ["drafter", "tokens per pass", "draft passes per pass", "drafted per pass", "accepted"]
-    placed = all("accepted_by_32" in each for each in found["drafters"].values())
+    placed = all("accepted_by_32" in each for each in found["rows"].values())
     rows = [
         [
             name,
@@ -68,7 +68,7 @@ def orders(group: str) -> str:
             *([f"{each['draft_layers_per_token']:.1f}"] if "trained" in found else []),
             *([f"{share:.1%}" for share in each["accepted_by_32"]] if placed else []),
         ]
-        for name, each in found["drafters"].items()
+        for name, each in found["rows"].items()
     ]
     if "trained" in found:
         header.append("draft layers per token")
@@ -84,7 +84,7 @@ def joint() -> str:
     header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted"]
     times = ["ms per token", "times plain"]
     parts = [f"Counts of `{found['command']}`."]
-    for pair, laws in runs_of(found).items():
+    for pair, laws in found["rows"].items():
         about = laws["about"]
         if "made" in laws:
             parts.append(f"**{pair}**, drafts that were trained for it: `{'` and `'.join(laws['made'])}`.")
@@ -116,7 +116,7 @@ def _times(each: dict[str, Any], plain: float) -> list[str]:
 
 def joint_depths() -> str:
     """How often a token of a draft is right where all before it were, by its depth."""
-    found = load("draft-joint")["chain"]
+    found = load("draft-joint")["rows"]["chain"]
     depths = range(1, 9)
     rows = [
         [f"{name}, {law}", *(f"{right[depth - 1]:.1%}" if depth <= len(right) else "" for depth in depths)]
@@ -130,7 +130,7 @@ def joint_depths() -> str:
 def steps() -> str:
     """What a pass of each draft takes beside one of its target."""
     found = load("draft-steps")
-    pairs = runs_of(found)
+    pairs = found["rows"]
     rows = [
         [
             name,
@@ -197,7 +197,7 @@ def scan() -> str:
         return f"`{command}`, on a machine that does nothing else, writes the table that belongs here."
     found = load("tree-scan")
     rows = []
-    for name, ways in runs_of(found).items():
+    for name, ways in found["rows"].items():
         figures = [f"{ways[way][part]:.1f}" for part in ("pass", "mixers") for way in ("native", "PyTorch")]
         rows.append([name, *figures])
     header = ["milliseconds", *(f"{part}, {way}" for part in ("pass", "mixers alone") for way in ("native", "PyTorch"))]
@@ -207,7 +207,7 @@ def scan() -> str:
 def seeing() -> str:
     """What drafters read of images is worth, on a small model that names their patches."""
     found = load("draft-seeing")
-    runs = runs_of(found)
+    runs = found["rows"]
     rows = [
         [
             name,

@@ -12,7 +12,7 @@ from typing import Any
 from figures import ROOT, load, recorded
 from filling import SEVERAL
 
-from decodery.bench import scaling
+from decodery_benchmarks import scaling
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444"),
@@ -244,7 +244,7 @@ def finishing() -> str:
 
 def escalating() -> str:
     """What a share of steps by the larger model is worth, by who decides which."""
-    figures, lines = load("search-pair")["figures"], list[Line]()
+    figures, lines = load("search-pair").figures, list[Line]()
     for name, begin in (
         ("oracle", "arbitrage, oracle,"),
         ("router", "arbitrage, router,"),
@@ -262,7 +262,7 @@ def escalating() -> str:
 
 def judges() -> str:
     """What judges make of k samples, by their temperature, beside the laws."""
-    rows = load("search-judge-laws")["figures"]
+    rows = load("search-judge-laws")["rows"]
     panels: dict[str, list[Line]] = {}
     for case in dict.fromkeys(row["case"] for row in rows):
         for temperature in dict.fromkeys(row["temperature"] for row in rows):
@@ -279,7 +279,7 @@ def judges() -> str:
 def transforms() -> str:
     """How often the best of n texts wins, by how far the model has gone, for transforms of its reward."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for row in load("search-infalign")["figures"]:
+    for row in load("search-infalign")["rows"]:
         lines = panels.setdefault(f"the best of {row['n']} against the best of {row['n']}", {})
         lines.setdefault(row["transform"], []).append((row["kl"], row["win_rate"]))
     drawn = {

@@ -9,13 +9,13 @@ from typing import Any
 
 from figures import ROOT, load, recorded, table
 
-from decodery.bench.contexts.figures import plot, tables
-from decodery.bench.contexts.settings import BOUNDS
+from decodery_benchmarks.long_context.figures import plot, tables
+from decodery_benchmarks.long_context.settings import BOUNDS
 
 
 def _rows() -> list[dict[str, Any]]:
     """A row for every policy and budget that was measured."""
-    found = load("long-context")["policies"]
+    found = load("long-context")["rows"]
     rows = [
         {"policy": name, "budget": float(budget), **each}
         for name, budgets in found.items()
@@ -87,11 +87,11 @@ def cache_parts() -> str:
 def beyond_context() -> str:
     """How well a text is predicted by stretches, beyond the context too."""
     found = load("beyond-context")
-    stretches = max(len(each["perplexity"]) for each in found["ways"].values())
+    stretches = max(len(each["perplexity"]) for each in found["rows"].values())
     ends = [found["stretch"] * (number + 1) for number in range(stretches)]
     rows = [
         ["all" if way == "none" else f"`{way}`", *(f"{each:.1f}" for each in told["perplexity"]), f"{told['held']:,}"]
-        for way, told in found["ways"].items()
+        for way, told in found["rows"].items()
     ]
     head = ["what is kept", *(f"to {end:,}" for end in ends), "tokens held"]
     return f"`{found['command']}`\n\n{table(head, rows)}"
@@ -100,11 +100,11 @@ def beyond_context() -> str:
 def memory_by_length() -> str:
     """What a text takes, by its length."""
     found = load("memory-by-length")
-    lengths = list(dict.fromkeys(length for each in found["found"].values() for length in each))
+    lengths = list(dict.fromkeys(length for each in found["rows"].values() for length in each))
     rows = [
         ["all" if policy == "none" else f"`{policy}`"]
         + ["{:.0f} / {:.0f}".format(*(each / 2**20 for each in told[length])) for length in lengths]
-        for policy, told in found["found"].items()
+        for policy, told in found["rows"].items()
     ]
     return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
 
@@ -132,10 +132,10 @@ def lengths() -> str:
 def prefill() -> str:
     """Seconds to the first token of a long prompt, by program."""
     found = load("prefill-peers")
-    names = list(dict.fromkeys(name for told in found["rounds"] for name in told))
+    names = list(dict.fromkeys(name for told in found["rows"] for name in told))
     cells = []
     for name in names:
-        rounds = [told[name] for told in found["rounds"] if name in told]
+        rounds = [told[name] for told in found["rows"] if name in told]
         seconds, best = [each["seconds"] for each in rounds], min(each["seconds"] for each in rounds)
         said = ", ".join(f"{each:.1f}" for each in seconds)
         cells.append([name, f"{best:.1f}", f"{found['tokens'] / best:.0f}", said])
@@ -147,12 +147,12 @@ def prefill() -> str:
 def cache_recall() -> str:
     """What is left of associative recall, by budget."""
     found = load("cache-recall")
-    budgets = list(next(iter(found["found"].values())))
+    budgets = list(next(iter(found["rows"].values())))
     modes = ("known", "unknown")
     rows = [
         [policy if policy in BOUNDS else f"`{policy}`"]
         + ["{}/{}".format(*each[budget][f"recall {mode}"]) for mode in modes for budget in budgets]
-        for policy, each in found["found"].items()
+        for policy, each in found["rows"].items()
     ]
     head = ["what is kept", *(f"{mode}, {float(budget):g}" for mode in modes for budget in budgets)]
     return f"`{found['command']}`\n\n{table(head, rows)}"
@@ -195,7 +195,7 @@ def window_memory() -> str:
             told,
             *(f"{each[way][name] / 2**20:.0f}" for name in ("counted", "there", "there at most")),
         ]
-        for length, each in found["found"].items()
+        for length, each in found["rows"].items()
         for way, told in ways.items()
     ]
     head = ["tokens", "what no row reads", "MiB counted", "MiB in memory", "at most on the way"]
@@ -208,7 +208,7 @@ def needle_grid() -> str:
     modes = {"known": "in the prompt", "unknown": "after it"}
     rows = [
         [f"{int(length):,}", name.partition(":")[0], modes[mode], *("yes" if each else "-" for each in told)]
-        for length, named in found["found"].items()
+        for length, named in found["rows"].items()
         for name, by_mode in named.items()
         for mode, told in by_mode.items()
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from figures import load, runs_of, table, table_of
+from figures import load, table, table_of
 
 from decodery.core import registry
 from decodery.core.errors import SettingsError
@@ -24,7 +24,7 @@ def samplers() -> str:
     parts = []
     for group, (about, columns) in _GROUPS.items():
         result = load(f"samplers-{group}")
-        rows = {name: _flat(run) for name, run in result["results"].items()}
+        rows = {name: _flat(run) for name, run in result["rows"].items()}
         facts = f"`{result['command']}`: {result['texts']} texts of {result['tokens']} tokens"
         parts.append(f"**{_TITLES[group]}.** {about} {facts}.\n\n{table_of(rows, columns)}")
     return "\n\n".join(parts)
@@ -58,12 +58,12 @@ _GROUPS = {
 def speculation() -> str:
     """What every method that could mind drafts costs, and whether its texts stay the same with them."""
     result = load("samplers-speculation")
-    runs = result["results"]
+    runs = result["rows"]
     rows = [
         (
             f"`{method.name}`",
             kind,
-            *_costs(result["results"].get(method.name, {}), method, takes_drafts=kind != "search"),
+            *_costs(result["rows"].get(method.name, {}), method, takes_drafts=kind != "search"),
         )
         for family, kind in KINDS.items()
         for method in registry.methods(family)
@@ -114,15 +114,15 @@ def agreement() -> str:
 
 def searches() -> str:
     """What exact-extract and contrastive search find and cost."""
-    extract, contrastive = load("search-extract")["figures"], load("search-contrastive")["figures"]
+    extract, contrastive = load("search-extract").figures, load("search-contrastive").figures
     whole = {name: f"{count:g}" for name, count in extract.items()}
     beams, diverse, coupling = (load(f"search-{name}") for name in ("beam", "diverse", "coupling"))
-    default, others = coupling["figures"]["default"], coupling["figures"]["settings"]
+    default, others = coupling.figures["default"], coupling.figures["settings"]
     return (
         f"**Beam search.** {beams['about']}\n\n"
-        + table_of(beams["figures"], ("logprob", "better", "equal", "worse", "rows_per_token"))
+        + table_of(beams.figures, ("logprob", "better", "equal", "worse", "rows_per_token"))
         + f"\n\n**Diverse Beam Search.** {diverse['about']}\n\n"
-        + table_of(_ticked(diverse["figures"]), ("distinct_2", "best", "mean", "rows_per_token"))
+        + table_of(_ticked(diverse.figures), ("distinct_2", "best", "mean", "rows_per_token"))
         + f"\n\n**Coupling.** {coupling['about']} With the defaults {default['read_exactly']} of "
         f"{default['messages']} messages were read back exactly; efficiency: the share of the choice there was that "
         "the message used.\n\n"
@@ -168,7 +168,7 @@ def warp_costs() -> str:
 def handoff() -> str:
     """What a text is worth to the larger model by the share of it that this wrote, and where."""
     found = load("search-handoff")
-    runs = runs_of(found)
+    runs = found["rows"]
     hard = {name: each for name, each in runs.items() if name.startswith("difficulty ")}
     shares = sorted({each["share"] for name, each in runs.items() if 0 < each["share"] < 1 and name not in hard})
     rows = []

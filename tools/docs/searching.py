@@ -83,7 +83,7 @@ def countdown() -> str:
 def gsm8k() -> str:
     """What searches make of real questions, beside the vote at as many generated tokens."""
     result = load("search-gsm8k")
-    found, settings = result["figures"], result["settings"]
+    found, settings = result.figures, result["settings"]
     rows = []
     for row in found["rows"]:
         method = row["method"].replace("scorer={head},", "").replace("delimiter={line},", "").replace(",rounds=12", "")
@@ -124,7 +124,7 @@ def search_cost() -> str:
             *(f"{row[name] / 2**20:.0f}" for name in ("bytes", "own")),
             f"{row['beyond']:.2f}",
         ]
-        for row in result["counts"]
+        for row in result["rows"]
     ]
     found = table(head, rows)
     if "times" in result:
@@ -140,7 +140,7 @@ def search_cost() -> str:
 def programs() -> str:
     """What tests are worth as scorers of programs."""
     result = load("search-programs")
-    found, settings = result["figures"], result["settings"]
+    found, settings = result.figures, result["settings"]
     rows = []
     for row in found["rows"]:
         shown = [
@@ -166,7 +166,7 @@ def share_of(cell: dict[str, Any]) -> str:
 def labels() -> str:
     """Reward heads by who labelled their steps."""
     result = load("search-labels")
-    found, rows = result["figures"], []
+    found, rows = result.figures, []
     for name, each in found.items():
         if isinstance(each, dict) and "labelling_tokens" in each:
             cells = [f"{each['labelling_tokens']}", f"{each['auc_of_steps']:.3f}", f"{each['auc_of_texts']:.3f}"]
@@ -183,7 +183,7 @@ def labels() -> str:
 def grid() -> str:
     """A vote by temperature and top-p."""
     result = load("search-grid")
-    cells = {tuple(name.split("/")): cell for name, cell in result["figures"].items()}
+    cells = {tuple(name.split("/")): cell for name, cell in result.figures.items()}
     tops = list(dict.fromkeys(top for _, top in cells))
     rows = []
     for temperature in dict.fromkeys(temperature for temperature, _ in cells):

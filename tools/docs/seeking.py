@@ -89,7 +89,7 @@ def prog() -> str:
 
 def optimal() -> str:
     """Which search is best for puzzles of which difficulty, and what choosing by it is worth."""
-    figures = load("search-optimal")["figures"]
+    figures = load("search-optimal").figures
     rows = [
         [each["search"], f"{each['tokens']:.0f}", *(f"{share:.3f}" for share in each["right"])]
         for each in figures["rows"]
@@ -108,7 +108,7 @@ def infalign() -> str:
     """Win rates of transforms at the same distance from the untrained model."""
     result = load("search-infalign")
     distances, found = result["settings"]["distances"], dict[tuple[int, str], list[str]]()
-    for row in result["figures"]:
+    for row in result["rows"]:
         found.setdefault((row["n"], row["transform"]), []).append(f"{row['win_rate']:.3f}")
     rows = [[str(n), kind, *rates] for (n, kind), rates in found.items()]
     return table(["best of", "transform", *(f"{each:g} nats" for each in distances)], rows)
@@ -128,7 +128,7 @@ def _rows(figures: dict[str, Any], counted: Counted, tokens: bool = True) -> lis
 def pair() -> str:
     """Two models, step by step."""
     result = load("search-pair")
-    figures, router = result["figures"], result["figures"]["router"]
+    figures, router = result.figures, result.figures["router"]
 
     def counted(counts: dict[str, int]) -> list[str]:
         kept, own = counts.get("kept", 0), counts.get("escalated", 0) + counts.get("rewritten", 0)
@@ -147,7 +147,7 @@ def pair() -> str:
 def edge() -> str:
     """One model, its adapter, its switch and its budgets."""
     result = load("search-edge")
-    figures, prompts = dict(result["figures"]), result["settings"]["prompts"]
+    figures, prompts = dict(result.figures), result["settings"]["prompts"]
     switched = {f"switch at {threshold}": each for threshold, each in figures.pop("switch").items()}
 
     def counted(counts: dict[str, int]) -> list[str]:
@@ -164,7 +164,7 @@ def plain(name: str, about: str, *counts: str) -> str:
     result = load(name)
     prompts = result["settings"]["prompts"]
     head = ["", "right (95 %)", "tokens", *(each.replace("_", " ") for each in counts)]
-    rows = _rows(result["figures"], lambda found: [f"{found.get(each, 0) / prompts:.1f}" for each in counts])
+    rows = _rows(result.figures, lambda found: [f"{found.get(each, 0) / prompts:.1f}" for each in counts])
     return f"{prompts} {about}\n\n{table(head, rows)}"
 
 
@@ -180,9 +180,9 @@ _LEARNED = {
 def rounds(name: str) -> str:
     """What models are worth that learned, on test puzzles; further figures where they are known."""
     result = load(name)
-    extra = list(dict.fromkeys(key for each in result["figures"].values() for key in each if key in _LEARNED))
+    extra = list(dict.fromkeys(key for each in result.figures.values() for key in each if key in _LEARNED))
     rows = []
-    for kind, each in result["figures"].items():
+    for kind, each in result.figures.items():
         shares = [share_of(each[column]) for column in ("greedy", "one", "pass@8")]
         rows.append([kind, *shares, *(f"{each[key]:.3f}" if key in each else "" for key in extra)])
     head = ["", "greedy", "one sample", "one of 8", *(_LEARNED[key] for key in extra)]
@@ -195,7 +195,7 @@ def grpo() -> str:
     columns = ("reward", "win_rate", "win_rate_of_one", "kl")
     rows = [
         [kind, step, *(f"{values[name]:.3f}" for name in columns)]
-        for kind, each in result["figures"].items()
+        for kind, each in result.figures.items()
         for step, values in each.get("along", {}).items()
     ]
     head = ["worth", "step", *(_LEARNED[name] for name in columns)]

@@ -13,11 +13,11 @@ def bigger() -> str:
     found = load("bigger")
     rows = [
         [name, tool, *_cells(row)]
-        for name, tools in found["models"].items()
+        for name, tools in found["rows"].items()
         for tool, row in tools.items()
         if isinstance(row, dict)
     ]
-    files = ", ".join(f"{name} {tools['file_mb']} MB" for name, tools in found["models"].items())
+    files = ", ".join(f"{name} {tools['file_mb']} MB" for name, tools in found["rows"].items())
     columns = [
         *("model", "program", "precision", "first token, s", "peak, MB", "of no file, MB"),
         *("plain, tokens/s", "auto", "16 texts together"),
@@ -35,7 +35,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def passes() -> str:
     """Passes of this package in the same processes."""
-    found = load("bigger")["models"]
+    found = load("bigger")["rows"]
     rows = []
     for name, tools in found.items():
         for tool, row in tools.items():

@@ -10,7 +10,7 @@ from figures import load, load_all, runs_of, table, table_of
 
 def constraints() -> str:
     """What the figures of constraints say."""
-    found = {name: load(f"constraints-{name}")["figures"] for name in ("suite", "declared", "identity", "forced")}
+    found = {name: load(f"constraints-{name}").figures for name in ("suite", "declared", "identity", "forced")}
     suite, (works, tried) = found["suite"]["all"], found["declared"]["all"]
     lines = [
         f"**JSON Schema Test Suite** (draft 2020-12): of the instances under schemas that are enforced, "
@@ -57,7 +57,7 @@ def monitor() -> str:
     """How many attributes exist, with the monitor and without."""
     found = load("monitor")
     rows = []
-    for setting, each in found["figures"].items():
+    for setting, each in found["rows"].items():
         exist, missing = each.get("exists", 0), each.get("missing", 0)
         if exist + missing:
             counts = (f"{exist} of {exist + missing}", f"{each['share']:.0%}", str(each.get("unknown", 0)))
@@ -73,9 +73,9 @@ def monitor() -> str:
 def pg_td() -> str:
     """Problems solved within so many passes."""
     found = load("pg-td")
-    grid = list(next(iter(found["figures"].values()))["solved"])
+    grid = list(next(iter(found["rows"].values()))["solved"])
     rows = []
-    for setting, each in found["figures"].items():
+    for setting, each in found["rows"].items():
         solved = (str(each["solved"][most]) for most in grid)
         rows.append((setting, str(each["problems"]), *solved, str(each["public"]), str(each["programs"])))
     return (
@@ -88,13 +88,13 @@ def pg_td() -> str:
 def steered() -> str:
     """How often completions are secure after each of SVEN's prefixes, and what these do to other code."""
     found = load("sven")
-    weaknesses = list(found["none"]["counts"])
+    weaknesses = list(found["rows"]["none"]["counts"])
     rows = []
     for control in ("secure", "none", "unsafe"):
-        counts = found[control]["counts"]
+        counts = found["rows"][control]["counts"]
         cells = [f"{each['secure']} / {each['unsafe']} / {each['neither']}" for each in counts.values()]
         moved = f"{found['kl'][control]:.3f}" if control in found["kl"] else ""
-        rows.append([control, f"{found[control]['rate']:.0%}", *cells, moved])
+        rows.append([control, f"{found['rows'][control]['rate']:.0%}", *cells, moved])
     return (
         f"{found['templates']} beginnings of programs, {found['samples']} continuations each at temperature "
         f"{found['temperature']}: the rate of secure ones among secure and unsafe ones, then secure / unsafe / neither "
@@ -106,13 +106,14 @@ def steered() -> str:
 def extraction() -> str:
     """F1 of extraction as code, free and constrained."""
     found = load("extraction")
+    runs = found["rows"]
     rows = [
-        [f"{name}, {how}", str(found[name]["can be read"]), *(f"{value:.3f}" for value in found[name][how].values())]
+        [f"{name}, {how}", str(runs[name]["can be read"]), *(f"{value:.3f}" for value in runs[name][how].values())]
         for name in ("free", "constrained")
         for how in ("read whole", "item by item")
-        if how in found[name]
+        if how in runs[name]
     ]
-    kinds = list(found["constrained"]["read whole"])
+    kinds = list(runs["constrained"]["read whole"])
     return (
         f"F1 on {found['sentences']} synthetic sentences, with three solved examples (`{found['command']}`):\n\n"
         + table(["answers", "can be read", *kinds], rows)
@@ -132,8 +133,8 @@ def checks() -> str:
 def _figures(name: str) -> str:
     """The figures of a result file that says what it is about and which command made it; numbers stand apart."""
     result = load(name)
-    rows = runs_of(result["figures"])
-    facts = "".join(f" {each.capitalize()}: {value}." for each, value in result["figures"].items() if each not in rows)
+    rows = runs_of(result.figures)
+    facts = "".join(f" {each.capitalize()}: {value}." for each, value in result.figures.items() if each not in rows)
     return f"{result['about']}{facts} (`{result['command']}`)\n\n{table_of(rows)}"
 
 
@@ -141,7 +142,7 @@ def sources() -> str:
     """A table per measured group of logit sources: counts per output token, prompts included."""
     parts = []
     for name, result in load_all("sources-*").items():
-        found = result["figures"]
+        found = result.figures
         runs = {**found.get("thresholds", {}), **{name: run for name, run in found.items() if name != "thresholds"}}
         rows = runs_of(runs)
         facts = ", ".join(f"{name}: {value}" for name, value in runs.items() if name not in rows)
@@ -163,7 +164,7 @@ def superposed() -> str:
             f"{each['steps_with_ngrams']} / {each['steps']}" if "steps" in each else "",
             str(each["target_passes"]),
         ]
-        for name, each in runs_of(found).items()
+        for name, each in found["rows"].items()
     ]
     header = ["three drafts", "perplexity", "of the best", "greedy is one", "greedy begins one"]
     return table([*header, "steps with n-grams", "passes"], rows)

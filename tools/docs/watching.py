@@ -10,7 +10,7 @@ from typing import Any
 from figures import RESULTS, ROOT, load, load_all, table
 from plots import intervals
 
-from decodery.bench.watching.settings import TESTBEDS
+from decodery_benchmarks.monitors.settings import TESTBEDS
 
 _SHOWN = {
     "within strata": "within",
@@ -30,7 +30,7 @@ def monitors() -> str:
 
 
 def testbeds() -> str:
-    """What `decodery bench --workload monitors` found on the other testbeds, and further figures of answers."""
+    """What `python benchmarks/bench.py monitors` found on the other testbeds, and further figures of answers."""
     parts = []
     for found in _found().values():
         for bed in _beds(found):
@@ -55,7 +55,7 @@ def _bed(found: dict[str, Any], bed: str) -> str:
     rows, acts = ([each for each in found[part] if each["testbed"] == bed] for part in ("rows", "acts"))
     settings = found["settings"]
     asked = f"--methods {settings['methods'][0]} --prompts {settings['prompts']} --rounds {settings['rounds']}"
-    parts = [f"`decodery bench --workload monitors {asked} --out DIR`"]
+    parts = [f"`python benchmarks/bench.py monitors {asked} --out DIR`"]
     if rows:
         parts += [_detections(rows), f"![{bed}: how well monitors tell](monitors-{bed}.svg)"]
     parts += [_acts(acts)] if acts else []

@@ -7,20 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from decodery.core.errors import UnknownMethod
 from decodery.core.noise import nth_seed
 from decodery.llm.llm import LLM
-from decodery.llm.resolve_settings import resolve_drafter
 from decodery.step.pass_cost import CostCurve, cost_curve
 
-from .peers import PEERS, Order, UnavailableError, is_peer
-from .peers.apart import open_apart
 from .report import save
 from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
 from .settings import Settings
 from .structured import Schema, compile_schemas
-from .subject import HOT, Own, Subject, own_subjects
+from .subject import HOT, NO_PEERS, Own, Peers, open_subjects
 from .timeline import record_timeline
 from .units import Conversation, make_units
 
@@ -34,18 +30,20 @@ class Job:
     """One benchmark of a loaded model. out: folder for results.json and report.html, None to write nothing.
 
     earlier: the result of an interrupted run with the same settings, to go on from. stopped: asked before every
-    decoding whether to end; what is done until then is kept, and `complete` is false in the result.
+    decoding whether to end; what is done until then is kept, and `complete` is false in the result. peers: other
+    programs that methods may name.
     """
 
     lm: LLM
     settings: Settings
     out: Path | None = None
     earlier: Result | None = None
+    peers: Peers = NO_PEERS
     _schemas: list[Schema] = dataclasses.field(default_factory=list, init=False)
 
     def run(self, report: Report, stopped: Callable[[], bool] = lambda: False) -> Result:
         """Measure, write the files, return the result."""
-        subjects, unavailable = open_subjects(self.lm, self.settings)
+        subjects, unavailable = open_subjects(self.lm, self.settings, self.peers)
         schemas = compile_schemas(self.lm, self.settings)
         units, notes = make_units(self.lm, self.settings, schemas)
         if schemas and not all(subject.own for subject in subjects):
@@ -117,29 +115,3 @@ class Job:
                         temperature=settings.temperature,
                         seed=nth_seed(settings.seed, index),
                     )
-
-
-def check_methods(methods: tuple[str, ...]) -> None:
-    """Raise UnknownMethod or SettingsError for a method that is neither a drafter nor a peer."""
-    for method in methods:
-        if not is_peer(method):
-            try:
-                resolve_drafter(method)
-            except UnknownMethod as error:
-                raise UnknownMethod(f"{error}; none is plain decoding, and the peers are {', '.join(PEERS)}") from error
-
-
-def open_subjects(lm: LLM, settings: Settings) -> tuple[list[Subject], dict[str, str]]:
-    """What is measured, in the order of the settings, and why a peer is not: {name: one sentence}."""
-    check_methods(settings.methods)
-    subjects: list[Subject] = []
-    unavailable: dict[str, str] = {}
-    for method in settings.methods:
-        if not is_peer(method):
-            subjects += own_subjects(lm, method, settings.temperature, max_draft_tokens=settings.max_draft_tokens)
-            continue
-        try:
-            subjects.append(open_apart(Order.of(method, lm, settings)))
-        except UnavailableError as reason:
-            unavailable[method] = str(reason)
-    return subjects, unavailable

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from decodery.core.machine import describe
 from decodery.core.native.kernels import read_bandwidth
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel
 from decodery.step.pass_cost import CONTEXT, FAR_CONTEXT, CostCurve, remember, time_far, time_passes
 
-from .result import FORMAT, PASSES, Result
+from .result import PASSES, Result, stamp
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 15
@@ -53,10 +51,8 @@ def measure(
             remember(model, CostCurve.of(timings[precision], far[precision]))
         found += rows_of(precision, timings[precision], weight_bytes(model), bandwidth)
     return {
-        "format": FORMAT,
-        "kind": PASSES,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe(),
+        **stamp(PASSES),
+        "settings": {"rows": list(rows)},
         "model": {"name": name, "device": str(device), "weight_bytes": _sizes(models)},
         "context": CONTEXT,
         "repeats": repeats,

@@ -10,29 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from . import structured
-from .canvases import figures as canvases
-from .contexts import figures as contexts
 from .load import show as load
-from .result import CANVASES, CONTEXTS, LOAD, MONITORS, PASSES, SEARCH, Result, dump, write
+from .result import LOAD, PASSES, Result, dump, write
 from .rows import ALL
-from .searches import figures as searches
-from .watching import figures as watching
 
-_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "search.js", "monitors.js", "main.js")
-_TITLES = {PASSES: "passes", LOAD: "serving", SEARCH: "searches", MONITORS: "monitors"}
+_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "main.js")
+_TITLES = {PASSES: "passes", LOAD: "serving"}
 
 
-def page(result: Result) -> str:
-    """One HTML file that needs nothing else: the result inside it, and what draws it."""
-    if result["kind"] == CANVASES:
-        return canvases.page(result)
-    if result["kind"] == CONTEXTS:
-        return contexts.page(result)
+def page(result: Result, scripts: Sequence[str] = (), what: str = "") -> str:
+    """One HTML file that needs nothing else: the result inside it, and what draws it.
+
+    Args:
+        result: A result of any kind.
+        scripts: JavaScript with a function `PAGES.kind` each, for kinds that are not of this package.
+        what: What was measured, in the title; by default by the kind.
+    """
     folder = files(__package__) / "page"
+    *before, last = [(folder / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     parts = {
-        "title": escape(f"{result['model']['name']}: {_TITLES.get(result['kind'], 'decoding')}, measured"),
+        "title": escape(f"{result['model']['name']}: {what or _TITLES.get(result['kind'], 'decoding')}, measured"),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
-        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        "script": "\n".join([*before, *scripts, last]),
         "data": _embedded(result),
     }
     # The data comes last: it may hold any text, even that of a placeholder.
@@ -60,8 +59,7 @@ def _embedded(result: Result) -> str:
 
 
 def table(result: Result, *, categories: bool = False) -> str:
-    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs, load,
-    searches, monitors, ways of filling canvases or cache policies.
+    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs or load.
 
     categories: with a table of speed-ups by category after each.
     """
@@ -69,15 +67,6 @@ def table(result: Result, *, categories: bool = False) -> str:
         return _passes_table(result)
     if result["kind"] == LOAD:
         return f"{load.title(result)}:\n\n{markdown(load.HEAD, [load.cells(row) for row in result['rows']])}"
-    if result["kind"] == CANVASES:
-        return canvases.table(result)
-    if result["kind"] == CONTEXTS:
-        return contexts.table(result)
-    if result["kind"] == SEARCH:
-        shown = [searches.shown(row) for row in result["rows"]]
-        return f"{searches.title(result)}:\n\n{markdown(searches.HEAD, shown)}"
-    if result["kind"] == MONITORS:
-        return _monitors_table(result)
     parts = []
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
@@ -143,16 +132,6 @@ def _by_category(rows: Sequence[dict[str, Any]]) -> str:
         for category in categories
     ]
     return markdown(("category", *names), body)
-
-
-def _monitors_table(result: Result) -> str:
-    """Detection in one table, what acting did in one per testbed, and what is to be known of both."""
-    rows = [watching.shown(row) for row in result["rows"]]
-    parts = [f"{watching.title(result)}:\n\n{markdown(watching.HEAD, rows)}"]
-    parts += [
-        markdown(list(acts[0]), [watching.act_cells(act) for act in acts]) for acts in watching.acts_of(result).values()
-    ]
-    return "\n\n".join([*parts, *result["notes"]])
 
 
 def _passes_table(result: Result) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +26,46 @@ from .rows import make_rows
 from .settings import Settings
 from .structured import Schema
 
-FORMAT = 1
+SCHEMA = 1
+"""Of result files; every file has these fields first, see `stamp`."""
 _MOST_BYTES = 1 << 28
 
 BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
-SEARCH, MONITORS, CANVASES, CONTEXTS = "search", "monitors", "canvases", "contexts"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
 _LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
-_SEARCH: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list}
-_MONITORS = _SEARCH | {"acts": list, "notes": list, "done": dict}
-_FIELDS = {
-    BENCHMARK: _BENCHMARK,
-    PASSES: _PASSES,
-    LOAD: _LOAD,
-    SEARCH: _SEARCH,
-    MONITORS: _MONITORS,
-    CANVASES: _SEARCH,
-    CONTEXTS: _SEARCH | {"full": dict},
-}
+Kinds = Mapping[str, Mapping[str, type]]
+KINDS: Kinds = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD}
+"""By kind of result: fields that every one has, and what they are."""
 
 Result = dict[str, Any]
-"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
-`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases,
-`contexts.job` for cache policies."""
+"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers."""
+
+
+def stamp(kind: str) -> Result:
+    """How, when and where a result was made. commit: of the working tree that this package lies in, else None."""
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(),
+    }
+
+
+@cache
+def _commit() -> str | None:
+    folder = Path(__file__).parent
+    try:
+        # Only of this project's own repository: an installed package may lie in another one.
+        command = ["git", "ls-files", "--error-unmatch", Path(__file__).name]
+        if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+            return None
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 def make_result(
@@ -69,12 +89,9 @@ def make_result(
     """
     config = lm.model.config
     return {
-        "format": FORMAT,
-        "kind": BENCHMARK,
+        **stamp(BENCHMARK),
         "complete": complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
-        "machine": describe(),
         "model": {
             "name": lm.name,
             "dtype": lm.dtype,
@@ -103,12 +120,9 @@ def heading(
     """What a result of one loaded model says before its rows. before: the interrupted one it goes on from."""
     config = lm.model.config
     return {
-        "format": FORMAT,
-        "kind": kind,
+        **stamp(kind),
         "complete": complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds + (0.0 if before is None else float(before["seconds"])), 1),
-        "machine": describe(),
         "model": {"name": lm.name, "dtype": lm.dtype, "layers": config.num_layers, "hidden_size": config.hidden_size},
         "settings": settings,
     }
@@ -141,8 +155,8 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def read(path: Path) -> Result:
-    """The result in a file, or in the results.json of a folder; raises CorruptFile where there is none."""
+def read(path: Path, kinds: Kinds = KINDS) -> Result:
+    """The result in a file, or in the results.json of a folder; raises CorruptFile where it is of no such kind."""
     path = path / "results.json" if path.is_dir() else path
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -153,11 +167,11 @@ def read(path: Path) -> Result:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    wanted = _FIELDS.get(str(kind))
+    wanted = kinds.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
-    if result.get("format") != FORMAT:
-        raise CorruptFile(f"{path} has the format {result.get('format')!r}, this version reads {FORMAT}: run it again")
+    if result.get("schema") != SCHEMA:
+        raise CorruptFile(f"{path} has the schema {result.get('schema')!r}, this version reads {SCHEMA}: run it again")
     return result
 
 
@@ -171,21 +185,10 @@ def require_load(result: Result) -> Result:
     return require(result, LOAD)
 
 
-_HOLDS = {
-    BENCHMARK: "a benchmark of methods",
-    PASSES: "costs of passes",
-    LOAD: "the load of a server",
-    SEARCH: "a benchmark of searches",
-    MONITORS: "a benchmark of monitors",
-    CANVASES: "a benchmark of ways of filling canvases",
-    CONTEXTS: "a benchmark of cache policies",
-}
-
-
 def require(result: Result, kind: str) -> Result:
     """The result itself if it is of this kind; raises CorruptFile for another."""
     if result["kind"] != kind:
-        raise CorruptFile(f"that file holds {_HOLDS[result['kind']]}, not {_HOLDS[kind]}: give another results.json")
+        raise CorruptFile(f"that result is of the kind {result['kind']!r}, not {kind!r}: give another results.json")
     return result
 
 

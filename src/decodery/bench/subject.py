@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+from decodery.core.errors import UnknownMethod
 from decodery.core.noise import nth_seed
 from decodery.core.trace import Step
 from decodery.engine.engine import Engine
@@ -18,6 +19,8 @@ from decodery.sampling.timed import Clock, timed
 from decodery.step.draft_length_policy import MOST_NODES
 from decodery.step.drafter_memory import Memory, Scope
 from decodery.step.sequence import Sequence as Decoding
+
+from .settings import Settings
 
 PARTS = ("propose", "score", "choose", "commit")
 COLD, HOT = "cold", "hot"
@@ -167,3 +170,54 @@ def own_subjects(lm: LLM, spec: str, temperature: float, *, max_draft_tokens: in
     if not once.memory.used:
         return [once]
     return [Own(lm, spec, temperature, store, max_draft_tokens=max_draft_tokens) for store in (HOT, COLD)]
+
+
+class UnavailableError(Exception):
+    """Another program is not installed or cannot run this model; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Other programs that can be measured beside this package's methods.
+
+    Args:
+        names: What methods call them, without settings.
+        opened: Opens the program of a method, or raises UnavailableError.
+    """
+
+    names: tuple[str, ...] = ()
+    opened: Callable[[str, LLM, Settings], Subject] | None = None
+
+    def __contains__(self, method: str) -> bool:
+        return method.partition(":")[0] in self.names
+
+
+NO_PEERS = Peers()
+
+
+def check_methods(methods: Sequence[str], peers: Peers = NO_PEERS) -> None:
+    """Raise UnknownMethod or SettingsError for a method that is neither a drafter nor a peer."""
+    for method in methods:
+        if method not in peers:
+            try:
+                resolve_drafter(method)
+            except UnknownMethod as error:
+                known = f", and the peers are {', '.join(peers.names)}" if peers.names else ""
+                raise UnknownMethod(f"{error}; none is plain decoding{known}") from error
+
+
+def open_subjects(lm: LLM, settings: Settings, peers: Peers = NO_PEERS) -> tuple[list[Subject], dict[str, str]]:
+    """What is measured, in the order of the settings, and why a peer is not: {name: one sentence}."""
+    check_methods(settings.methods, peers)
+    subjects: list[Subject] = []
+    unavailable: dict[str, str] = {}
+    for method in settings.methods:
+        if method not in peers:
+            subjects += own_subjects(lm, method, settings.temperature, max_draft_tokens=settings.max_draft_tokens)
+            continue
+        assert peers.opened is not None
+        try:
+            subjects.append(peers.opened(method, lm, settings))
+        except UnavailableError as reason:
+            unavailable[method] = str(reason)
+    return subjects, unavailable

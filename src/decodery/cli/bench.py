@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +13,22 @@ from decodery.core.errors import SettingsError
 
 from .command import command, option
 from .decode import leave_if_terminated, note, stop_on_interrupt
-from .options import OUT_FOLDER, recorded_import_option
+from .options import OUT_FOLDER, recorded_import_option, together
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result
     from decodery.bench.settings import Settings
+    from decodery.bench.subject import Peers
     from decodery.models.protocol import LanguageModel
 
 _INTERRUPTED = 130
 _LONG = 512
 _PRECISIONS = ("float32", "bfloat16", "int8", "int4")
-_ALONE = {"search": "search", "monitors": "monitors", "parallelbench": "canvases", "long-context": "long_context"}
-"""Workloads that are measured alone, and what of `bench_` measures each."""
-_OWN = {
-    "--serve": {"rates", "trace", "first_token_limit", "gap_limit"},
-    "--workload search": {"puzzle", "rewards", "budgets", "pool"},
-    "--workload parallelbench": {"tasks", "letters"},
-    "--workload long-context": {"shares"},
-}
-"""Options that one way of measuring alone knows."""
-_APART = ("--compare", "--from", "--pass", "--rows", "--serve", "--sweep")
-"""What each of these ways goes without."""
+_OF_SERVERS = {"rates", "trace", "first_token_limit", "gap_limit"}
+"""Options that need --serve."""
 
 
-class _Names(click.ParamType):
+class Names(click.ParamType):
     """A list of names, separated by commas."""
 
     name = "LIST"
@@ -46,14 +37,16 @@ class _Names(click.ParamType):
         return tuple(piece.strip() for piece in value.split(",") if piece.strip())
 
 
-class _Methods(_Names):
+class Methods(Names):
+    """A list of methods, separated by commas, each with its settings."""
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         from decodery.bench.settings import split_methods
 
         return split_methods(value)
 
 
-class _Numbers(click.ParamType):
+class Integers(click.ParamType):
     """A list of integers, separated by commas."""
 
     name = "N,N,..."
@@ -65,7 +58,7 @@ class _Numbers(click.ParamType):
             self.fail(f"{value!r} is not a list of integers, such as 1,2,4", param, ctx)
 
 
-class _Rates(click.ParamType):
+class Numbers(click.ParamType):
     """A list of numbers, separated by commas."""
 
     name = "R,R,..."
@@ -85,18 +78,6 @@ def _how(*names: str, **settings: Any) -> Any:
     return option(*names, heading="Decoding", **settings)
 
 
-def _search(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="Workload search", **settings)
-
-
-def _lists(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="Workload parallelbench", **settings)
-
-
-def _contexts(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="Workload long-context", **settings)
-
-
 def _load(*names: str, **settings: Any) -> Any:
     return option(*names, heading="Servers", **settings)
 
@@ -108,124 +89,93 @@ def _result(*names: str, **settings: Any) -> Any:
 _PATH = click.Path(path_type=Path)
 
 
+measure_options = together(
+    _what(
+        "-m",
+        "--model",
+        metavar="NAME",
+        show_default="smollm2",
+        help="A model: an embedded one, a folder, a .gguf file or a Hub id.",
+    ),
+    _what(
+        "--dtype",
+        type=click.Choice(["auto", *_PRECISIONS, "float16"]),
+        show_default="auto",
+        help="Precision of the weights. auto: that of the checkpoint.",
+    ),
+    _what(
+        "--methods",
+        type=Methods(),
+        show_default="none,prompt-lookup",
+        help="Methods to compare: drafters with their settings, such as none,prompt-lookup:length=5.",
+    ),
+    _what(
+        "--workload",
+        "workloads",
+        type=Names(),
+        show_default="built-in",
+        help="Prompts to decode: built-in, copy, or with --data spec-bench, speed, code, math, json, jsonschema.",
+    ),
+    recorded_import_option,
+    _what(
+        "--data",
+        metavar="DIR",
+        envvar="DECODERY_DATA",
+        help="Folder with the public data sets; also the variable DECODERY_DATA.",
+    ),
+    _what(
+        "--prompts", type=int, metavar="N", show_default="all built-in ones, 40 of others", help="Prompts per workload."
+    ),
+    _what(
+        "--split",
+        "splits",
+        type=Names(),
+        show_default="qualitative",
+        help="qualitative: one prompt at a time. throughput: several prompts of one length at once.",
+    ),
+    _what("--concurrency", type=Integers(), show_default="1,2,4,8", help="Prompts at once in the throughput split."),
+    _what(
+        "--input-tokens",
+        type=Integers(),
+        show_default="64,256,512,1024",
+        help="Prompt lengths of the throughput split.",
+    ),
+    _how(
+        "--max-new-tokens",
+        type=int,
+        metavar="N",
+        show_default="96; jsonschema 512",
+        help="Maximum tokens of an answer.",
+    ),
+    _how("--max-draft-tokens", type=int, metavar="N", help="Draft at most N tokens per step and prompt (80)."),
+    _how("--temperature", type=float, metavar="T", show_default="0", help="Sampling temperature. 0: greedy decoding."),
+    _how(
+        "--seed",
+        type=int,
+        metavar="N",
+        show_default="0",
+        help="Seed of the texts, the order of prompts and the intervals.",
+    ),
+    _how("--rounds", type=int, metavar="N", show_default="3", help="Number of rounds."),
+    _result("--out", type=OUT_FOLDER, metavar="DIR", help="Write DIR/results.json and DIR/report.html."),
+    _result("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+    _result(
+        "--from",
+        "source",
+        type=_PATH,
+        metavar="FILE",
+        help="Repeat the benchmark of a result file. Other options replace its settings.",
+    ),
+    _result("--resume", is_flag=True, help="Continue the interrupted benchmark in --out."),
+)
+"""The options of a measurement of methods."""
+
+
 @command(example="bench -m smollm2 --methods none,prompt-lookup,auto --prompts 8 --out result")
-@_what(
-    "-m",
-    "--model",
-    metavar="NAME",
-    show_default="smollm2",
-    help="A model: an embedded one, a folder, a .gguf file or a Hub id.",
-)
-@_what(
-    "--dtype",
-    type=click.Choice(["auto", *_PRECISIONS, "float16"]),
-    show_default="auto",
-    help="Precision of the weights. auto: that of the checkpoint.",
-)
-@_what(
-    "--methods",
-    type=_Methods(),
-    show_default="none,prompt-lookup and the installed peers",
-    help="Methods to compare, such as none,prompt-lookup:length=5. Drafters, and peers: transformers, "
-    "transformers-lookup, llama.cpp, llama.cpp-q8, llama.cpp-lookup, llama.cpp-draft:model=FILE, openvino, "
-    "openvino-lookup, economize, economize-lookup. For --workload search: pass@n, best-of-n, self-consistency, "
-    "weighted-vote, first-finish, bag-of-tricks, or a search with {n} and {scorer} in it. For --workload "
-    "monitors: the testbeds answers, context, talks, heads, feedback, codes, programs, recall.",
-)
-@_what(
-    "--workload",
-    "workloads",
-    type=_Names(),
-    show_default="built-in",
-    help="Prompts to decode: built-in, copy, or with --data spec-bench, speed, code, math, json, jsonschema. Four "
-    "workloads stand alone and measure other methods: search (searches on puzzles), monitors, parallelbench "
-    "(diffusion decoders), long-context (KV cache policies, such as "
-    "uniform,oracle,h2o,snapkv:budget={},window=8).",
-)
-@recorded_import_option
-@_what(
-    "--data",
-    metavar="DIR",
-    envvar="DECODERY_DATA",
-    help="Folder with the public data sets; also the variable DECODERY_DATA.",
-)
-@_what("--prompts", type=int, metavar="N", show_default="all built-in ones, 40 of others", help="Prompts per workload.")
-@_what(
-    "--split",
-    "splits",
-    type=_Names(),
-    show_default="qualitative; test",
-    help="qualitative: one prompt at a time. throughput: several prompts of one length at once. For --workload "
-    "search the puzzles: test, validation, reward, router or train.",
-)
-@_what("--concurrency", type=_Numbers(), show_default="1,2,4,8", help="Prompts at once in the throughput split.")
-@_what(
-    "--input-tokens", type=_Numbers(), show_default="64,256,512,1024", help="Prompt lengths of the throughput split."
-)
-@_how("--max-new-tokens", type=int, metavar="N", show_default="96; jsonschema 512", help="Maximum tokens of an answer.")
-@_how(
-    "--max-draft-tokens", type=int, metavar="N", show_default="80", help="Draft at most N tokens per step and prompt."
-)
-@_how("--temperature", type=float, metavar="T", show_default="0", help="Sampling temperature. 0: greedy decoding.")
-@_how(
-    "--seed", type=int, metavar="N", show_default="0", help="Seed of the texts, the order of prompts and the intervals."
-)
-@_how("--rounds", type=int, metavar="N", show_default="3", help="Number of rounds.")
-@_result("--out", type=OUT_FOLDER, metavar="DIR", help="Write DIR/results.json and DIR/report.html.")
-@_result("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@_result(
-    "--from",
-    "source",
-    type=_PATH,
-    metavar="FILE",
-    help="Repeat the benchmark of a result file. Other options replace its settings.",
-)
-@_result("--resume", is_flag=True, help="Continue the interrupted benchmark in --out.")
+@measure_options
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Compare two result files.")
-@_search(
-    "--puzzle",
-    metavar="SPEC",
-    show_default="chain",
-    help="Puzzle: chain, retry-chain, direct-chain, countdown, dyck, robot, prog or kvhop, such as "
-    "chain:operations=12.",
-)
-@_search(
-    "--rewards",
-    type=_Methods(),
-    help="Reward models: oracle, outcome, clean, noisy, overconfident-early, hackable, constant, or scorers such as "
-    "process-reward:head=FILE.",
-)
-@_search(
-    "--budgets",
-    type=_Numbers(),
-    show_default="1,2,4,8,16",
-    help="Samples of a method; {n} in a search stands for them.",
-)
-@_search("--pool", type=int, metavar="N", show_default="32", help="Samples of a puzzle.")
-@_lists(
-    "--tasks", type=_Names(), show_default="the ten on lists", help="Tasks: copy, shuffle, insert-index, ..., sudoku."
-)
-@_lists(
-    "--letters",
-    type=int,
-    metavar="N",
-    show_default="6",
-    help="Letters of the longest list, for models of decodery train diffusion.",
-)
-@_contexts(
-    "--shares", type=_Rates(), show_default="0.1,0.25,0.5,1", help="Budgets of the policies, as shares of a text."
-)
 @option("--pass", "passes", heading="Forward passes", is_flag=True, help="Measure the time of forward passes.")
-@option("--rows", type=_Numbers(), heading="Forward passes", show_default="1,2,4,8,16,32,64", help="Rows of a pass.")
-@option(
-    "--sweep",
-    heading="Scaling laws",
-    type=_Names(),
-    metavar="LIST",
-    help="Fit value = a + b ln(amount) over draft models or heads and an amount, such as training tokens: "
-    "small=62000,more=125000,most=250000. Two amounts: small=62000/81536. batch: over --concurrency texts at "
-    "once. --out receives law.json and law.svg.",
-)
+@option("--rows", type=Integers(), heading="Forward passes", show_default="1,2,4,8,16,32,64", help="Rows of a pass.")
 @_load(
     "--serve",
     is_flag=False,
@@ -234,7 +184,7 @@ _PATH = click.Path(path_type=Path)
     help="Measure a server of the OpenAI API. Without a URL a server is started for --model. --workload may be "
     "sharegpt-like, --prompts counts the requests of a stage, --concurrency the clients.",
 )
-@_load("--rates", type=_Rates(), show_default="raised until answers are late", help="Requests per second.")
+@_load("--rates", type=Numbers(), show_default="raised until answers are late", help="Requests per second.")
 @_load(
     "--trace",
     metavar="FILE",
@@ -257,7 +207,6 @@ def bench(
     passes: bool,
     rows: tuple[int, ...] | None,
     serve: str | None,
-    sweep: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
     """Measure decoding methods against plain decoding, on the same prompts and in the same run.
@@ -265,32 +214,15 @@ def bench(
     Ctrl-C stops after the current text and keeps the results.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    workloads = given.get("workloads", ())
-    ways: dict[str, Any] = {f"--workload {name}": name for name in _ALONE if name in workloads}
-    ways |= {"--serve": serve} if serve is not None else {}
-    ways |= {"--sweep": sweep} if sweep is not None else {}
-    for way, theirs in _OWN.items():
-        if (strange := sorted(given.keys() & theirs)) and way not in ways:
-            raise click.UsageError(f"--{strange[0].replace('_', '-')} needs {way}")
-    for way in ways:
-        if len(ways) > 1:
-            raise click.UsageError(f"{' and '.join(ways)} exclude each other: give one of them")
-        if compare or source or passes or rows is not None:
-            others = [name for name in _APART if name != way]
-            raise click.UsageError(f"{way} excludes {', '.join(others)}")
-    if sweep is not None:
-        from .bench_sweep import sweep as measured_sweep
-
-        measured_sweep(sweep, given, out, as_json=as_json, resume=resume)
-    elif serve is not None:
+    if serve is None and (strange := sorted(given.keys() & _OF_SERVERS)):
+        raise click.UsageError(f"--{strange[0].replace('_', '-')} needs --serve")
+    if serve is not None and (compare or source or passes or rows is not None):
+        raise click.UsageError("--serve excludes --compare, --from, --pass and --rows")
+    if serve is not None:
         from .bench_serve import measure
 
         result = measure(serve, given, out, as_json=as_json, resume=resume)
-        _ended(result, out, "decodery bench --serve" + (f" {serve}" if serve else ""))
-    elif ways:
-        ((way, name),) = ways.items()
-        alone = import_module(f".bench_{_ALONE[name]}", __package__)
-        _ended(alone.measure(given, out, as_json=as_json, resume=resume), out, f"decodery bench {way}")
+        ended(result, out, "decodery bench --serve" + (f" {serve}" if serve else ""))
     elif compare:
         _compare(compare, as_json)
     elif passes:
@@ -298,28 +230,49 @@ def bench(
     elif rows is not None:
         raise click.UsageError("--rows needs --pass")
     else:
-        _methods(given, out, as_json, source, resume)
+        measure_methods(given, out, as_json, source, resume)
 
 
-def _methods(given: dict[str, Any], out: Path | None, as_json: bool, source: Path | None, resume: bool) -> None:
+def measure_methods(
+    given: dict[str, Any],
+    out: Path | None,
+    as_json: bool,
+    source: Path | None,
+    resume: bool,
+    peers: Peers | None = None,
+    command: str = "decodery bench",
+) -> None:
+    """Measure methods, show what came of it and write it to `out`.
+
+    Args:
+        given: Settings of the benchmark, by name.
+        out: The folder for the files, None to write none.
+        as_json: Whether one JSON object is printed instead of tables.
+        source: A result file whose benchmark is repeated.
+        resume: Whether the interrupted benchmark in `out` continues.
+        peers: Other programs that methods may name.
+        command: The command that continues an interrupted benchmark, without --resume and --out.
+    """
     from decodery import load
-    from decodery.bench.job import Job, check_methods
+    from decodery.bench.job import Job
     from decodery.bench.result import summary
+    from decodery.bench.subject import NO_PEERS, check_methods
     from decodery.bench.terminal import progress_bar, show
 
+    peers = peers or NO_PEERS
     settings, earlier = _settings(given, out, source, resume)
-    check_methods(settings.methods)
+    check_methods(settings.methods, peers)
     lm = load(settings.model, dtype=settings.dtype)
     with stop_on_interrupt() as stopped, progress_bar() as report:
-        result = Job(lm, settings, out, earlier).run(report, stopped)
+        result = Job(lm, settings, out, earlier, peers).run(report, stopped)
     if as_json:
         click.echo(json.dumps(summary(result), ensure_ascii=False))
     else:
         show(result)
-    _ended(result, out, "decodery bench")
+    ended(result, out, command)
 
 
-def _ended(result: Result, out: Path | None, command: str = "") -> None:
+def ended(result: Result, out: Path | None, command: str = "") -> None:
     """Say where everything is; leave with the status of an interruption where it was one. command: goes on with it."""
     if out is not None:
         note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
@@ -335,7 +288,6 @@ def _settings(
     given: dict[str, Any], out: Path | None, source: Path | None, resume: bool
 ) -> tuple[Settings, Result | None]:
     """What to measure, and the interrupted result to go on from."""
-    from decodery.bench.peers import installed
     from decodery.bench.result import read, require_benchmark
     from decodery.bench.settings import Settings
 
@@ -360,8 +312,7 @@ def _settings(
     if "jsonschema" in given.get("workloads", ()):
         # What is cut is not valid.
         given.setdefault("max_new_tokens", _LONG)
-    default = Settings()
-    return Settings(**{"methods": (*default.methods, *installed()), **given}), None
+    return Settings(**given), None
 
 
 def _require_imports(settings: Settings, given: dict[str, Any], path: Path) -> None:

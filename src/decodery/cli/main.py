@@ -78,8 +78,8 @@ def _show(message: Warning | str, category: type[Warning], *where: Any, **more: 
     click.echo(f"decodery: {message}", err=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and leave the interpreter.
+def main(arguments: Sequence[str] | None = None, *, group: click.Command = cli, name: str = "decodery") -> NoReturn:
+    """Run the command of `group` that the arguments name, and leave the interpreter.
 
     Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone,
     143 SIGTERM.
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _require_streams()
         with warnings.catch_warnings():
             warnings.showwarning = _show
-            status = cli.main(arguments, prog_name="decodery", standalone_mode=False) or 0
+            status = group.main(arguments, prog_name=name, standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
         status = error.exit_code

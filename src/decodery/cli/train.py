@@ -46,7 +46,6 @@ SECTIONS = {
     "Monitors": {
         "los": Entry("Train LOS-Net, which detects wrong answers.", "train_monitors"),
         "probe": Entry("Train a probe that detects wrong answers.", "train_monitors"),
-        "program-probe": Entry("Train a probe of the state of a program.", "train_states"),
         "sequential": Entry("Train a probe of whole conversations.", "train_states"),
         "direction": Entry("Find a direction of hidden states.", "train_states"),
         "sae": Entry("Find the attention heads of a behaviour.", "train_codes"),
@@ -54,13 +53,8 @@ SECTIONS = {
     },
     "Search and scorers": {
         "value": Entry("Train a head that predicts the reward of a text.", "train_value"),
-        "prm": Entry("Train a process reward model on puzzles.", "train_puzzles"),
-        "text-prm": Entry("Train a process reward model on judged texts.", "train_puzzles"),
+        "text-prm": Entry("Train a process reward model on judged texts.", "train_text_prm"),
         "router": Entry("Train a router for the search arbitrage.", "train_router"),
-        "compute-optimal": Entry("Fit the table of the search compute-optimal.", "train_puzzles"),
-        "orpo": Entry("Train a model on the preferences of a search.", "train_puzzles"),
-        "grpo": Entry("Train a model on rewards of its own texts.", "train_puzzles"),
-        "puzzle-model": Entry("Train a small model that solves puzzles.", "train_puzzles"),
     },
     "Diffusion": {
         "diffusion": Entry("Train a small masked diffusion model.", "train_diffusion"),
@@ -74,8 +68,6 @@ SECTIONS = {
         "nm-sparsity": Entry("Train a copy with N:M sparsity.", "train_copies"),
         "lq-lora": Entry("Train the low-rank part of a low-bit copy.", "train_copies"),
         "hyperfit": Entry("Overfit a copy on a few texts, for greedy decoding.", "train_copies"),
-        "seq2seq": Entry("Train a small encoder-decoder model.", "train_seq2seq"),
-        "pldr": Entry("Train a small PLDR-LLM.", "train_puzzles"),
     },
 }
 """The commands as the help of `decodery train` lists them."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from pathlib import Path
 
 import click
 
 from .command import command, option
-from .train_common import command_line, out_option, resumable, seed_option
+from .train_common import FILE, command_line, out_option, resumable, seed_option
 
 
-@command(example="train cppd reorder -m reorder-model --out slots")
-@click.argument("sources")
+@command(example="train cppd sources.txt -m t5-model --out slots")
+@click.argument("sources", type=FILE)
 @option("-m", "--model", required=True, help="The encoder-decoder model to draft for.")
 @out_option
 @option("--texts", default=8000, show_default=True, type=click.IntRange(1), help="Maximum number of sources.")
@@ -24,31 +23,23 @@ from .train_common import command_line, out_option, resumable, seed_option
 @option("--aside", default=1.0, show_default=True, help="Weight of the counting and ordering losses.")
 @seed_option("weights and the order of texts")
 def cppd(
-    sources: str, model: str, out: Path, texts: int, steps: int, batch: int, lr: float, longest: int, aside: float,
+    sources: Path, model: str, out: Path, texts: int, steps: int, batch: int, lr: float, longest: int, aside: float,
     seed: int,
 ) -> None:  # fmt: skip
     """Train slots that draft what MODEL writes for short sources: --drafter cppd:slots=DIR.
 
-    SOURCES is a file with one source a line, or the name of a built-in task, reorder or normalise. MODEL first writes
-    the text of each source, and does not change. One source in nine is held out. Interrupt it with Ctrl-C: the same
-    command continues.
+    SOURCES is a file with one source a line. MODEL first writes the text of each source, and does not change. One
+    source in nine is held out. Interrupt it with Ctrl-C: the same command continues.
     """
     from decodery.llm.llm import LLM
     from decodery.models.loaders.load import load
-    from decodery.training import transductions
     from decodery.training.cppd import CPPDRecipe, check_folder, train_cppd
     from decodery.training.lines import read_lines
 
     recipe = CPPDRecipe(longest=longest, aside=aside, steps=steps, batch=batch, lr=lr, seed=seed)
     check_folder(out)
-    file = Path(sources)
-    if file.is_file():
-        lines = read_lines(file)[:texts]
-    else:
-        kind = transductions.transduction(sources)
-        lines = list(islice(transductions.sources(kind, "train"), texts))
     target = load(model, dtype="float32")
-    encoded = [LLM(target).encode(line) for line in dict.fromkeys(lines)]
+    encoded = [LLM(target).encode(line) for line in dict.fromkeys(read_lines(sources)[:texts])]
     with resumable(out) as progress:
         found = train_cppd(target, encoded, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))

@@ -1,4 +1,4 @@
-"""`decodery train program-probe`, `axis` and `sequential`: what is read off a model's states."""
+"""`decodery train direction` and `sequential`: what is read from a model's states."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .command import command, option
 from .options import together
 from .train_common import FILE, command_line, model_option, out_option, print_report, seed_option
 
-_RATE = option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
-_SITES = option(
+RATE = option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
+SITES = option(
     "--site",
     "sites",
     multiple=True,
@@ -27,54 +27,9 @@ def five_depths(layers: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
 
 
-@command(example="train program-probe -m robot-model --out probe")
-@together(out_option, model_option("that writes programs, made by decodery train puzzle-model robot"), _RATE, _SITES)
-@seed_option("prompts, split and training")
-@option("--puzzle", default="robot", show_default=True, help="Puzzle of the programs: robot, with settings.")
-@option(
-    "--count", default=600, show_default=True, type=click.IntRange(1), help="Number of programs that the model writes."
-)
-def program_probe(
-    out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, puzzle: str, count: int
-) -> None:
-    """Train a probe that reads the state of the robot from the hidden states of MODEL as it writes a program.
-
-    MODEL writes programs greedily. An interpreter gives the state after each action.
-    """
-    from decodery import load
-    from decodery.core.errors import SettingsError
-    from decodery.models.loaders.store import terminal_progress
-    from decodery.monitors.probe import Probe
-    from decodery.puzzles import puzzle as named
-    from decodery.puzzles.robot import Robot
-    from decodery.training.program_probe import evaluated, train_program_probe, write_programs
-
-    robot = named(puzzle)
-    if not isinstance(robot, Robot):
-        raise SettingsError("a program probe needs the puzzle robot: --puzzle robot")
-    lm = load(model)
-    sites = sites or five_depths(lm.model.config.num_layers)
-    with terminal_progress(counts=True) as progress:
-        programs = write_programs(lm.model, robot, count, sites, seed=seed, progress=progress)
-    facts = {"model": lm.name, "command": command_line()}
-    learn = functools.partial(
-        train_program_probe,
-        robot=robot,
-        sites=sites,
-        model=lm.model.fingerprint,
-        rate=rate,
-        seed=seed,
-        facts=facts,
-    )
-    trained, report = evaluated(programs, robot, learn, seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
-    print_report(report, trained.threshold, site=trained.site)
-    click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
-
-
 @command(example="train sequential --out probe")
 @click.argument("conversations", required=False, type=FILE)
-@together(out_option, model_option("that reads the conversations"), _RATE, _SITES)
+@together(out_option, model_option("that reads the conversations"), RATE, SITES)
 @seed_option("conversations, split and training")
 @option("--count", default=400, show_default=True, type=click.IntRange(1), help="Number of built-in conversations.")
 def sequential(
@@ -113,7 +68,7 @@ def sequential(
 
 @command(example="train direction --kind lr --out direction")
 @click.argument("statements", required=False, type=FILE)
-@together(out_option, model_option("whose hidden states are read"), _SITES)
+@together(out_option, model_option("whose hidden states are read"), SITES)
 @seed_option("the split")
 @option(
     "--kind",

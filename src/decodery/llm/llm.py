@@ -263,7 +263,7 @@ class LLM(PromptRequests):
 
         chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
         `decodery.methods("simultaneous")` lists them. trace: counts passes and rows. The model must read its source in
-        blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
+        blocks, as those of `python benchmarks/train.py seq2seq --block` do; the last chunk ends the source.
         """
         stream = SourceStream.of(self.model, self.tokenizer.eos_ids)
         stream.trace = trace or stream.trace

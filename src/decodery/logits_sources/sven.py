@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
-from decodery.models.loaders.prefixes import shipped_for
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.trained.artifact import refuse_other
 from decodery.models.trained.prefix import Prefixed, Prefixes
@@ -27,8 +26,8 @@ class SVEN(LogitsSource):
     """Begins the text after a learned prefix, which turns the model towards a property or away from it.
 
     control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
-    ones; None: those that come with this package for the embedded model. Texts with different prefixes, and without
-    one, share passes. Cost: a few more positions to attend to (5 in those shipped).
+    ones. Texts with different prefixes, and without
+    one, share passes. Cost: a few more positions to attend to, 5 by default.
     """
 
     control: str = "secure"
@@ -37,11 +36,11 @@ class SVEN(LogitsSource):
     provides = Provides(taps=True, keys=True, states=True, changes=True, parts=True, layer_plans=True, exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        found = shipped_for(model.config) if self.prefix is None else Prefixes.load(self.prefix)
+        found = None if self.prefix is None else Prefixes.load(self.prefix)
         if found is None:
             raise SettingsError(
-                "no prefixes for this model come along: train some with `decodery train sven -m MODEL --out DIR` and "
-                "name them, as in sven:prefix=DIR"
+                "sven needs trained prefixes: train some with `decodery train sven -m MODEL --out DIR` "
+                "and name them, as in sven:prefix=DIR"
             )
         if self.control not in found.by_name:
             raise SettingsError(f"sven has no prefix for {self.control!r} here; there is {', '.join(found.by_name)}")

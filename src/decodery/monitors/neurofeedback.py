@@ -40,7 +40,7 @@ class Neurofeedback(Monitor):
     axis: a file or folder made by `decodery train direction`, or a linear `Probe` of "answer" rows: a direction that
     tells the label of sentences, or a principal component. The score is 0 where the sentences it was found on lie on
     average, and known from the second token on: the newest token's own row does not exist yet. Whether the model can
-    report or steer that score from feedback in its prompt is what `decodery bench --workload monitors` asks. Cost: one
+    report or steer that score from feedback in its prompt is what `python benchmarks/bench.py monitors` asks. Cost: one
     addition per token, and a product with the direction.
     """
 

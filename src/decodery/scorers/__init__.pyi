@@ -11,8 +11,6 @@ from .process_reward import ProcessHead as ProcessHead
 from .process_reward import ProcessReward as ProcessReward
 from .product import Product as Product
 from .program_tests import ProgramTests as ProgramTests
-from .puzzle_examples import PuzzleExamples as PuzzleExamples
-from .puzzle_oracle import PuzzleOracle as PuzzleOracle
 from .rating import Rating as Rating
 from .reward_model import RewardModel as RewardModel
 from .self_evaluation import SelfEvaluation as SelfEvaluation

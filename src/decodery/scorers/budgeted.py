@@ -25,7 +25,7 @@ class Budgeted(Wrapper):
     """Multiplies scores by what is left of a budget: 1 up to `most` tokens, and down to 0 along the next `spare` ones.
 
     scorer: at least 0, as verifiers are, or its name. The product is published, the slope is a reading. Meant as the
-    reward of `decodery train grpo`, whose models then write shorter texts.
+    reward of `python benchmarks/train.py grpo`, whose models then write shorter texts.
     """
 
     most: int = 256

@@ -35,7 +35,7 @@ class ProcessHead(TrainedPart):
     """
 
     KIND = "process reward head"
-    MADE = "make one with `decodery train prm -m MODEL`"
+    MADE = "make one with `decodery train text-prm TEXTS -m MODEL`"
     FACTS: ClassVar[Mapping[str, Kind]] = {"tap": Whole(0, LAYERS.most)}
 
     tensors: dict[str, torch.Tensor]
@@ -65,14 +65,14 @@ class ProcessHead(TrainedPart):
     "process-reward",
     paper="Let's Verify Step by Step (2023)",
     guarantee="as good as its training",
-    requirements=("a head made by decodery train prm",),
+    requirements=("a head made by decodery train text-prm",),
 )
 @dataclass(frozen=True)
 class ProcessReward(Scorer):
     """Scores beginnings and answers by the chance of ending rightly that a trained head reads off their last token.
 
-    head: a file made by `decodery train prm`, or a `ProcessHead`. It asks the model for that token's state, so that
-    every search can use it: one row per candidate, where the rest is read already.
+    head: a file made by `decodery train text-prm`, or a `ProcessHead`. It asks the model for that token's state, so
+    that every search can use it: one row per candidate, where the rest is read already.
     """
 
     head: ProcessHead | str
@@ -96,7 +96,7 @@ class ProcessReward(Scorer):
                 f"this process reward head reads {width} numbers after layer {head.tap}, and the model has "
                 f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
             )
-        head.refuse_other(model, "train one for it with `decodery train prm -m MODEL`")
+        head.refuse_other(model, "train one for it with `decodery train text-prm TEXTS -m MODEL`")
 
     def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         model = reader(candidates, "process-reward")

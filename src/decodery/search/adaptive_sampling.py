@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     guarantee="a threshold that no score reaches is best-of-n where schedule=constant, one that every score reaches a "
     "single text; none on quality",
     requirements=(
-        "a scorer of answers that predicts whether another text would be better: decodery train prm --labels restart",
+        "a scorer that predicts whether another text would be better: benchmarks/train.py prm --labels restart",
     ),
 )
 @dataclass(frozen=True)

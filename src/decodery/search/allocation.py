@@ -30,7 +30,7 @@ class Allocation(TrainedPart):
     """
 
     KIND = "table of strategies"
-    MADE = "make one with `decodery train compute-optimal`"
+    MADE = "make one with `python benchmarks/train.py compute-optimal`"
     FACTS: ClassVar[Mapping[str, Kind]] = {
         "scorer": Text(),
         "probes": Whole(1, _MOST),

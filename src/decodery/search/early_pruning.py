@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "early-pruning",
     paper="Adaptive Inference-Time Compute: LLMs Can Predict if They Can Do Better, Even Mid-Generation (2024)",
     guarantee="keep=1 is best-of-n; none on quality",
-    requirements=("a scorer of beginnings and answers: decodery train prm --labels restart",),
+    requirements=("a scorer of beginnings and answers: benchmarks/train.py prm --labels restart",),
 )
 @dataclass(frozen=True)
 class EarlyPruning(JudgedSearch):

@@ -33,12 +33,12 @@ class Revisions(JudgedSearch, Pipeline):
     An attempt is asked for after the prompt, the last `window` attempts of its chain, each as `shown` says, and `ask`.
     scorer: of finished texts; its scores are the weights of votes, and what it remarks on an attempt, such as the first
     test that fails, may be shown with it. shown, ask: texts, in which {attempt} and {remark} stand for these. A model
-    that was trained to revise wants the form it learned, as one of `decodery train puzzle-model prog:attempts=3` does:
-    shown="{attempt}{remark}|",ask="". answer, pattern: as for self-consistency. In each chain the attempts vote, and
-    the best one of the answer elected there votes for its chain; so that the last attempt is not simply taken, because
-    right ones get revised, too. A text whose score fails has no vote. A chain whose next prompt would outgrow the
-    model's context ends where it is, which the trace counts as "outgrown". n and length are of no published setting
-    (their product is, from 1 to 256); window is. Memory: a cache per chain.
+    that was trained to revise wants the form it learned, as one of `python benchmarks/train.py puzzle-model
+    prog:attempts=3` does: shown="{attempt}{remark}|",ask="". answer, pattern: as for self-consistency. In each chain
+    the attempts vote, and the best one of the answer elected there votes for its chain; so that the last attempt is not
+    simply taken, because right ones get revised, too. A text whose score fails has no vote. A chain whose next prompt
+    would outgrow the model's context ends where it is, which the trace counts as "outgrown". n and length are of no
+    published setting (their product is, from 1 to 256); window is. Memory: a cache per chain.
     """
 
     n: int = 4

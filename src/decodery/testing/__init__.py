@@ -4,7 +4,7 @@ from .caches import check_cache
 from .constraints import check_constraint
 from .denoisers import OracleDenoiser
 from .distributions import check_distribution, enumerate_law
-from .doubles import ScriptedChain, Tabular, TabularReward, best_of_law
+from .doubles import Tabular, TabularReward, best_of_law
 from .drafters import Foretold, Garbage, Oracle
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
@@ -25,7 +25,6 @@ __all__ = [
     "Oracle",
     "OracleDenoiser",
     "ReferenceRegex",
-    "ScriptedChain",
     "TableModel",
     "Tabular",
     "TabularReward",

@@ -15,12 +15,12 @@ from decodery.models.config import ModelConfig
 from decodery.models.hooks import OF_LAYERS, HookPoint, Hooks, hook_point
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
+from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
 from .cut import parameters
-from .puzzle_model import predicted
 
 
 class Coding(Hooks):

@@ -17,7 +17,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
 from .judge import auc
-from .prm import PRM, fitted
+from .reward_head import PRM, fitted
 
 _CHUNK = 512
 _HELD_OUT = 10

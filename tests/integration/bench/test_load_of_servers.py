@@ -268,4 +268,4 @@ def test_the_command_measures_and_names_what_is_wrong(tmp_path: Path, capfd: pyt
         assert "has other settings" in capfd.readouterr().err
     assert left("--rates", "1") == 2 and left("--serve", url, "--rounds", "2") == 2
     assert left("--from", str(tmp_path)) == 1
-    assert "not a benchmark of methods" in capfd.readouterr().err
+    assert "not 'benchmark'" in capfd.readouterr().err

@@ -14,17 +14,16 @@ from gguf.quants import dequantize
 import decodery
 import tiny_gguf
 import tiny_models
-from decodery.bench.job import check_methods, open_subjects
-from decodery.bench.peers import PEERS, UnavailableError, installed, is_peer, open_peer
-from decodery.bench.peers.apart import Apart, open_apart
-from decodery.bench.peers.base import Order, Peer, Told, checkpoint, dense_dtype
-from decodery.bench.peers.llama_cpp import main_type, requantize
 from decodery.bench.record import Prompt, Record
 from decodery.bench.rows import make_rows
 from decodery.bench.settings import Settings
-from decodery.bench.subject import Own
+from decodery.bench.subject import Own, UnavailableError, check_methods, open_subjects
 from decodery.core.errors import DecoderyError, SettingsError, UnknownMethod
 from decodery.llm.llm import LLM
+from decodery_benchmarks.peers import PEERS, installed, open_peer, peers
+from decodery_benchmarks.peers.apart import Apart, open_apart
+from decodery_benchmarks.peers.base import Order, Peer, Told, checkpoint, dense_dtype
+from decodery_benchmarks.peers.llama_cpp import main_type, requantize
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_a_missing_peer_has_a_row(lm: LLM, folder: Path, tmp_path: Path, monkeyp
     (tmp_path / "llama_cpp.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(tmp_path)
     settings = Settings(model=str(folder), methods=("llama.cpp",))
-    subjects, unavailable = open_subjects(lm, settings)
+    subjects, unavailable = open_subjects(lm, settings, peers())
     sentence = "llama-cpp-python is not installed"
     assert [subject.name for subject in subjects] == ["none"] and unavailable == {"llama.cpp": sentence}
     record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), [[1, 2, 3]])
@@ -127,11 +126,11 @@ def test_programs_that_read_gguf_files_refuse_others(lm: LLM, folder: Path, tmp_
 
 
 def test_a_peer_by_its_name_and_draft() -> None:
-    assert is_peer("openvino") and is_peer("llama.cpp-draft:model=tiny.gguf")
-    assert not is_peer("prompt-lookup:length=5")
-    check_methods(("llama.cpp-draft:model=tiny.gguf", "none"))
+    assert "openvino" in peers() and "llama.cpp-draft:model=tiny.gguf" in peers()
+    assert "prompt-lookup:length=5" not in peers()
+    check_methods(("llama.cpp-draft:model=tiny.gguf", "none"), peers())
     with pytest.raises(UnknownMethod, match="the peers are transformers,"):
-        check_methods(("llama-cpp",))
+        check_methods(("llama-cpp",), peers())
 
 
 def test_every_peer_has_its_module() -> None:

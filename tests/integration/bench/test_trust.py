@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodery.bench.trust.items import STYLES, applications, pairs, questions
-from decodery.bench.trust.measures import (
+from decodery.core.errors import SettingsError
+from decodery.llm.llm import LLM
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.torch.transformer import Transformer
+from decodery_benchmarks.trust.items import STYLES, applications, pairs, questions
+from decodery_benchmarks.trust.measures import (
     Asked,
     Measure,
     Subject,
@@ -21,13 +27,7 @@ from decodery.bench.trust.measures import (
     word_odds,
     worst,
 )
-from decodery.bench.trust.report import compared, fixed, report
-from decodery.core.errors import SettingsError
-from decodery.llm.llm import LLM
-from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.native.int8 import Int8Linear
-from decodery.models.torch.transformer import Transformer
+from decodery_benchmarks.trust.report import compared, fixed, report
 from tiny_bench import make_lm
 
 TEXTS = ("The harbour was quiet before the storm.", "Lichens grow on stones and on old roofs.")

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from commands import inside
-from decodery.bench.canvases.figures import adaptivity_gap, fastest, table
-from decodery.bench.canvases.job import kendall, wilson
-from decodery.bench.canvases.settings import CanvasSettings
-from decodery.bench.canvases.tasks import published, right
-from decodery.bench.result import dump, read
+from decodery.bench.result import dump
 from decodery.core.errors import SettingsError
 from decodery.training.diffusion import DiffusionRecipe, train_diffusion
+from decodery_benchmarks.commands.parallelbench import parallelbench
+from decodery_benchmarks.diffusion.figures import adaptivity_gap, fastest, table
+from decodery_benchmarks.diffusion.job import kendall, wilson
+from decodery_benchmarks.diffusion.settings import CanvasSettings
+from decodery_benchmarks.diffusion.tasks import published, right
+from decodery_benchmarks.kinds import read
 
 ITEMS = ["Ann Lee", "Bo Ray", "Cy Dee"]
 
@@ -90,7 +92,7 @@ def test_figures_by_hand() -> None:
 def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
     train_diffusion(DiffusionRecipe(("copy", "shuffle"), letters=4, steps=1, batch=8), tmp_path / "m")
-    asked = ["bench", "--workload", "parallelbench", "-m", str(tmp_path / "m"), "--dtype", "float32", "--prompts", "2"]
+    asked = ["-m", str(tmp_path / "m"), "--dtype", "float32", "--prompts", "2"]
     status, said, _ = inside(
         *asked,
         "--tasks",
@@ -101,6 +103,7 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "threshold:tau=0.5",
         "--out",
         str(tmp_path / "o"),
+        group=parallelbench,
     )
     assert status == 0 and "| `threshold:tau=0.5` |" in said
     result = read(tmp_path / "o")
@@ -112,16 +115,15 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # What was interrupted after its first method goes on with the second, and ends as if nothing had been.
     half = result | {"complete": False, "rows": result["rows"][:2]}
     (tmp_path / "o" / "results.json").write_text(dump(half))
-    status, said, _ = inside("bench", "--workload", "parallelbench", "--resume", "--out", str(tmp_path / "o"))
+    status, said, _ = inside("--resume", "--out", str(tmp_path / "o"), group=parallelbench)
     assert status == 0 and read(tmp_path / "o")["rows"][:2] == result["rows"][:2]
     assert [row["right"] for row in read(tmp_path / "o")["rows"]] == [row["right"] for row in result["rows"]]
     for options, wrong in (
-        (["--letters", "4", "--workload", "built-in"], "needs --workload parallelbench"),
         (["--resume", "--out", str(tmp_path / "o")], "is complete: choose another"),
         (["--tasks", "dance"], "no task 'dance'"),
-        (["--rounds", "2"], "does not take --rounds"),
+        (["--rounds", "2"], "No such option '--rounds'"),
     ):
-        status, _, refused = inside(*asked, *options)
+        status, _, refused = inside(*asked, *options, group=parallelbench)
         assert status != 0 and wrong in refused
     with pytest.raises(SettingsError, match="prompts must be"):
         CanvasSettings("m", prompts=0)

@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.bench import report, result
-from decodery.bench.contexts import job, measure
-from decodery.bench.contexts.bounds import Oracle, Uniform
-from decodery.bench.contexts.cases import PROMPT, cases
-from decodery.bench.contexts.errors import ROWS, Errors
-from decodery.bench.contexts.figures import PANELS, plot
-from decodery.bench.contexts.job import ContextJob
-from decodery.bench.contexts.measure import Bench
-from decodery.bench.contexts.recall import Recall
-from decodery.bench.contexts.settings import ContextSettings, spec_of
+from decodery.bench import result
 from decodery.core.errors import CorruptFile, SettingsError, UnknownMethod
 from decodery.core.registry import resolve
 from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.trained.write_gates import WriteGates
 from decodery.testing import tiny_transformer
+from decodery_benchmarks import kinds, report
+from decodery_benchmarks.long_context import job, measure
+from decodery_benchmarks.long_context.bounds import Oracle, Uniform
+from decodery_benchmarks.long_context.cases import PROMPT, cases
+from decodery_benchmarks.long_context.errors import ROWS, Errors
+from decodery_benchmarks.long_context.figures import PANELS, plot
+from decodery_benchmarks.long_context.job import ContextJob
+from decodery_benchmarks.long_context.measure import Bench
+from decodery_benchmarks.long_context.recall import Recall
+from decodery_benchmarks.long_context.settings import ContextSettings, spec_of
 from serving import tiny_lm
 
 
@@ -98,7 +99,7 @@ def test_an_interrupted_benchmark_goes_on_and_draws_both_lines(tmp_path: Path, m
     ends = iter([False, False, True])
     first = ContextJob(tiny_lm(), settings, tmp_path).run(lambda *args: None, lambda: next(ends))
     assert not first["complete"] and asked == [("uniform", 0.25), ("oracle", 0.25)]
-    earlier = result.require(result.read(tmp_path), result.CONTEXTS)
+    earlier = result.require(kinds.read(tmp_path), kinds.CONTEXTS)
     assert ContextSettings.from_dict(earlier["settings"]) == settings
     whole = ContextJob(tiny_lm(), settings, tmp_path, earlier).run(lambda *args: None)
     assert whole["complete"] and len(asked) == len(set(asked)) == len(whole["rows"]) == 6
@@ -109,8 +110,8 @@ def test_an_interrupted_benchmark_goes_on_and_draws_both_lines(tmp_path: Path, m
     # Both lines in every panel, and in the legend.
     assert drawn.count("stroke-dasharray") == 2 * (len(panels) + 1)
     assert (tmp_path / "budgets.svg").read_text() == drawn and "<svg" in (tmp_path / "report.html").read_text()
-    with pytest.raises(CorruptFile, match="holds a benchmark of cache policies, not a benchmark of monitors"):
-        result.require(earlier, result.MONITORS)
+    with pytest.raises(CorruptFile, match="of the kind 'contexts', not 'monitors'"):
+        result.require(earlier, kinds.MONITORS)
 
 
 def test_what_was_made_for_one_model_is_measured_on_that_one_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from decodery.bench.judge_theory import (
+from decodery_benchmarks.judge_theory import (
     averaged,
     averaged_of_many,
     best_k,

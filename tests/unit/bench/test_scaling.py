@@ -11,14 +11,15 @@ from click.testing import CliRunner
 from scipy import stats
 
 import decodery
-from decodery.bench.scaling import Law, Plane, joint_report, plot, plot_foretold, report, students_t
 from decodery.bench.workloads import questions
-from decodery.cli.bench import bench
 from decodery.core.errors import SettingsError
 from decodery.engine.output import Output
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.heads.drafter import head_kind
 from decodery.speculative.heads.head import HEAD, TrainedHead
+from decodery_benchmarks.commands.sweep import sweep
+from decodery_benchmarks.results import read_result
+from decodery_benchmarks.scaling import Law, Plane, joint_report, plot, plot_foretold, report, students_t
 from tiny_models import make_model, save
 
 AMOUNTS = (62e3, 125e3, 250e3, 500e3, 1e6)
@@ -106,7 +107,7 @@ def test_a_sweep_takes_heads_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyP
         TrainedHead(kind, tensors, about).save(heads[-1] / HEAD)
     names = ",".join(f"{each}={place}" for place, each in enumerate([*heads, folder], 1))
     options = ["-m", str(folder), "--prompts", "1", "--max-new-tokens", "6", "--json"]
-    done = CliRunner().invoke(bench, ["--sweep", names, *options], catch_exceptions=False)
+    done = CliRunner().invoke(sweep, [names, *options], catch_exceptions=False)
     found = json.loads(done.output)
     (question,) = questions("built-in", None, 1)
     expected = []
@@ -132,31 +133,31 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
         "--out",
         str(tmp_path / "law"),
     ]
-    done = CliRunner().invoke(bench, ["--sweep", names, *options, "--out", str(tmp_path / "law")])
+    done = CliRunner().invoke(sweep, [names, *options, "--out", str(tmp_path / "law")])
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "law" / "law.json").read_text())
+    found = read_result(tmp_path / "law" / "law.json")
     assert found["amounts"] == [1.0, 2.0, 4.0] and found["values"][0] > max(found["values"][1:]) >= 1.0
     assert (tmp_path / "law" / "law.svg").read_text().count("<circle") == 3
     both = ",".join(f"{folder}={2.0**place}/{3 + place % 2}" for place, folder in enumerate([*folders, *folders[:2]]))
-    done = CliRunner().invoke(bench, ["--sweep", both, *options[:-2], "--out", str(tmp_path / "both")])
+    done = CliRunner().invoke(sweep, [both, *options[:-2], "--out", str(tmp_path / "both")])
     assert done.exit_code == 0, done.output
-    together = json.loads((tmp_path / "both" / "law.json").read_text())
+    together = read_result(tmp_path / "both" / "law.json")
     assert len(together["slopes"]) == 2 and together["values"] == [*found["values"], *found["values"][:2]]
     # Interrupted after its first drafts it goes on with the others, and only with the same settings.
     measured = json.loads((tmp_path / "law" / "measured.json").read_text())
     measured["values"] = {str(folders[0]): 9.0}
     (tmp_path / "law" / "measured.json").write_text(json.dumps(measured))
-    resumed = CliRunner().invoke(bench, ["--sweep", names, *options, "--resume"])
+    resumed = CliRunner().invoke(sweep, [names, *options, "--resume"])
     assert resumed.exit_code == 0, resumed.output
-    assert json.loads((tmp_path / "law" / "law.json").read_text())["values"] == [9.0, *found["values"][1:]]
+    assert read_result(tmp_path / "law" / "law.json")["values"] == [9.0, *found["values"][1:]]
     with pytest.raises(SettingsError, match="has other settings"):
-        CliRunner().invoke(bench, ["--sweep", names, *options, "--prompts", "1", "--resume"], catch_exceptions=False)
+        CliRunner().invoke(sweep, [names, *options, "--prompts", "1", "--resume"], catch_exceptions=False)
     with pytest.raises(SettingsError, match="no interrupted sweep"):
-        again = ["--sweep", names, *options, "--resume", "--out", str(tmp_path / "no")]
-        CliRunner().invoke(bench, again, catch_exceptions=False)
+        again = [names, *options, "--resume", "--out", str(tmp_path / "no")]
+        CliRunner().invoke(sweep, again, catch_exceptions=False)
     with pytest.raises(SettingsError, match="needs 5 drafts"):
-        CliRunner().invoke(bench, ["--sweep", "small=1/2,more=2/3,most=3/3"], catch_exceptions=False)
+        CliRunner().invoke(sweep, ["small=1/2,more=2/3,most=3/3"], catch_exceptions=False)
     with pytest.raises(SettingsError, match="the same number of amounts"):
-        CliRunner().invoke(bench, ["--sweep", "small=1,more=2/3,most=3"], catch_exceptions=False)
+        CliRunner().invoke(sweep, ["small=1,more=2/3,most=3"], catch_exceptions=False)
     with pytest.raises(SettingsError, match="as FOLDER=62000, not 'small'"):
-        CliRunner().invoke(bench, ["--sweep", "small,more=2,most=3"], catch_exceptions=False)
+        CliRunner().invoke(sweep, ["small,more=2,most=3"], catch_exceptions=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decodery.bench.surplus import (
+from decodery.core.errors import SettingsError
+from decodery_benchmarks.surplus import (
     Surplus,
     categorical_entropy,
     conditional_information,
@@ -15,7 +16,6 @@ from decodery.bench.surplus import (
     of_chain,
     stationary,
 )
-from decodery.core.errors import SettingsError
 
 
 def chain(random: np.random.Generator, n: int = 4, sharp: float = 1.0) -> np.ndarray:

@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decodery.bench import report, result
-from decodery.bench.watching import codes, job, recall
-from decodery.bench.watching.control import effect
-from decodery.bench.watching.feedback import _observed
-from decodery.bench.watching.figures import (
+from decodery.bench import result
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.training.align import aligned
+from decodery.training.checkable import FAMILIES, MORE, built_in
+from decodery.training.ranking import auroc
+from decodery.training.sae import edges, own_codes, pair_shares
+from decodery.training.sequential import built_in_talks
+from decodery_benchmarks import kinds, report
+from decodery_benchmarks.monitors import codes, job, recall
+from decodery_benchmarks.monitors.control import effect
+from decodery_benchmarks.monitors.feedback import _observed
+from decodery_benchmarks.monitors.figures import (
     Judged,
     calibration_error,
     detection,
@@ -23,20 +30,14 @@ from decodery.bench.watching.figures import (
     ranks,
     word_scores,
 )
-from decodery.bench.watching.heads import _by_means
-from decodery.bench.watching.job import WatchJob
-from decodery.bench.watching.judge import Judge
-from decodery.bench.watching.price import both_ways
-from decodery.bench.watching.records import RECORD, recorded, solved_programs, surface
-from decodery.bench.watching.settings import TESTBEDS, WatchSettings
-from decodery.core.errors import CorruptFile, SettingsError
-from decodery.puzzles.robot import Robot
-from decodery.training.align import aligned
-from decodery.training.checkable import FAMILIES, MORE, built_in
-from decodery.training.program_probe import WrittenProgram, accuracies, train_program_probe
-from decodery.training.ranking import auroc
-from decodery.training.sae import edges, own_codes, pair_shares
-from decodery.training.sequential import built_in_talks
+from decodery_benchmarks.monitors.heads import _by_means
+from decodery_benchmarks.monitors.job import WatchJob
+from decodery_benchmarks.monitors.judge import Judge
+from decodery_benchmarks.monitors.price import both_ways
+from decodery_benchmarks.monitors.records import RECORD, recorded, solved_programs, surface
+from decodery_benchmarks.monitors.settings import TESTBEDS, WatchSettings
+from decodery_benchmarks.puzzles.robot import Robot
+from decodery_benchmarks.training.program_probe import WrittenProgram, accuracies, train_program_probe
 from serving import tiny_lm
 
 
@@ -90,15 +91,15 @@ def test_an_interrupted_benchmark_goes_on_and_shows_all(tmp_path: Path, monkeypa
     settings, ends = WatchSettings(methods=("heads", "codes"), rounds=2), iter([False, True])
     first = WatchJob(tiny_lm(), settings, tmp_path).run(lambda *args: None, lambda: next(ends))
     assert not first["complete"] and asked == ["heads"]
-    earlier = result.require(result.read(tmp_path), result.MONITORS)
+    earlier = result.require(kinds.read(tmp_path), kinds.MONITORS)
     assert WatchSettings.from_dict(earlier["settings"]) == settings
     whole = WatchJob(tiny_lm(), settings, tmp_path, earlier).run(lambda *args: None)
     assert whole["complete"] and asked == ["heads", "codes"] and [row["testbed"] for row in whole["rows"]] == asked
     text, page = report.table(whole), (tmp_path / "report.html").read_text()
     assert "| heads | sae | 0." in text and "| codes | </script> | 0.250 |  |" in text and text.endswith("codes: noted")
     assert "monitorsPage" in page and "</script> " not in page and "done" not in result.summary(whole)
-    with pytest.raises(CorruptFile, match="holds a benchmark of monitors, not a benchmark of searches"):
-        result.require(earlier, result.SEARCH)
+    with pytest.raises(CorruptFile, match="of the kind 'monitors', not 'search'"):
+        result.require(earlier, kinds.SEARCH)
     with pytest.raises(SettingsError, match=f"testbeds of monitors are {', '.join(TESTBEDS)}"):
         WatchSettings(methods=("heads", "tails"))
 

@@ -21,7 +21,6 @@ from decodery.engine.request import Request
 from decodery.logits_sources.sven import SVEN
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.prefixes import shipped_for
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
@@ -233,7 +232,7 @@ def test_the_command_refuses_wrong_pairs_before_it_loads_anything(tmp_path: Path
 
 def test_a_source_names_what_there_is() -> None:
     model = tiny_transformer(0)
-    with pytest.raises(SettingsError, match="no prefixes for this model come along: train some"):
+    with pytest.raises(SettingsError, match="sven needs trained prefixes: train some"):
         SVEN().over(model, [1])
     prefixes = Prefixes({"polite": KVPrefix.zeros(model.config, 2)})
     with pytest.raises(SettingsError, match="no prefix for 'secure' here; there is polite"):
@@ -243,12 +242,12 @@ def test_a_source_names_what_there_is() -> None:
     assert resolve("logits-source", "sven(control=unsafe,prefix=DIR)") == SVEN("unsafe", "DIR")
 
 
-def test_the_shipped_prefixes_turn_the_embedded_model(smollm2_int8) -> None:
-    assert shipped_for(smollm2_int8.model.config) is not None
+def test_trained_prefixes_turn_the_embedded_model(smollm2_int8) -> None:
+    prefix = Path(__file__).parents[3] / "benchmarks" / "prefixes" / "smollm2"
     prompt = "import yaml\n\ndef load_settings(path):\n    with open(path) as file:\n        return yaml."
     texts = {
         control: smollm2_int8.generate(
-            prompt, apply_chat_template=False, max_new_tokens=4, logits_source=f"sven:control={control}"
+            prompt, apply_chat_template=False, max_new_tokens=4, logits_source=f"sven:control={control},prefix={prefix}"
         ).text
         for control in CONTROLS
     }

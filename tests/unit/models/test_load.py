@@ -193,7 +193,7 @@ def test_checkpoints_of_16_bits_keep_them_where_kernels_do(
         ("smolm2", "did you mean smollm2"),
         (
             "nothing-like-it",
-            "smollm2, smollm2-draft, tiny-1M-chain, tiny-1M-countdown, a folder, a .gguf file or a Hub id",
+            "smollm2, smollm2-draft, a folder, a .gguf file or a Hub id",
         ),
         ("./missing/model.gguf", "no file or folder"),
         ("nobody/nothing", "cannot fetch nobody/nothing from the Hub"),

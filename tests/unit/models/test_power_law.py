@@ -17,12 +17,12 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.power_law import OperatorNets, PowerLaw, side_by_side, with_operators
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
-from decodery.puzzles import puzzle
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.draft_tree import DraftTree
 from decodery.testing import tiny_transformer, to_int8
-from decodery.training.pldr import PLDRRecipe, random_power_law, train_pldr
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.training.pldr import PLDRRecipe, random_power_law, train_pldr
 
 RECIPE = PLDRRecipe(heads=2, head_dim=8, layers=2, inner=24, operator_inner=12, context=64, seed=5)
 TOKENS = [3, 40, 7, 12, 21, 5, 9, 30, 2, 2, 17]

@@ -25,16 +25,16 @@ from decodery.monitors.program_probe import ProgramProbe
 from decodery.monitors.sae import SAE, HeadCodes
 from decodery.monitors.sequential import Sequential
 from decodery.monitors.threshold import Threshold
-from decodery.puzzles.robot import Robot
 from decodery.sampling.sampler import Sampler
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import codebook
 from decodery.training.codebook import train_codebook
 from decodery.training.direction import axis_of
-from decodery.training.program_probe import WrittenProgram, rows_and_states
-from decodery.training.puzzle_model import TransformerShape, random_transformer
 from decodery.training.sae import own_codes, train_sae
 from decodery.training.sequential import built_in_talks, triples
+from decodery_benchmarks.puzzles.robot import Robot
+from decodery_benchmarks.training.program_probe import WrittenProgram, rows_and_states
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 from methods import untrained_codebooks, untrained_codes, untrained_fields, untrained_probe
 from serving import tiny_lm
 

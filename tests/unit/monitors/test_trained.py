@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.bench.watching.settings import WatchSettings
-from decodery.bench.watching.specificity import specificity
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
 from decodery.engine.monitoring import monitor_reports, monitor_states
 from decodery.models.batch import Batch, Segment
@@ -28,6 +26,8 @@ from decodery.training.checkable import CheckableQuestion, built_in, read_checka
 from decodery.training.los import scores, train_los
 from decodery.training.probe import train_probe, worst
 from decodery.training.ranking import auroc, interval, parts, within
+from decodery_benchmarks.monitors.settings import WatchSettings
+from decodery_benchmarks.monitors.specificity import specificity
 from methods import DRAFTERS
 from methods import untrained_probe as probe
 from methods import untrained_shift as shift

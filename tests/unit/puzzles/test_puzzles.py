@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.puzzles import PUZZLES, SPLITS, drawn, puzzle
-from decodery.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY, encoded, tokenizer
-from decodery.puzzles.base import END, split_of
-from decodery.puzzles.countdown import solvable
+from decodery_benchmarks.puzzles import PUZZLES, SPLITS, drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY, encoded, tokenizer
+from decodery_benchmarks.puzzles.base import END, split_of
+from decodery_benchmarks.puzzles.countdown import solvable
 
 EVERY = [
     *PUZZLES,

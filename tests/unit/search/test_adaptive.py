@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.puzzles import puzzle
 from decodery.sampling import Sampler
 from decodery.search.adaptive_sampling import AdaptiveSampling, at_share
 from decodery.search.best_of_n import BestOfN
 from decodery.search.early_pruning import EarlyPruning
 from decodery.step.scorer import Candidates
-from decodery.testing import ScriptedChain
 from decodery.testing.models import Counted
-from decodery.training.prm import PRMRecipe, labelled
 from decodery.training.restart import compared, not_better
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.puzzles.scripted import ScriptedChain
+from decodery_benchmarks.training.prm import PRMRecipe, labelled
 from methods import DRAFTERS, Even
 from sampled import MODEL, OTHER, Constant, Failing, plain, run, told, written_of
 

@@ -11,12 +11,12 @@ from covering import FULL, in_turn
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.search.budget_forcing import BudgetForcing
 from decodery.step.sequence import Sequence
 from decodery.testing import decode
 from decodery.testing.states import distance_to_fresh
+from decodery_benchmarks.puzzles.alphabet import tokenizer
 from methods import DRAFTERS
 from sampled import MODEL, OTHER, PROMPT, run
 from scripted import Scripted

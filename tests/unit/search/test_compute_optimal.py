@@ -13,19 +13,20 @@ import torch
 from click.testing import CliRunner
 
 import decodery
-from decodery.bench.searches.allocation import Fold, crossed, fitted
-from decodery.bench.searches.job import SearchJob
-from decodery.bench.searches.settings import SearchSettings
-from decodery.cli.main import cli
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import resolve
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
-from decodery.puzzles.alphabet import tokenizer
 from decodery.search.allocation import Allocation
 from decodery.search.compute_optimal import ComputeOptimal
-from decodery.testing import ScriptedChain
+from decodery_benchmarks.commands.search import search
+from decodery_benchmarks.commands.train_puzzles import compute_optimal
+from decodery_benchmarks.puzzles.alphabet import tokenizer
+from decodery_benchmarks.puzzles.scripted import ScriptedChain
+from decodery_benchmarks.searches.allocation import Fold, crossed, fitted
+from decodery_benchmarks.searches.job import SearchJob
+from decodery_benchmarks.searches.settings import SearchSettings
 from sampled import plain, run, told
 
 BEST = "best-of-n(scorer=log-probability,n=5)"
@@ -123,10 +124,10 @@ def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: p
         split="validation",
     )
     SearchJob(scripted(), settings, tmp_path / "run").run(lambda what, done, total: None)
-    monkeypatch.setattr(decodery, "load", lambda *args, **kwargs: scripted())
+    monkeypatch.setattr("decodery_benchmarks.solvers.load", lambda *args, **kwargs: scripted())
     out = tmp_path / "table.safetensors"
-    arguments = ["train", "compute-optimal", str(tmp_path / "run"), "--out", str(out), "--probes", "2", "--bins", "2"]
-    done = CliRunner().invoke(cli, [*arguments, "--reward", "clean"], catch_exceptions=False)
+    arguments = [str(tmp_path / "run"), "--out", str(out), "--probes", "2", "--bins", "2"]
+    done = CliRunner().invoke(compute_optimal, [*arguments, "--reward", "clean"], catch_exceptions=False)
     assert done.exit_code == 0 and f"table={out},n=4" in done.output, done.output
     found = Allocation.load(out)
     # Beside two probes the tree has no tokens left at two texts.
@@ -138,30 +139,30 @@ def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: p
     )
     assert best[0].text.startswith("7+3=") and best[0].trace.ledger.counts["probed"] == 2
     for wrong in (["--reward", "noisy"], ["--reward", "clean", "--probes", "9"]):
-        failed = CliRunner().invoke(cli, [*arguments, *wrong])
+        failed = CliRunner().invoke(compute_optimal, [*arguments, *wrong])
         assert failed.exit_code == 1 and "this benchmark has" in str(failed.exception)
     # Whatever is told of test puzzles afterwards, no table knows them.
     SearchJob(scripted(), replace(settings, split="test"), tmp_path / "test").run(lambda what, done, total: None)
-    refused = [*arguments[:2], str(tmp_path / "test"), *arguments[3:], "--reward", "clean"]
-    failed = CliRunner().invoke(cli, refused)
+    refused = [str(tmp_path / "test"), *arguments[1:], "--reward", "clean"]
+    failed = CliRunner().invoke(compute_optimal, refused)
     assert failed.exit_code == 1 and "measure with --split validation" in str(failed.exception)
 
 
 def test_a_benchmark_of_searches_takes_puzzles_of_one_split(tmp_path: Path) -> None:
-    common = ["bench", "--workload", "search", "--prompts", "1", "--budgets", "1", "--pool", "1", "--methods", "pass@n"]
+    common = ["--prompts", "1", "--budgets", "1", "--pool", "1", "--methods", "pass@n"]
     done = CliRunner().invoke(
-        cli, [*common, "--split", "validation", "--rewards", "oracle", "--out", str(tmp_path / "a")]
+        search, [*common, "--split", "validation", "--rewards", "oracle", "--out", str(tmp_path / "a")]
     )
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "a" / "results.json").read_text())["settings"]["split"] == "validation"
     for wrong in ("qualitative", "test,validation", ""):
-        failed = CliRunner().invoke(cli, [*common, "--split", wrong])
-        assert failed.exit_code == 2 and "puzzles of one split: test, validation" in failed.output
+        failed = CliRunner().invoke(search, [*common, "--split", wrong])
+        assert failed.exit_code == 2 and "'test', 'validation'" in failed.output
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    with pytest.raises(decodery.core.errors.ModelNotFound, match="decodery train compute-optimal"):
+    with pytest.raises(decodery.core.errors.ModelNotFound, match="compute-optimal"):
         Allocation.load(path)
     sound = table(BEST)
     sound.save(path)

@@ -7,9 +7,10 @@ import re
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.puzzles import puzzle
-from decodery.scorers import PuzzleExamples, TextScore
+from decodery.scorers import TextScore
 from decodery.search import IAD, Revisions, WeightedVote
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.scorers import PuzzleExamples
 from scripted_lm import Asked, Said, ScriptedLLM
 
 SECOND = TextScore(lambda text: float(text.split()[-1]))

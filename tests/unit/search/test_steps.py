@@ -17,7 +17,6 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.trace import Trace
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.search.best_of_n import BestOfN
 from decodery.search.budget_forcing import BudgetForcing
@@ -32,6 +31,7 @@ from decodery.search.weighted_vote import WeightedVote
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
 from decodery.testing.statistics import chi_square
+from decodery_benchmarks.puzzles.alphabet import tokenizer
 from methods import DRAFTERS, SEARCHES, STEPPED, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, SETTINGS, Constant, Failing, plain, run, told
 from scripted_lm import ScriptedLLM

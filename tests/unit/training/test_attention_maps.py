@@ -9,11 +9,11 @@ import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.config import ShortConv
+from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from decodery.training.attention_maps import entropy_penalty, evenness, locality_penalty, looked_at, most, row_entropy
 from decodery.training.cut import parameters
-from decodery.training.puzzle_model import predicted
 from decodery.training.short_conv import with_short_convolutions
 
 TOKENS = torch.randint(0, 64, (3, 24), generator=torch.Generator().manual_seed(0))

@@ -24,11 +24,11 @@ from decodery.training import loop
 from decodery.training.bitnet import TernaryRemaking, rounded
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.grpo import GRPORecipe
 from decodery.training.hyperfit import HyperfitRecipe
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
 from decodery.training.remade import CopyRecipe, Remaking, TrainingProgress, train_copy
+from decodery_benchmarks.training.grpo import GRPORecipe
 from tiny_models import tiny_loaded
 
 REMAKINGS: dict[str, Remaking] = {

@@ -11,11 +11,11 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.load import load
-from decodery.puzzles import puzzle
 from decodery.scorers import TextScore
 from decodery.training.cut import quantized
-from decodery.training.grpo import GRPORecipe, surrogate, train_grpo, win_rate
-from decodery.training.puzzle_model import TransformerShape, random_transformer
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.training.grpo import GRPORecipe, surrogate, train_grpo, win_rate
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 
 BETA = 0.3
 

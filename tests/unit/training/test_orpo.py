@@ -14,16 +14,16 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import silent
-from decodery.puzzles import puzzle
-from decodery.puzzles.alphabet import END_ID, tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.scorers import TextScore
 from decodery.search import MCTS, BestOfN
 from decodery.search.mcts import Visited
-from decodery.training import orpo as module
 from decodery.training.cut import quantized
-from decodery.training.orpo import ORPORecipe, PreferencePair, backed_up, orpo, pairs, train_orpo
-from decodery.training.puzzle_model import TransformerShape, random_transformer
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.puzzles.alphabet import END_ID, tokenizer
+from decodery_benchmarks.training import orpo as module
+from decodery_benchmarks.training.orpo import ORPORecipe, PreferencePair, backed_up, orpo, pairs, train_orpo
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 
 LAST = TextScore(lambda text: float(text[-1:] in "0123456789"), lambda text: float(text[-1:] in "0123456789"))
 SEARCH = MCTS(LAST, delimiter=None, step_tokens=1, n=12, simulations=1, rounds=2)

@@ -11,17 +11,17 @@ import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.trained.artifact import Artifact
-from decodery.puzzles import puzzle
-from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
-from decodery.testing import ScriptedChain
-from decodery.training import prm
-from decodery.training.prm import LABELS, PRM, PRMRecipe, annotated, labelled, train_prm
-from decodery.training.puzzle_model import TransformerShape, random_transformer
-from decodery.training.solving import solved
 from decodery.training.value import states_of
+from decodery_benchmarks.puzzles import puzzle
+from decodery_benchmarks.puzzles.alphabet import encoded, tokenizer
+from decodery_benchmarks.puzzles.scripted import ScriptedChain
+from decodery_benchmarks.training import prm
+from decodery_benchmarks.training.prm import LABELS, PRM, PRMRecipe, annotated, labelled, train_prm
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
+from decodery_benchmarks.training.solving import solved
 
 CHAIN = puzzle("chain:operations=2")
 PROMPT, RIGHT, WRONG = "7+3*2%10=", "7+3=0;0*2=0;#0", "7+3=0;0*2=1;#1"
@@ -75,7 +75,7 @@ def test_a_head_learns_what_states_tell_and_scores_any_beginning(
     # The states are a random model's, and the texts those of one that solves some.
     monkeypatch.setattr(prm, "solved", lambda own, *args, **kwargs: solved(double, *args, **kwargs))
     recipe = PRMRecipe(problems=40, solutions=2, labels="reference", steps=60)
-    head = train_prm(model, CHAIN, tmp_path, recipe=recipe, command="decodery train prm")
+    head = train_prm(model, CHAIN, tmp_path, recipe=recipe, command="python benchmarks/train.py prm")
     assert head.facts is not None and 0 <= head.facts["auc"] <= 1
     assert head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"]
     scorer = ProcessReward(str(tmp_path / PRM))

@@ -12,11 +12,12 @@ import torch
 import decodery as dc
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
-from decodery.puzzles import drawn, puzzle
-from decodery.puzzles.alphabet import END_ID, encoded
-from decodery.training import puzzle_model
 from decodery.training.loop import CHECKPOINT, TrainingPlan, train
-from decodery.training.puzzle_model import (
+from decodery_benchmarks import solvers
+from decodery_benchmarks.puzzles import drawn, puzzle
+from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.training import puzzle_model
+from decodery_benchmarks.training.puzzle_model import (
     PuzzleRecipe,
     TransformerShape,
     predicted,
@@ -97,7 +98,7 @@ def test_a_model_is_made_by_one_call_and_solves_what_it_is_said_to(
 
 @pytest.mark.parametrize(("name", "spec"), [("tiny-1M-chain", "chain"), ("tiny-1M-countdown", "countdown:numbers=3")])
 def test_the_models_that_come_along_solve_some_puzzles_and_fail_at_others(name: str, spec: str) -> None:
-    lm, asked = dc.load(name), puzzle(spec)
+    lm, asked = solvers.load(name), puzzle(spec)
     prompts = list(islice(drawn(asked, "test"), 12))
     outputs = lm.generate(prompts, temperature=0.0, max_new_tokens=asked.length, drafter=None)
     solved = [asked.verify(prompt, out.text) for prompt, out in zip(prompts, outputs, strict=True)]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.puzzles.alphabet import encoded, tokenizer
 from decodery.scorers.process_reward import ProcessReward
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
-from decodery.training.prm import PRM
-from decodery.training.puzzle_model import TransformerShape, random_transformer
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
+from decodery_benchmarks.puzzles.alphabet import encoded, tokenizer
+from decodery_benchmarks.training.prm import PRM
+from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 
 MODEL = random_transformer(TransformerShape(32, 2, 2, 48, 64), 3)
 RECIPE = TextPRMRecipe(delimiter=";", steps=80)

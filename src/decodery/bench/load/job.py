@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from decodery.core.errors import DecoderyError
-from decodery.core.machine import describe
 
 from ..report import save
-from ..result import FORMAT, LOAD, Result
+from ..result import LOAD, Result, stamp
 from .arrivals import arrivals, seen_before
 from .figures import row
 from .settings import LoadSettings
@@ -127,12 +125,9 @@ class LoadJob:
 
     def _save(self, *, complete: bool) -> Result:
         result: Result = {
-            "format": FORMAT,
-            "kind": LOAD,
+            **stamp(LOAD),
             "complete": complete,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(self._seconds, 1),
-            "machine": describe(),
             "model": self.model,
             "settings": self.settings.to_dict(),
             "servers": [target.name for target in self.targets],

@@ -1,5 +1,6 @@
 // Small helpers: elements, numbers, scales, marks and the tip that follows the pointer.
 const result = JSON.parse(document.getElementById("data").textContent);
+const PAGES = {};  // By kind of result: the function that draws its page.
 const narrow = () => window.innerWidth < 640;
 
 function element(space, tag, attributes, children) {

@@ -1,4 +1,4 @@
-// Puts the page together: a benchmark of methods, the costs of passes, servers under load, searches or monitors.
+// Puts the page together: a benchmark of methods, the costs of passes, servers under load.
 function details(title, values) {
   const show = (value) => (Array.isArray(value) ? value.join(", ") || "none" : value === null || value === "" ? "–" : String(value));
   return el("section", {}, el("h2", {}, title),
@@ -118,8 +118,6 @@ function passesPage() {
   drawAll();
 }
 
-if (result.kind === "passes") passesPage();
-else if (result.kind === "load") loadPage();
-else if (result.kind === "search") searchPage();
-else if (result.kind === "monitors") monitorsPage();
-else benchmarkPage();
+PAGES.passes = passesPage;
+PAGES.load = loadPage;
+(PAGES[result.kind] || benchmarkPage)();

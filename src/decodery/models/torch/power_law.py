@@ -30,7 +30,7 @@ from .transformer import Transformer
 from .weights import Dense
 
 FILE = "power-law.safetensors"
-MADE = "make one with `decodery train pldr PUZZLE --out DIR`"
+MADE = "make one with `python benchmarks/train.py pldr PUZZLE --out DIR`"
 _KIND, _FACTS = "power law", dict[str, Kind](units=Whole(1, 64), depth=Whole(1, 64))
 _LEAST, _EPS = 1e-9, 1e-6
 
@@ -123,7 +123,7 @@ class PowerLaw:
 
     @classmethod
     def load(cls, folder: str | Path) -> PowerLaw:
-        """What `decodery train pldr` left in a folder. Raises ModelNotFound, CorruptFile or SettingsError."""
+        """What `benchmarks/train.py pldr` left in a folder. Raises ModelNotFound, CorruptFile or SettingsError."""
         from ..loaders.load import load
 
         found = Artifact.read(Path(folder) / FILE, _KIND, MADE, _FACTS)

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..hooks import Hooks
+from ..layer_plan import WHOLE, layer_steps
+
 if TYPE_CHECKING:
     from .transformer import Transformer
 
@@ -32,3 +35,13 @@ class SideBySide:
             q, k, v, self._seen, is_causal=self._seen is None, scale=self._config.attention_scale, enable_gqa=True
         )
         return seen.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
+    """Logits [count, length, vocab] after every token of texts [count, length], with gradients.
+
+    visits: what is done with rows on the way, those of all texts in one [count * length, width].
+    """
+    run, visits = layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()) if visits is None else visits
+    hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
+    return model.outputs(hidden).unflatten(0, tuple(tokens.shape))

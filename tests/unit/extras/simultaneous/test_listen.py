@@ -28,7 +28,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
 from decodery.testing import tiny_transformer
-from decodery.training.seq2seq import (
+from decodery.training.two_stacks import predicted
+from decodery_benchmarks.training.seq2seq import (
     Seq2SeqRecipe,
     leaves,
     random_encoder_decoder,
@@ -36,8 +37,7 @@ from decodery.training.seq2seq import (
     train_seq2seq,
     training_batch,
 )
-from decodery.training.transductions import TRANSDUCTIONS, sources, transduction
-from decodery.training.two_stacks import predicted
+from decodery_benchmarks.training.transductions import TRANSDUCTIONS, sources, transduction
 from tiny_encoder import tiny_encoder_decoder
 
 BLOCK, START, ENDS = 3, 58, (56, 2)
@@ -214,7 +214,7 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
 
 def test_what_cannot_be_listened_to_is_refused() -> None:
     for model in (tiny_transformer(0), tiny_encoder_decoder()):
-        with pytest.raises(SettingsError, match="train seq2seq"):
+        with pytest.raises(SettingsError, match=r"train\.py seq2seq"):
             SourceStream.of(model, ENDS)
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
         run_sync(listening(Redecode(), SourceStream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,15 +19,15 @@ from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.slots import Slots
-from decodery.puzzles.alphabet import tokenizer
 from decodery.sampling import Sampler
 from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.cppd import CPPD
 from decodery.testing import LawBroken, check_batch, check_distribution, check_identical, check_state, tiny_transformer
 from decodery.training.cppd import CPPDRecipe, CPPDTrainee, emitted, figures, states_of, train_cppd, written
-from decodery.training.seq2seq import Seq2SeqRecipe, train_seq2seq
-from decodery.training.transductions import transduction
+from decodery_benchmarks.puzzles.alphabet import tokenizer
+from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, train_seq2seq
+from decodery_benchmarks.training.transductions import sources, transduction
 from tiny_encoder import tiny_encoder_decoder
 from wrong_rules import Credulous, NoResidual
 
@@ -114,7 +115,9 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
     model, out = tmp_path / "model", tmp_path / "slots"
     shape = Seq2SeqRecipe(hidden=16, heads=2, inner=16, encoder_layers=1, decoder_layers=1, batch=2, steps=1, held=1)
     train_seq2seq(transduction("normalise"), model, recipe=shape)
-    command = ["train", "cppd", "normalise", "-m", str(model), "--out", str(out), "--texts", "12", "--steps", "2",
+    lines = tmp_path / "sources.txt"
+    lines.write_text("\n".join(islice(sources(transduction("normalise"), "train"), 12)) + "\n")
+    command = ["train", "cppd", str(lines), "-m", str(model), "--out", str(out), "--texts", "12", "--steps", "2",
                "--batch", "2", "--longest", "4"]  # fmt: skip
     for _ in range(2):
         result = CliRunner().invoke(cli, command)

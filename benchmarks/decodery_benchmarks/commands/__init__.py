@@ -1,0 +1,1 @@
+"""The commands of benchmarks/bench.py and benchmarks/train.py."""

@@ -1,0 +1,59 @@
+"""`benchmarks/train.py program-probe`: a probe of the state of a program."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from decodery.cli.command import command, option
+from decodery.cli.options import together
+from decodery.cli.train_common import command_line, model_option, out_option, print_report, seed_option
+from decodery.cli.train_states import RATE, SITES, five_depths
+
+
+@command(example="")
+@together(out_option, model_option("that writes programs, made by decodery train puzzle-model robot"), RATE, SITES)
+@seed_option("prompts, split and training")
+@option("--puzzle", default="robot", show_default=True, help="Puzzle of the programs: robot, with settings.")
+@option(
+    "--count", default=600, show_default=True, type=click.IntRange(1), help="Number of programs that the model writes."
+)
+def program_probe(
+    out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, puzzle: str, count: int
+) -> None:
+    """Train a probe that reads the state of the robot from the hidden states of MODEL as it writes a program.
+
+    MODEL writes programs greedily. An interpreter tells the state after each action.
+    """
+    from decodery import load
+    from decodery.core.errors import SettingsError
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.monitors.probe import Probe
+    from decodery_benchmarks.puzzles import puzzle as named
+    from decodery_benchmarks.puzzles.robot import Robot
+    from decodery_benchmarks.training.program_probe import evaluated, train_program_probe, write_programs
+
+    robot = named(puzzle)
+    if not isinstance(robot, Robot):
+        raise SettingsError("a program probe needs the puzzle robot: --puzzle robot")
+    lm = load(model)
+    sites = sites or five_depths(lm.model.config.num_layers)
+    with terminal_progress(counts=True) as progress:
+        programs = write_programs(lm.model, robot, count, sites, seed=seed, progress=progress)
+    facts = {"model": lm.name, "command": command_line()}
+    learn = functools.partial(
+        train_program_probe,
+        robot=robot,
+        sites=sites,
+        model=lm.model.fingerprint,
+        rate=rate,
+        seed=seed,
+        facts=facts,
+    )
+    trained, report = evaluated(programs, robot, learn, seed)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
+    print_report(report, trained.threshold, site=trained.site)
+    click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")

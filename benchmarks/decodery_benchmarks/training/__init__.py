@@ -1,0 +1,1 @@
+"""Training of the small models, reward models and probes that experiments need."""

@@ -1,0 +1,102 @@
+"""Fit a head that reads rewards from hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from decodery.models.loaders.store import Progress
+from decodery.models.protocol import LanguageModel
+from decodery.scorers.process_reward import ProcessHead
+
+from .loop import TrainingPlan, batches, train
+
+PRM = "process-reward.safetensors"
+
+
+class RewardRecipe(Protocol):
+    """How a head learns rewards, a dataclass."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def fitted(
+    model: LanguageModel,
+    tap: int,
+    learned: tuple[torch.Tensor, torch.Tensor],
+    held: tuple[torch.Tensor, torch.Tensor],
+    recipe: RewardRecipe,
+    out: Path,
+    *,
+    settings: Mapping[str, object],
+    weight_decay: float = 0.01,
+    progress: Progress,
+) -> tuple[ProcessHead, np.ndarray, dict[str, float]]:
+    """A head that learned rewards from states, going on from its checkpoint in `out`.
+
+    Args:
+        model: Whose states they are.
+        tap: After how many of its layers.
+        learned: States [n, hidden] and their rewards [n].
+        held: Those that are held out.
+        recipe: How it learns.
+        out: The folder of the checkpoint.
+        settings: What else the run depends on.
+        weight_decay: Of the optimizer.
+        progress: Is called with the steps that are done.
+
+    Returns:
+        The head, its logits [n] of what is held out, and the cross-entropy there: its own, and that of the mean.
+    """
+    head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap, model.fingerprint)
+    batch = batches(len(learned[1]), min(recipe.batch, len(learned[1])), recipe.seed)
+
+    def loss(step: int) -> torch.Tensor:
+        chosen = batch(step)
+        return binary_cross_entropy_with_logits(head.logits(learned[0][chosen]), learned[1][chosen])
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            return {"cross_entropy": float(binary_cross_entropy_with_logits(head.logits(held[0]), held[1]))}
+
+    history = train(
+        head.tensors,
+        loss,
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=10, weight_decay=weight_decay),
+        out / "training",
+        validate=validate,
+        metric="cross_entropy",
+        settings=settings,
+        progress=progress,
+        what="learning rewards",
+    )
+    head = replace(head, tensors={name: tensor.detach() for name, tensor in head.tensors.items()})
+    constant = float(binary_cross_entropy_with_logits(learned[1].mean().logit().expand(len(held[1])), held[1]))
+    costs = {"cross_entropy": round(history.best or 0.0, 4), "cross_entropy_of_the_mean": round(constant, 4)}
+    return head, head.logits(held[0]).numpy(), costs
+
+
+def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:
+    """A head of one inner unit per number it reads, which says nothing yet."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "inner.weight": torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu")
+        / hidden**0.5,
+        "inner.bias": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "outer.weight": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "outer.bias": torch.zeros((), dtype=torch.float32, device="cpu"),
+    }
+    return {name: tensor.requires_grad_(True) for name, tensor in tensors.items()}
