@@ -15,7 +15,7 @@ from decodery.cli.train_states import RATE, SITES, five_depths
 
 
 @command(example="")
-@together(out_option, model_option("that writes programs, made by decodery train puzzle-model robot"), RATE, SITES)
+@together(out_option, model_option("that writes programs, made by benchmarks/train.py puzzle-model robot"), RATE, SITES)
 @seed_option("prompts, split and training")
 @option("--puzzle", default="robot", show_default=True, help="Puzzle of the programs: robot, with settings.")
 @option(

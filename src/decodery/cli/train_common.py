@@ -219,7 +219,9 @@ def print_report(report: Mapping[str, Any], threshold: Threshold | None = None, 
 
 def command_line() -> str:
     """The command as it was given, for the facts about what it makes."""
-    return shlex.join(["decodery", *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    is_script = program.suffix == ".py" and program.stem != "__main__"
+    return shlex.join([*(["python", sys.argv[0]] if is_script else ["decodery"]), *sys.argv[1:]])
 
 
 def learning_dtype() -> str:
