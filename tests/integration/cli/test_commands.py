@@ -105,7 +105,7 @@ def test_several_texts() -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_raw_text_stop_strings_and_a_sampler_by_name() -> None:
+def test_plain_text_stop_strings_and_a_sampler_by_name() -> None:
     arguments = ("--no-chat-template", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
     code, text, errors = inside("generate", "The days of the week are Monday, Tuesday,", *arguments)
     assert (code, errors) == (0, "")
