@@ -199,10 +199,10 @@ class Rounds(Graft):
             chances[level] = chance
             return False
 
-        with self.part(seq, 0) as drafter:
-            assert isinstance(drafter, TreeDrafter)
-            depth = min(self.depth, budget.depth)
-            full = grow_layers(drafter, seq, width=self.width, depth=depth, stop=watch)
+        (drafter,) = self.parts
+        assert isinstance(drafter, TreeDrafter)
+        depth = min(self.depth, budget.depth)
+        full = grow_layers(drafter, seq, width=self.width, depth=depth, stop=watch)
         nodes = min(self.nodes, budget.nodes)
         for checkpoint, kept in zip(self.checkpoints, self.kept, strict=True):
             # What is grown up to a checkpoint is the beginning of what is grown beyond it.

@@ -22,7 +22,7 @@ from time import process_time
 from typing import Any
 
 import decodery
-from decodery.engine import engine as engines
+from decodery.engine import pass_runner
 from decodery.logits_sources.calm import CALM
 from decodery.models.layer_plan import layer_steps
 from decodery.models.trained.skips import SkipSet
@@ -83,7 +83,7 @@ def main() -> None:
     short = [text for line in lines if len(text := json.loads(line)["turns"][0]) <= 400]
     prompts = short[:: len(short) // options.questions][: options.questions]
     units = Units()
-    engines.answer = units.watching(engines.answer)
+    pass_runner.answer = units.watching(pass_runner.answer)
 
     def run(**settings: Any) -> dict[str, Any]:
         units.clear()

@@ -26,8 +26,7 @@ class Narrow(Composite):
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
-        with self.part(seq, 0) as drafter:
-            tree = run_sync(drafter.propose(seq, Budget(nodes, depth)))
+        tree = run_sync(self.inner.propose(seq, Budget(nodes, depth)))
         tree.validate()
         assert tree.tokens[0] == seq.last_token
         assert len(tree) <= nodes + 1 and tree.depths.max() <= depth

@@ -80,15 +80,15 @@ class Lost:
 
 @dataclass(eq=False)
 class SchedulerEntry:
-    """A task's turn in progress. asks: what it waits for; answers: what of it has been answered.
+    """A task's turn in progress. requests: what it waits for; results: of those that have one, None of the others.
 
     traces: of the texts it works on, where steps are recorded. ledger: what the request spends, which the texts of a
     search share. caches: those it asked with and still has. branches: of a search, all it has. lost: what its branches
     have to read again before it goes on, forgotten: whether its own memory is gone; owed: the bytes that takes;
-    waiting: what it waits for while that is done, as asking, asks and answers; restored: that is done, and it has not
-    gone on since. starved: not to go on before another task has given memory back. served: the number of the last pass
-    it took part in; depth: of how many passes one after another. owner: whose it is: owners share passes alike.
-    earlier: seconds of passes that answered a part of what its next step waits for.
+    waiting: what it waits for while that is done, as coroutine, requests and results; restored: that is done, and it
+    has not gone on since. starved: not to go on before another task has given memory back. served: the number of the
+    last pass it took part in; depth: of how many passes one after another. owner: whose it is: owners share passes
+    alike. earlier: seconds of passes that answered a part of what its next step waits for.
     """
 
     task: Task
@@ -112,12 +112,12 @@ class SchedulerEntry:
 
     @property
     def waits(self) -> bool:
-        """Whether an ask of it is not answered."""
-        return any(each is None for each in self.results)
+        """Whether a request of it has no result yet."""
+        return None in self.results
 
     @property
     def unanswered(self) -> list[int]:
-        """The numbers of the asks that wait for a pass."""
+        """The numbers of the requests that wait for a pass."""
         return [n for n, each in enumerate(self.results) if each is None and not isinstance(self.requests[n], Blocking)]
 
     @property
@@ -144,7 +144,7 @@ class SchedulerEntry:
             self.task.memory.give_back()
 
     def resume(self) -> None:
-        """Go on with the answers to the next asks, or to the end of the turn; an error ends the task, never others."""
+        """Go on with the results to the next requests, or to the end of the turn; an error ends this task alone."""
         assert self.coroutine is not None
         answers, passes = self.results, sum(not isinstance(each, Blocking) for each in self.requests)
         self.requests, self.results = [], []

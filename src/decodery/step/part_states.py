@@ -19,7 +19,10 @@ class PartStates:
         self._states: dict[int, Any] = {}
 
     def __getitem__(self, part: object) -> Any:
-        return self._states[id(part)]
+        try:
+            return self._states[id(part)]
+        except KeyError:
+            raise KeyError(f"{type(part).__name__} has no state of this text: store what its start returns") from None
 
     def __setitem__(self, part: object, state: Any) -> None:
         self._states[id(part)] = state

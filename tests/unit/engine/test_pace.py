@@ -10,7 +10,7 @@ import pytest
 
 from decodery.core.errors import SettingsError
 from decodery.engine import accounting as account
-from decodery.engine import engine
+from decodery.engine import pass_runner
 from decodery.engine.engine import Engine
 from decodery.engine.pace import LEAST_ROWS, Pace
 from decodery.engine.request import Request
@@ -48,7 +48,7 @@ class Timed:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Timed:
     timed = Timed()
-    for module in (engine, account):
+    for module in (pass_runner, account):
         monkeypatch.setattr(module, "perf_counter", lambda: timed.now)
     return timed
 

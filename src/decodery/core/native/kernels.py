@@ -265,8 +265,10 @@ def address(numbers: Numbers, dtype: torch.dtype | type[np.generic], *shape: int
     else:
         lies = numbers.flags.c_contiguous or (apart and numbers.strides[-1] == numbers.itemsize)
         place = numbers.ctypes.data
-    fits = len(numbers.shape) == len(shape) and all(
-        size in (None, each) for size, each in zip(shape, numbers.shape, strict=True)
+    known = numbers.shape
+    fits = known == shape or (
+        len(known) == len(shape)
+        and [each if size is None else size for size, each in zip(shape, known, strict=True)] == [*known]
     )
     if not lies or not fits or numbers.dtype != dtype:
         sizes = ["any" if size is None else size for size in shape]

@@ -79,7 +79,8 @@ def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
     policy, drafted = Goodput(), []
     (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
     seq.rebind(drafter=DraftModel(OTHER))
-    seq.request.draft_length, seq.states[seq.request.draft_length] = policy, policy.start(seq)
+    seq.rebind(draft_length=policy)
+    seq.states[policy] = policy.start(seq)
     limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
     for step in range(300):
         length = policy.bound(seq, limit, [seq]).nodes
@@ -130,7 +131,8 @@ def test_hardware_resumes_soon_after_drafts_have_become_good(rate: float) -> Non
         random, policy, drafted = np.random.default_rng(seed), Hardware(), []
         (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
         seq.rebind(drafter=DraftModel(OTHER))
-        seq.request.draft_length, seq.states[seq.request.draft_length] = policy, policy.start(seq)
+        seq.rebind(draft_length=policy)
+        seq.states[policy] = policy.start(seq)
         limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
         for step in range(800):
             bound = policy.bound(seq, limit, [seq])

@@ -175,7 +175,8 @@ def test_bytes_are_planned_for_larger_drafts() -> None:
     sizes = [held(free, nodes) for nodes in range(301)]
     assert all(a <= b for a, b in pairwise(sizes))
     for nodes in (0, 1, 70, 200):
-        state = submitted((sizes[nodes] + 1) / 2**20).states[submitted((sizes[nodes] + 1) / 2**20).request.draft_length]
+        seq = submitted((sizes[nodes] + 1) / 2**20)
+        state = seq.states[seq.request.draft_length]
         assert (state.nodes, state.bytes) == (nodes, sizes[nodes])
 
 
@@ -187,14 +188,8 @@ def test_bytes_are_planned_for_no_more_than_the_drafter_makes() -> None:
         assert (plan.nodes, plan.slots) == (most, len(PROMPT) + 9 + most) and plan.bytes == held(seq, most)
         # That much is enough for all of its drafts.
         enough = MemoryBound((plan.bytes + 1) / 2**20)
-        assert (
-            engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough)).states[
-                engine.submit(
-                    Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough)
-                ).request.draft_length
-            ]
-            == plan
-        )
+        seq = engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, draft_length=enough))
+        assert seq.states[seq.request.draft_length] == plan
 
 
 def test_costs_of_larger_passes() -> None:

@@ -104,8 +104,7 @@ class Watched(Composite):
         return (self.inner,)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        with self.part(seq, 0) as drafter:
-            self.trees.append((yield from as_coroutine(drafter.propose(seq, budget))))
+        self.trees.append((yield from as_coroutine(self.inner.propose(seq, budget))))
         return self.trees[-1]
 
 

@@ -31,6 +31,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import Counted
 from methods import DRAFTERS
@@ -155,15 +156,21 @@ def test_the_cache_of_layers_abreast_is_put_right_with_every_step() -> None:
     assert fuzzy[True] < 1e-10 < 1e-4 < fuzzy[False]
 
 
+def as_part(drafter: TreeDrafter, seq: Sequence) -> TreeDrafter:
+    """A drafter that goes on with what the text's own one remembers."""
+    seq.states[drafter] = seq.states[seq.request.drafter]
+    return drafter
+
+
 def test_easyspec_one_layer_at_a_time_is_the_draft_model() -> None:
     plain, one = begun(DraftModel(SMALL, length=4)), begun(EasySpec(SMALL, length=4, layers=1))
     assert plain.tokens == one.tokens and plain.trace.ledger.rows == one.trace.ledger.rows
     tree = DraftTree.from_paths(plain.last_token, [[4, 5], [4, 6], [9]])
-    rows = [run_sync(DraftModel(SMALL).logits(seq, tree, [0, 1, 2, 3, 4])) for seq in (plain, one)]
+    rows = [run_sync(as_part(DraftModel(SMALL), seq).logits(seq, tree, [0, 1, 2, 3, 4])) for seq in (plain, one)]
     assert torch.equal(*rows)
     three = begun(EasySpec(SMALL, length=4, layers=3))
     # The first token of a draft is the whole draft model's, the others are not; the cache costs rows and no pass.
-    other = run_sync(EasySpec(SMALL, layers=3).logits(three, tree, [0, 1, 2, 3, 4]))
+    other = run_sync(as_part(EasySpec(SMALL, layers=3), three).logits(three, tree, [0, 1, 2, 3, 4]))
     assert three.tokens[: len(plain.tokens)] == plain.tokens[: len(three.tokens)]
     assert not torch.allclose(other[1:], rows[0][1:], atol=1e-3)
     for layers in (2, 4, 8):
