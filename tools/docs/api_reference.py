@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import decodery
+from decodery.core.docstrings import LISTS, entries, split
 
 _CLASSES = ("LLM", "SamplingParams", "Output", "Piece", "StreamOutput")
 """Classes in the order of the page. What `decodery` does not export is left out."""
 _FUNCTIONS = ("load", "remote", "generate", "stream", "serve", "methods")
 _INNER = {"begin", "conversation", "fill", "output", "request_for"}
 """Methods of classes that only other parts of this package call."""
-_SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Shape|References|Attributes|Example|Examples|Note):\s*$")
 
 
 def python_api() -> str:
@@ -90,21 +90,15 @@ def _shown(annotation: Any) -> str:
 
 def _markdown(found: Any) -> str:
     """A docstring with its sections as lists."""
-    lines, parts, listed = (inspect.getdoc(found) or "").splitlines(), list[str](), False
-    for line in lines:
-        if heading := _SECTION.match(line):
-            parts += [f"**{heading[1]}**", ""]
-            listed = True
-        elif listed and (entry := re.match(r"^ {4}(\w+)(?: \(.*?\))?: (.*)$", line)):
-            parts.append(f"- `{entry[1]}`: {_escaped(entry[2])}")
-        elif listed and line.startswith("        "):
-            parts.append(f"  {_escaped(line.strip())}")
-        elif listed and line.startswith("    "):
-            parts.append(_escaped(line.strip()))
+    text, sections = split(found.__doc__)
+    parts = ["\n".join(_escaped(line) for line in text.splitlines())]
+    for heading, section in sections.items():
+        parts.append(f"**{heading}**")
+        if heading in LISTS:
+            parts.append("\n".join(f"- `{name}`: {_escaped(line)}" for name, line in entries(section).items()))
         else:
-            listed = listed and not line.strip()
-            parts.append(_escaped(line))
-    return "\n".join(parts)
+            parts.append("\n".join(_escaped(line) for line in section.splitlines()))
+    return "\n\n".join(parts)
 
 
 def _escaped(line: str) -> str:

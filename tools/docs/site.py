@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import shutil
 import sys
@@ -17,6 +16,8 @@ import click
 from figures import ROOT
 from generate import FAMILIES, Method, registry, setting
 from sphinx.cmd.build import build_main
+
+from decodery.core.docstrings import field_texts, split
 
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -132,11 +133,15 @@ def method_page(family: str, method: Method) -> str:
         "Gives": ", ".join(method.provides),
         "Source": method.paper,
     }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
-    settings = "\n".join(f"- `{setting(field)}`" for field in fields) or "None."
-    told = inspect.getdoc(method.cls) or ""
-    return f"# {method.name}\n\n{told}\n\n| | |\n|---|---|\n{rows}\n\n## Settings\n\n{settings}\n"
+    texts = field_texts(method.cls)
+    lines = [f"- `{setting(field)}`" + (f": {texts[field.name]}" if field.name in texts else "") for field in fields]
+    settings = "\n".join(lines) or "None."
+    text, sections = split(method.cls.__doc__)
+    if "References" in sections:
+        facts["References"] = " ".join(sections["References"].split())
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
+    return f"# {method.name}\n\n{text}\n\n| | |\n|---|---|\n{rows}\n\n## Settings\n\n{settings}\n"
 
 
 if __name__ == "__main__":

@@ -31,10 +31,12 @@ class Stage(IntEnum):
 class Context:
     """The history of one node: everything before the position whose token is to be chosen.
 
-    prompt_length: how many of `tokens` are prompt. tokens: prompt, generated tokens and the node's own path.
-    state: in `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only its
-    own entry. seed: the request's, for processors that draw (from the stateless noise, so that every node can be asked
-    again).
+    Attributes:
+        prompt_length: How many of `tokens` are prompt.
+        tokens: Prompt, generated tokens and the node's own path.
+        state: In `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only
+            its own entry.
+        seed: The request's, for processors that draw (from the stateless noise, so that every node can be asked again).
     """
 
     prompt_length: int
@@ -51,9 +53,11 @@ class Context:
 class LogitsProcessor(Contract):
     """Turns logits into logits; a frozen dataclass whose fields are its settings.
 
-    A row's result depends on that row and its context only, never on what else is in the call. Excluded
-    tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
-    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was.
+    A row's result depends on that row and its context only, never on what else is in the call. Excluded tokens are
+    -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when it is made.
+
+    Attributes:
+        hears_logprobs: Whether a stateful one wants to know how likely a token was.
     """
 
     stage: ClassVar[Stage]

@@ -26,7 +26,12 @@ Tail = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Citations:
-    """Texts whose n-grams are not to be written. tokens: [n] int32, all of them; bounds: [m + 1] int64, each one's."""
+    """Texts whose n-grams are not to be written.
+
+    Attributes:
+        tokens: [n] int32, all of them.
+        bounds: [m + 1] int64, each one's.
+    """
 
     tokens: np.ndarray
     bounds: np.ndarray
@@ -45,7 +50,11 @@ class Citations:
 
     @classmethod
     def load(cls, path: str | Path) -> Citations:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
+        """Read what `save` wrote, a file or the folder it is in.
+
+        Raises:
+            ModelNotFound, CorruptFile: For other files.
+        """
         at = Path(path).expanduser()
         return _load(at / FILE if at.is_dir() else at)
 
@@ -84,8 +93,11 @@ def _load(path: Path) -> Citations:
 class NoCitation(LogitsProcessor):
     """Excludes every token that would complete an n-gram of texts a model was tuned on.
 
-    texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model. size:
-    tokens per n-gram; 1 excludes all tokens of the texts. Where the prompt ends within an n-gram, that counts too.
+    Where the prompt ends within an n-gram, that counts too.
+
+    Attributes:
+        texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model.
+        size: Tokens per n-gram; 1 excludes all tokens of the texts.
     """
 
     texts: Citations | str | None = None

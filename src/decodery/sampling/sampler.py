@@ -75,7 +75,10 @@ ORDERS: dict[str, tuple[type[LogitsProcessor], ...]] = {
 class Sampler:
     """Warps in the order they are applied; an empty list samples from the model's own distribution.
 
-    processors: `LogitsProcessor`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
+    Without a temperature among them it is 1.
+
+    Attributes:
+        processors: `LogitsProcessor`s or their texts, such as "top-p:p=0.9".
     """
 
     processors: tuple[LogitsProcessor, ...]
@@ -123,10 +126,17 @@ class Sampler:
     ) -> Sampler:
         """The sampler of the usual settings; None leaves a stage out, and a temperature of None is 0: greedy.
 
-        order: whose order of application, one of `ORDERS`; None is "default". xtc: its probability; dry: its
-        multiplier; mirostat: its version, 0 for none; what begins with such a name sets up that processor. Under
-        temperature 0 the settings that only shape chance (top_k to mirostat) have no effect. Raises SettingsError for a
-        value out of range, for truncations beside mirostat, and for setting up a processor that is not there.
+        Under temperature 0 the settings that only shape chance (top_k to mirostat) have no effect.
+
+        Args:
+            xtc: Its probability.
+            mirostat: Its version, 0 for none; what begins with such a name sets up that processor.
+            dry: Its multiplier.
+            order: Whose order of application, one of `ORDERS`; None is "default".
+
+        Raises:
+            SettingsError: For a value out of range, for truncations beside mirostat, and for setting up a processor
+                that is not there.
         """
         if order is None:
             order = "default"
@@ -171,7 +181,7 @@ class Sampler:
 
     @cached_property
     def greedy(self) -> bool:
-        """True under temperature 0 and the like: the token is the argmax of the law, the lowest id among equals."""
+        """Whether the token is the argmax, the lowest id among equals, as at temperature 0."""
         return any(processor.greedy for processor in self.processors)
 
     @cached_property
@@ -204,8 +214,11 @@ class Sampler:
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
         """The state once `token` has been chosen after `context`; nothing is changed in place.
 
-        logits: [V], the model's own at `context`. A processor that hears log-probabilities hears the token's under what
-        it was given: after a temperature the tempered ones, before a truncation the whole distribution.
+        A processor that hears log-probabilities hears the token's under what it was given: after a temperature the
+        tempered ones, before a truncation the whole distribution.
+
+        Args:
+            logits: [V], the model's own at `context`.
         """
         if not self.stateful:
             return context.state
@@ -243,11 +256,15 @@ class Sampler:
     def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:
         """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
 
-        logits: [n, V], the model's own. contexts: the n histories. When greedy, masks and edits only are
-        applied: what follows them could not change the argmax, or would by mistake. shaped=False: so in any
-        case, for whoever compares tokens and draws none. May return `logits` itself.
+        When greedy, masks and edits only are applied: what follows them could not change the argmax, or would by
+        mistake. With shaped=False this holds in any case, for code that compares tokens and draws none. May return `logits` itself.
 
-        Raises NumericalError if a row is not a distribution: its largest entry is NaN or infinite.
+        Args:
+            logits: [n, V], the model's own.
+            contexts: The n histories.
+
+        Raises:
+            NumericalError: If a row is not a distribution: its largest entry is NaN or infinite.
         """
         if len(contexts) != len(logits):
             raise ValueError(f"{len(logits)} rows of logits need as many contexts, not {len(contexts)}")
@@ -270,9 +287,10 @@ class Sampler:
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
 
     def preferences(self, law: torch.Tensor) -> torch.Tensor:
-        """[n, V] float64 of a drafter's law, every row summing to 1, greedy or not: what it thought of every token.
+        """[n, V] float64 of a drafter's distribution, rows summing to 1, for greedy requests too.
 
-        A greedy drafter draws nothing, and rules that compare laws still want to know how sure it was.
+        It tells what the drafter thought of every token. A greedy drafter draws nothing, and rules that compare laws
+        still want to know how sure it was.
         """
         return law.double().softmax(dim=-1)
 
@@ -285,9 +303,10 @@ class Sampler:
         return torch.from_numpy(law.numpy().argmax(axis=-1)) if law.device.type == "cpu" else law.argmax(dim=-1)
 
     def largest(self, logits: torch.Tensor) -> list[int]:
-        """What `law` and `pick` come to where this is `plain`, in one sweep over the model's own logits [n, V].
+        """The results of `law` and `pick` where this is `plain`, in one sweep over the logits [n, V].
 
-        Raises NumericalError as `law` does.
+        Raises:
+            NumericalError: As `law` does.
         """
         ids, values = argmax(logits)
         if not np.isfinite(values).all():

@@ -28,7 +28,9 @@ __all__ = ["CachePolicy"]
 
 @dataclass(frozen=True)
 class CachePolicy(Contract):
-    """What one text remembers of what it read. Fields are settings.
+    """What one text remembers of what it read.
+
+    Fields are settings.
 
     A budget is what one key-value head keeps or reads in one layer: up to 1 a share of the text so far, rounded up,
     above 1 a number of tokens. Under a budget of 1 a text is what it is without a policy. Layers with a sliding window
@@ -52,7 +54,7 @@ class CachePolicy(Contract):
         return None
 
     def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None] | None:
-        """Done once, after a prompt is read and before its first token is chosen: a policy may read rows of its own.
+        """Read rows of its own after a prompt is read and before its first token is chosen.
 
         Args:
             seq: the text.
@@ -83,7 +85,9 @@ class CachePolicy(Contract):
 
 
 class Remembering(OwnCaches):
-    """A model under a cache policy. It equals the model itself, see `OwnCaches`.
+    """A model under a cache policy.
+
+    It equals the model itself, see `OwnCaches`.
 
     Its context is the model's, or all positions that can be counted where the policy knows no end.
     """
@@ -104,7 +108,11 @@ class Remembering(OwnCaches):
 
 
 class State(AttentionPolicy):
-    """What a policy remembers of one text. prompt: how many tokens its prompt has."""
+    """What a policy remembers of one text.
+
+    Args:
+        prompt: How many tokens its prompt has.
+    """
 
     def __init__(self, config: ModelConfig, prompt: int) -> None:
         self.config, self.prompt = config, prompt
@@ -132,7 +140,7 @@ def require_budget(name: str, budget: float) -> None:
 
 
 def window_begins(budget: float, sinks: int, position: int) -> int:
-    """Where the window of a row at `position` begins, when a budget holds the first `sinks` tokens and the window."""
+    """Where the window of a row at `position` begins, if a budget holds `sinks` tokens and the window."""
     return position + 1 - max(entries(budget, position + 1) - sinks, 1)
 
 
@@ -155,7 +163,8 @@ def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndar
 def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | None = None) -> np.ndarray:
     """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
 
-    allowed: [..., slots] bool, which of them may be chosen.
+    Args:
+        allowed: [..., slots] bool, which of them may be chosen.
     """
     worth = scores if allowed is None else np.where(allowed, scores, -np.inf)
     order = np.argsort(-worth, axis=-1, kind="stable")

@@ -43,11 +43,14 @@ UNSAID = -1e30
 class VerificationFeedback:
     """What one pass taught about one sequence.
 
-    tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
-    logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt those that somebody needed, who may be
-    nobody. hidden: {tap: [n, width]}, as tapped.
-    path: accepted nodes below the root; emitted: tokens the text grew by, the bonus token included.
-    start: where in the text the tree's root stands.
+    Attributes:
+        tree: The rows that were scored: the step's draft, or a chunk of the prompt as a chain.
+        logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt those that somebody needed, who may
+            be nobody.
+        hidden: {tap: [n, width]}, as tapped.
+        path: Accepted nodes below the root.
+        emitted: Tokens the text grew by, the bonus token included.
+        start: Where in the text the tree's root stands.
     """
 
     tree: DraftTree
@@ -78,7 +81,9 @@ class VerificationFeedback:
 
 @dataclass(frozen=True)
 class Drafter(Contract):
-    """A way of guessing the next tokens. Fields are hyper-parameters; memory lives in `seq.draft_state`.
+    """A way of guessing the next tokens.
+
+    Fields are hyper-parameters; memory lives in `seq.draft_state`.
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
@@ -93,13 +98,15 @@ class Drafter(Contract):
 
     @property
     def provides(self) -> Provides:
-        """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
+        """How siblings in its trees may arise, which decides the acceptance rules, and what policies find."""
         return Provides(drafts=("deterministic",))
 
     def suited(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         """The same drafter with what comes along for texts of `model`, where that is left to it.
 
-        source: what takes the model's place, None where nothing does.
+        Args:
+            model: The model of the texts.
+            logits_source: What takes the model's place, None where nothing does.
         """
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         found = {name: _suited(value, model, logits_source) for name, value in own.items()}
@@ -111,7 +118,7 @@ class Drafter(Contract):
         return None
 
     def rests(self, seq: Sequence, budget: Budget) -> bool:
-        """Whether it lets this step pass: it is not asked for a tree, nor shown the step unless the text ends by it.
+        """Whether it skips this step: no tree, and no feedback unless the text ends by it.
 
         Asked once before every step whose drafts no budget policy bounds.
         """
@@ -122,14 +129,17 @@ class Drafter(Contract):
         """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
-        """What it does while the target scores `tree`, None for nothing: it may ask for passes of other models."""
+        """What it does while the target scores `tree`, with passes of other models; None for nothing."""
         return None
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
 
     def forget(self, seq: Sequence) -> None:
-        """Give back the memory of what other models have read of the text; it is read again where it is needed."""
+        """Give back the memory of what other models have read of the text.
+
+        It is read again where it is needed.
+        """
 
     def largest(self) -> int | None:
         """How many nodes it would draft in a step at most, by its settings; None where they set no bound."""
@@ -156,11 +166,13 @@ def _suited(value: Any, model: Reader, logits_source: LogitsSource | None) -> An
 
 @dataclass(frozen=True)
 class TreeDrafter(Drafter):
-    """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
+    """A drafter that gives a distribution after any node of any tree, so that trees can be grown.
 
-    tree_policy: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
-    each drawn as the target's sampler would draw it and with the target's noise. bounds_trees: whether `length` bounds
-    the depth of trees as well; elsewhere it is refused beside a tree_policy, as it would change nothing.
+    Attributes:
+        bounds_trees: Whether `length` bounds the depth of trees as well; elsewhere it is refused beside a tree_policy,
+            as it would change nothing.
+        tree_policy: The policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
+            each drawn as the target's sampler would draw it and with the target's noise.
     """
 
     bounds_trees: ClassVar[bool] = False
@@ -208,7 +220,8 @@ class TreeDrafter(Drafter):
     ) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
-        tree: rooted at the pending token; one that was asked about before may only have grown.
+        Args:
+            tree: Rooted at the pending token; one that was asked about before may only have grown.
         """
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
@@ -217,7 +230,7 @@ class TreeDrafter(Drafter):
 
     @property
     def rates(self) -> tuple[tuple[float, ...], ...]:
-        """By depth and rank: how often its guess was the right one, where somebody measured it; otherwise empty."""
+        """By depth and rank: how often its guess was right; empty if not measured."""
         return ()
 
     def reach(self, seq: Sequence) -> int:
@@ -316,7 +329,10 @@ class TreeDrafter(Drafter):
 def expected(
     seq: Sequence, tree: DraftTree, nodes: Ordered[int], logits: torch.Tensor, *, shaped: bool = True
 ) -> torch.Tensor:
-    """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `TreeDrafter.expand`."""
+    """Log-probabilities of a drafter's logits [len(nodes), vocab] under the request's sampler.
+
+    See `TreeDrafter.expand`.
+    """
     # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
     sampler = seq.sampler
     contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
@@ -334,7 +350,11 @@ def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
 
 
 def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
-    """The drafter that the method `name` is to grow trees with. Raises SettingsError where it cannot expand."""
+    """The drafter that the method `name` is to grow trees with.
+
+    Raises:
+        SettingsError: If it cannot expand.
+    """
     resolved = resolve("drafter", drafter)
     if not isinstance(resolved, TreeDrafter):
         raise SettingsError(f"{name} grows trees with a drafter that can expand, such as draft-model, not {drafter}")

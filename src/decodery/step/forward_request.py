@@ -32,11 +32,15 @@ T = TypeVar("T")
 class ForwardRequest:
     """The wish to see the rows of a segment scored by a model.
 
-    taps: where hidden states are read, see `models.hooks.site`. role: what another model than the text's own goes by in
-    the ledger, such as "draft", or a part of that model: route, which way the rows take through it. beside: what else
-    may be asked while this is scored, of other models and caches: it is over when the answer comes. Who runs the pass
-    runs it at the same time where there is more than one core or the model has a device of its own, before or after it
-    elsewhere: its result must not depend on that.
+    Who runs the pass runs it at the same time where there is more than one core or the model has a device of its own,
+    before or after it elsewhere: its result must not depend on that.
+
+    Attributes:
+        taps: Where hidden states are read, see `models.hooks.site`.
+        role: What another model than the text's own goes by in the ledger, such as "draft", or a part of that model.
+        route: Which way the rows take through it.
+        beside: What else may be asked while this is scored, of other models and caches: it is over when the answer
+            comes.
     """
 
     model: LanguageModel
@@ -49,9 +53,12 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardResult:
-    """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, width]} of all.
+    """The answer.
 
-    cost: what the rows cost, where the model says so.
+    Attributes:
+        logits: [m, vocab] of the rows whose logits the segment wants.
+        hidden: {tap: [n, width]} of all.
+        cost: What the rows cost, where the model says so.
     """
 
     logits: torch.Tensor
@@ -61,10 +68,12 @@ class ForwardResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocking:
-    """A function that may take long, wanted in place of a pass. An engine runs it on a thread of its own.
+    """A function that may take long, wanted in place of a pass.
 
-    shared: what must not be used on two threads at a time; functions that share it run one after the other. The
-    function must not touch the engine or its caches.
+    An engine runs it on a thread of its own. The function must not touch the engine or its caches.
+
+    Attributes:
+        shared: What must not be used on two threads at a time; functions that share it run one after the other.
     """
 
     function: Callable[[], Any]
@@ -83,7 +92,7 @@ ForwardCoroutine = Generator[list[ForwardRequest], list[ForwardResult], T]
 
 
 class Composed(Contract, Reader):
-    """What scores a text by asking others: models in several contexts, several models, layers of one model."""
+    """Scores a text with several models, several contexts or some layers of one model."""
 
     fingerprint = ""
 
@@ -94,11 +103,11 @@ class Composed(Contract, Reader):
 
     @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
+        """The rows of a segment, scored by the composition; its cache came from `new_cache`."""
 
 
 class OfOneModel(Composed):
-    """What scores a text by one model in another way: its tokens, its sizes and its caches are that model's."""
+    """Scores a text by one model in another way, with that model's tokens, sizes and caches."""
 
     model: Reader
 
@@ -134,7 +143,7 @@ def score(
     route: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
-    """One segment, scored by a model or by what a source composes, which has no routes and lets nothing run beside."""
+    """One segment scored by a model or a composition without routes and work beside it."""
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
     (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
@@ -176,7 +185,11 @@ def as_coroutine(found: T | ForwardCoroutine[T]) -> ForwardCoroutine[T]:
 
 
 def gather(askings: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T]]:
-    """Drive several at once, so that those that wait at the same time share passes; returns their results in order."""
+    """Drive several at once, so that those that wait at the same time share passes.
+
+    Returns:
+        Their results in order.
+    """
     results: dict[int, T] = {}
     waiting: dict[int, list[ForwardRequest]] = {}
     answers: dict[int, list[ForwardResult] | None] = dict.fromkeys(range(len(askings)))

@@ -39,7 +39,7 @@ FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the model's own softmax, and of the most likely tokens beside it."""
+    """Log-probability of an emitted token under the model's softmax, and those of the most likely ones."""
 
     token: int
     logprob: float
@@ -48,10 +48,13 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Watched:
-    """What a monitor found of a text. limit: scores above it are flagged.
+    """What a monitor found of a text.
 
-    scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
-    was above the limit, None for none. error: what turned it off, where it was to go on without.
+    Attributes:
+        limit: Scores above it are flagged.
+        scores: After every output token, None where nothing was known yet.
+        flagged: The first output position whose score was above the limit, None for none.
+        error: What turned it off, where it was to go on without.
     """
 
     name: str
@@ -74,9 +77,11 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
-    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one.
+    """What a finished text leaves for one that goes on from it.
 
-    model: whose keys and values these are; they do not keep it in memory.
+    Attributes:
+        tokens: Its own, of which `cache` holds all but one.
+        model: Whose keys and values these are; they do not keep it in memory.
     """
 
     tokens: list[int]
@@ -87,28 +92,42 @@ class KeptText:
 
 @dataclass
 class Sequence:
-    """A request in progress. The cache holds all tokens but the last, the pending one.
+    """A request in progress.
 
-    draft_state, draft_length_state and sampler_state belong to the drafter, the draft length policy and the sampler;
-    the engine only hands them back. draft_length: None where the drafter alone decides how much it drafts.
-    max_draft_tokens: most drafted tokens per step. memory: what drafters may remember beyond this sequence. model: the
-    target, what `logits_source` made of the engine's model where there is one; detokenizer: makes what turns its tokens
-    into text, None where there is no tokenizer. logprobs: how many most likely tokens to report beside each emitted
-    one, None to report nothing. score: what a search ranked it by, higher is better; None where nothing was ranked.
-    cache_policy: what of its keys and values is kept and read, None for all. like: a sequence with the same prompt and
-    source, whose prefill this one will share by forking its cache. prompt_logprobs: how many most likely tokens to
-    report beside each of the prompt's; told: those that are known, from its second token on. salt, return_draft_trees:
-    see `Request`. cached: how many tokens of the prompt others had read before; prompt_kept: whether it has been left
-    for others in turn. paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the
-    drafter has seen: where they are read again, because the cache was given up, it is not shown them twice. branches:
-    all forks of a text that a search has, itself included, while they are about; None for a text that is decoded by
-    itself. held: where a search writes it in parts, whether it has come to the end of one; asked after every token that
-    is committed, and what was accepted after it is left. role: what `model` goes by in the ledger where it is not the
-    engine's own. conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges
-    this one, None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete:
-    False where it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for
-    none. prompt_embeds: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`. padding:
-    ids that are no token and are never written, None where there are none.
+    The cache holds all tokens but the last, the pending one. draft_state, draft_length_state and sampler_state belong
+    to the drafter, the draft length policy and the sampler; the engine only hands them back.
+
+    Attributes:
+        model: The target, what `logits_source` made of the engine's model where there is one.
+        max_draft_tokens: Most drafted tokens per step.
+        detokenizer: Makes what turns its tokens into text, None where there is no tokenizer.
+        logprobs: How many most likely tokens to report beside each emitted one, None to report nothing.
+        draft_length: None where the drafter alone decides how much it drafts.
+        memory: What drafters may remember beyond this sequence.
+        score: What a search ranked it by, higher is better; None where nothing was ranked.
+        paused: Takes part in no pass until that is taken back.
+        shown: The first tokens whose rows the drafter has seen: where they are read again, because the cache was given
+            up, it is not shown them twice.
+        cache_policy: What of its keys and values is kept and read, None for all.
+        like: A sequence with the same prompt and source, whose prefill this one will share by forking its cache.
+        branches: All forks of a text that a search has, itself included, while they are about; None for a text that is
+            decoded by itself.
+        prompt_logprobs: How many most likely tokens to report beside each of the prompt's.
+        told: Those that are known, from its second token on.
+        salt, return_draft_trees: See `Request`.
+        cached: How many tokens of the prompt others had read before.
+        prompt_kept: Whether it has been left for others in turn.
+        held: Where a search writes it in parts, whether it has come to the end of one; asked after every token that is
+            committed, and what was accepted after it is left.
+        role: What `model` goes by in the ledger where it is not the engine's own.
+        conversation: What its prompt was made of.
+        calls: Opens texts behind other prompts, for whoever judges this one, None where nobody can.
+        written_by: What a model that writes texts by itself keeps of this one.
+        complete: False where it is not all that it would have been, because whoever wrote it went away.
+        watch: Its monitors, None for none.
+        prompt_embeds: What its prompt holds beside tokens, None for nothing.
+        user_spans: See `PromptTokens`.
+        padding: Ids that are no token and are never written, None where there are none.
     """
 
     tokens: list[int]
@@ -221,9 +240,10 @@ class Sequence:
         return self.finish_reason == "length" and len(self.tokens) >= self.model.config.max_positions
 
     def fork(self) -> Sequence:
-        """A branch of this text with the state of all that acts on it; memory is shared until one of the two writes.
+        """A branch of this text with the state of all that acts on it.
 
-        The trace stays common to both: it counts what all branches cost together. Drafters do not follow.
+        Memory is shared until one of the two writes. The trace stays common to both: it counts what all branches cost
+        together. Drafters do not follow.
         """
         twin = replace(
             self,
@@ -242,7 +262,7 @@ class Sequence:
         return twin
 
     def branch(self, seed: int) -> Sequence:
-        """A fork that the loop writes on, with another seed: its drafter and its budget follow, and their memory.
+        """A fork with another seed that the engine decodes, with drafter, policy and memory.
 
         What it spends is that of the same request; its steps stand in a trace of its own.
         """
@@ -254,7 +274,7 @@ class Sequence:
         return twin
 
     def twin(self) -> Sequence:
-        """A text of its own that goes on from here as this one would: with its drafter, its budget, and their memory.
+        """An independent text that continues from here as this one would, with drafter, policy and memory.
 
         What is remembered beyond one text stays common to both.
         """

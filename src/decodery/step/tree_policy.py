@@ -22,7 +22,9 @@ __all__ = ["TreePolicy"]
 
 @dataclass(frozen=True)
 class TreePolicy(Contract):
-    """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
+    """A way of growing trees with any drafter that can expand.
+
+    Fields are hyper-parameters; nothing is remembered.
 
     What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
     depend on all that was drawn before, never on the token about to be drawn, and a drawn node stays in the tree.
