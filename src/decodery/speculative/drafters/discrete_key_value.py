@@ -38,7 +38,7 @@ class _Reading:
 )
 @dataclass(frozen=True)
 class DiscreteKeyValue(Drafter):
-    """Drafts the tokens after the next one from the model's last state, by values learned as the text is verified.
+    """Drafts tokens after the next one from the last state, by values learned during verification.
 
     The state finds the nearest of each codebook's frozen keys; the mean of the values after them is what the next but
     one token, and with length=2 the one after it, is guessed by. Every token that becomes text is a label for the

@@ -46,17 +46,18 @@ class _State:
 class Jacobi(Drafter):
     """Drafts a chain of guesses; the tokens the sampler draws after them are the next pass's guesses.
 
-    window: rows of a pass, the pending token included. fill: how a new guess at the end is made: "random" from the
-    vocabulary (published), "last" token again, or "lookup": what followed the last two tokens before.
-
     A guess is drawn with the noise of its own output position. Under the coupled rule the token that will be emitted
-    there is drawn with the same noise, so a guess is accepted as soon as the pass before it saw the right
-    distribution, and the text is that of plain decoding. Under the rejection rule the same chain, with the
-    distributions it was drawn from, is the published method: accept with probability min(1, p/q), else draw from
-    norm(max(p - q, 0)). That stays exact because the noise of a position is used by nothing before it. At
-    temperature 0 both are Jacobi decoding. Scope: the request; memory: the window, under the rejection rule
-    with one distribution per guess, and for "lookup" one dictionary entry per token.
-    Source: tyshiwo1/Accelerating-T2I-AR-with-SJD (2024), whose windows have 16 rows.
+    there is drawn with the same noise, so a guess is accepted as soon as the pass before it saw the right distribution,
+    and the text is that of plain decoding. Under the rejection rule the same chain, with the distributions it was drawn
+    from, is the published method: accept with probability min(1, p/q), else draw from norm(max(p - q, 0)). That stays
+    exact because the noise of a position is used by nothing before it. At temperature 0 both are Jacobi decoding.
+    Scope: the request; memory: the window, under the rejection rule with one distribution per guess, and for "lookup"
+    one dictionary entry per token. Source: tyshiwo1/Accelerating-T2I-AR-with-SJD (2024), whose windows have 16 rows.
+
+    Attributes:
+        window: Rows of a pass, the pending token included.
+        fill: How a new guess at the end is made: "random" from the vocabulary (published), "last" token again, or
+            "lookup": what followed the last two tokens before.
     """
 
     window: int = 16

@@ -27,11 +27,14 @@ _ORDERS = (8, 5, 3)
 class Prediction(Composite):
     """Drafts an answer that is known in advance but for a few changes, as of a file that is edited.
 
-    tokens: the predicted answer. Where the text leaves it, the drafter goes on after the last tokens that occur in the
-    prediction again, and until there are some another drafter speaks. length: tokens drafted at a time. What was
-    drafted of the prediction, and what of that came true, is counted in the ledger: "predicted", "predicted rightly".
-    Scope: the request, and that of the other drafter; memory: one entry per order and token. Source: OpenAI's Predicted
-    Outputs.
+    What was drafted of the prediction, and what of that came true, is counted in the ledger: "predicted", "predicted
+    rightly". Scope: the request, and that of the other drafter; memory: one entry per order and token. Source: OpenAI's
+    Predicted Outputs.
+
+    Attributes:
+        tokens: The predicted answer. Where the text leaves it, the drafter goes on after the last tokens that occur in
+            the prediction again, and until there are some another drafter speaks.
+        length: Tokens drafted at a time.
     """
 
     tokens: tuple[int, ...]

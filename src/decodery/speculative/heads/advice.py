@@ -31,7 +31,11 @@ class HeadAdvice(Advice):
 
     @classmethod
     def of(cls, seq: Sequence, trained: TrainedHead, head: DraftHead) -> HeadAdvice:
-        """Nothing read yet. head: the trained one beside the text's model."""
+        """Nothing read yet.
+
+        Args:
+            head: The trained one beside the text's model.
+        """
 
         def make() -> tuple[Blending, AskCosts]:
             return Blending(), AskCosts(_SHARE)

@@ -26,10 +26,15 @@ _NAMES = ("start", "transition", "emission", "tokens", "rest")
 class HMM:
     """States follow one another, and each says one token; no one sees the states.
 
-    start: [S] chances of the first state; transition: [S, S], from the row's state to the column's; emission: [S, K +
-    1], of the K tokens [K] int64 that have columns of their own, and in the last column of all others together. rest:
-    [vocab] how those share that column, 0 for the K. What is known of a text is its *belief* [S]: the chances of the
-    state that says the next token. vocabulary: that of the model, as in `ModelConfig`. facts: how it was made.
+    Attributes:
+        start: [S] chances of the first state.
+        transition: [S, S], from the row's state to the column's.
+        emission: [S, K + 1], of the K tokens [K] int64 that have columns of their own, and in the last column of all
+            others together.
+        rest: [vocab] how those share that column, 0 for the K. What is known of a text is its *belief* [S]: the chances
+            of the state that says the next token.
+        vocabulary: That of the model, as in `ModelConfig`.
+        facts: How it was made.
     """
 
     start: torch.Tensor
@@ -63,7 +68,7 @@ class HMM:
         return seen / seen.sum(dim=1, keepdim=True) @ self.transition
 
     def logits(self, beliefs: torch.Tensor, ahead: int = 1) -> torch.Tensor:
-        """[n, vocab] log-probabilities of the token `ahead` places after what beliefs [n, S] know, 1 for the next."""
+        """[n, vocab] log-probabilities of the token `ahead` positions on, given beliefs [n, S]; 1: the next."""
         for _ in range(ahead - 1):
             beliefs = beliefs @ self.transition
         columns = (beliefs @ self.emission).log()

@@ -24,7 +24,7 @@ from ..tree_building.layers import grow_layers
 )
 @dataclass(frozen=True)
 class EAGLE2(TreePolicy):
-    """Expands the `width` most likely nodes of each of `depth` layers, then keeps the `nodes` most likely of all.
+    """Expands the `width` most likely nodes of each of `depth` layers; keeps the `nodes` best of all.
 
     A node's value is the product of the drafter's probabilities along its path, at temperature 1 whatever the request's
     is: it only ranks. Of equal values the shallower node is kept, and a path is never worth more than its beginning, so
