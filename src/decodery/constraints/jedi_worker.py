@@ -15,7 +15,11 @@ from parso import split_lines
 
 
 def begin(folder: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """folder: an empty one, in which jedi may keep what it has read, for this process alone."""
+    """Configure jedi in this process.
+
+    Args:
+        folder: An empty one, in which jedi may keep what it has read, for this process alone.
+    """
     # Syntax trees are made of many small objects that stay; looking through them again and again takes a third longer.
     gc.set_threshold(100_000, 20, 20)
     # Nothing is read from a cache that others may have written, and nothing is imported unasked.
