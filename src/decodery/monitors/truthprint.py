@@ -49,14 +49,17 @@ class _State:
 )
 @dataclass(frozen=True)
 class TruthPrInt(Probed):
-    """Scores every token by a probe on the hidden state it was chosen at, and tries other phrases where that is high.
+    """Scores tokens by a probe on hidden states, and tries other phrases where the score is high.
 
-    probe: a file or folder made by `decodery train probe --rows new`, or a `Probe`. Above the threshold the text goes
-    back to the beginning of the phrase, after the last punctuation mark or `most` tokens at most, and goes on with the
-    most likely other first token, of at least `share` of the largest probability; with the next one where the probe
-    objects again within as many tokens, up to `tries` of them. The first phrase it lets pass stays, and if it lets none
-    pass the original one, which is not questioned again. So the text always ends: no more than `tries` + 1 times its
-    tokens are taken back. The text side alone; the policy is this package's, the paper's code is not public.
+    The first phrase it lets pass stays, and if it lets none pass the original one, which is not questioned again. So
+    the text always ends: no more than `tries` + 1 times its tokens are taken back. The text side alone; the policy is
+    this package's, the paper's code is not public.
+
+    Attributes:
+        probe: A file or folder made by `decodery train probe --rows new`, or a `Probe`. Above the threshold the text
+            goes back to the beginning of the phrase, after the last punctuation mark or `most` tokens at most, and goes
+            on with the most likely other first token, of at least `share` of the largest probability; with the next one
+            where the probe objects again within as many tokens, up to `tries` of them.
     """
 
     pool = "new"
