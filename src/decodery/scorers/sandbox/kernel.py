@@ -44,7 +44,10 @@ _READABLE = (
 def confine(folder: str, limits: dict[str, int], most_bytes: int) -> None:
     """Give up what can be given up, and go to `folder`, to which most_bytes may be written in all.
 
-    limits: by name, those of `resource`. Afterwards nothing of this is to be called: it is for a process's beginning.
+    Afterwards nothing of this is to be called: it is for a process's beginning.
+
+    Args:
+        limits: By name, those of `resource`.
     """
     fewest = dict(limits)
     if sys.platform == "linux":
