@@ -27,9 +27,13 @@ from decodery.step.logits_source import LogitsSource
 class SVEN(LogitsSource):
     """Begins the text after a learned prefix, which turns the model towards a property or away from it.
 
-    control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
-    ones; None: those that come with this package for the embedded model. Texts with different prefixes, and without
-    one, share passes. Cost: a few more positions to attend to (5 in those shipped).
+    Texts with different prefixes, and without one, share passes. Cost: a few more positions to attend to (5 in those
+    shipped).
+
+    Attributes:
+        control: The prefix by its name, such as "secure" or "unsafe".
+        prefix: `Prefixes`, or the folder or file of trained ones; None: those that come with this package for the
+            embedded model.
     """
 
     control: str = "secure"
