@@ -24,10 +24,13 @@ from .view import Commit, View
 class CAD(UnmaskingPolicy):
     """Writes what reaches tau: at least `least` proposals of a pass and at most `most`, the surest ones.
 
-    eos_share: the part of the canvas that must be written before an end may be; until then a place that proposes one is
-    no candidate, whatever `least` is, unless every open place does. A block that has had as many passes as
-    it has places is written as a whole, which bounds what a model without confidence costs. Defaults are those of the
-    published evaluation. It goes with any model; the distillation that it was published with is not part of this.
+    A block that has had as many passes as it has places is written as a whole, which bounds what a model without
+    confidence costs. Defaults are those of the published evaluation.
+
+    Attributes:
+        eos_share: The part of the canvas that must be written before an end may be; until then a place that proposes
+            one is no candidate, whatever `least` is, unless every open place does. It goes with any model; the
+            distillation that it was published with is not part of this.
     """
 
     tau: float = 0.95

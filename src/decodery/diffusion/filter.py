@@ -21,8 +21,12 @@ MOST_PLACES = 1 << 12
 class Filter:
     """Two layers on the confidences of a block of b places.
 
-    weight: [inner, b]; bias: [inner]; out: [b, inner]; out_bias: [b]; float32. model: `fingerprint` of the model whose
-    confidences it learned from, "" where it is not known.
+    Attributes:
+        weight: [inner, b].
+        bias: [inner].
+        out: [b, inner].
+        out_bias: [b]; float32.
+        model: `fingerprint` of the model whose confidences it learned from, "" where it is not known.
     """
 
     weight: torch.Tensor
@@ -36,7 +40,11 @@ class Filter:
         return self.weight.shape[1]
 
     def logits(self, confidence: torch.Tensor) -> torch.Tensor:
-        """[n, b] of the odds that a proposal stays. confidence: [n, b], from 0 to 1, 1 where something is written."""
+        """[n, b] of the odds that a proposal stays.
+
+        Args:
+            confidence: [n, b], from 0 to 1, 1 where something is written.
+        """
         return torch.relu(confidence @ self.weight.T + self.bias) @ self.out.T + self.out_bias
 
     def fits(self, model: Reader) -> None:
@@ -44,7 +52,11 @@ class Filter:
         refuse_other("this filter", self.model, model, MADE)
 
     def save(self, path: Path, **facts: object) -> None:
-        """Write the filter as a safetensors file, whole or not at all. facts: how it was made."""
+        """Write the filter as a safetensors file, whole or not at all.
+
+        Args:
+            facts: How it was made.
+        """
         Artifact(_KIND, {name: getattr(self, name) for name in _NAMES}, facts, self.model).save(path)
 
     @classmethod
@@ -67,7 +79,11 @@ class Filter:
 
     @classmethod
     def load(cls, path: str | Path) -> Filter:
-        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
+        """Read what `save` wrote.
+
+        Raises:
+            ModelNotFound, CorruptFile: For anything else.
+        """
         return _load(path)
 
 

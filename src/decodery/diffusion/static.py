@@ -20,8 +20,11 @@ from .view import Commit, View
 class Static(Scheduled):
     """Writes the surest proposals of every pass, by default one: what faster methods are compared with.
 
-    steps: passes over the whole canvas, as many for every block; None is one a token. LLaDA calls this low-confidence
-    remasking; schedule "even" shares the steps out as its released code does, "dream" as Dream's.
+    LLaDA calls this low-confidence remasking; schedule "even" shares the steps out as its released code does, "dream"
+    as Dream's.
+
+    Attributes:
+        steps: Passes over the whole canvas, as many for every block; None is one a token.
     """
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:

@@ -18,7 +18,12 @@ Measure = Literal["probability", "margin", "entropy"]
 
 
 class Commit(NamedTuple):
-    """What a method wants written. positions: [n]; tokens: [n]."""
+    """What a method wants written.
+
+    Attributes:
+        positions: [n].
+        tokens: [n].
+    """
 
     positions: np.ndarray
     tokens: np.ndarray
@@ -26,12 +31,16 @@ class Commit(NamedTuple):
 
 @dataclass(eq=False)
 class View:
-    """The open places of a region after one pass. positions: [m], ascending; tokens: [m], what would be written there.
+    """The open places of a region after one pass.
 
-    confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how much
-    the most likely token leads the next, or minus the entropy in nats; -inf for what is to come last. logprobs:
-    [m, vocab]. region: first and last position of the places that count, those that are filled included. passed: how
-    many passes this region has had before.
+    Attributes:
+        positions: [m], ascending.
+        tokens: [m], what would be written there.
+        confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how
+            much the most likely token leads the next, or minus the entropy in nats; -inf for what is to come last.
+        logprobs: [m, vocab].
+        region: First and last position of the places that count, those that are filled included.
+        passed: How many passes this region has had before.
     """
 
     positions: np.ndarray
@@ -55,9 +64,13 @@ class View:
         late: Sequence[int] = (),
         passed: int = 0,
     ) -> View:
-        """What logits [m, vocab] say, -inf for what cannot be written. first: where the output begins.
+        """What logits [m, vocab] say, -inf for what cannot be written.
 
-        The noise of a temperature is that of seed and position. late: tokens whose proposals rank after all others.
+        The noise of a temperature is that of seed and position.
+
+        Args:
+            first: Where the output begins.
+            late: Tokens whose proposals rank after all others.
         """
         logprobs = logits.log_softmax(dim=-1)
         if temperature > 0:
