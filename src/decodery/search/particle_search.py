@@ -34,9 +34,12 @@ _TELLING = 4
 class ParticleSearch(StepSearch):
     """See the descriptions of those who have it.
 
-    particles: texts side by side. potential: what a reward makes a step weigh, "odds" or "prob"; accumulation:
-    "product" lets every step count, "telescoping" the last one alone; ended: whether a text goes on to compete with its
-    last potential after its end, or freezes. step_tokens: as published.
+    Attributes:
+        step_tokens: As published.
+        particles: Texts side by side.
+        potential: What a reward makes a step weigh, "odds" or "prob".
+        accumulation: "product" lets every step count, "telescoping" the last one alone.
+        ended: Whether a text goes on to compete with its last potential after its end, or freezes.
     """
 
     step_tokens: int = 1024
@@ -76,7 +79,10 @@ class ParticleSearch(StepSearch):
 
     @abstractmethod
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        """The sweeps whose texts are the results; of `growth` it uses the root, and that it extends and judges."""
+        """The sweeps whose texts are the results.
+
+        Of `growth` it uses the root, and that it extends and judges.
+        """
 
     def grown(self, growth: Growth, parents: Ordered[Node]) -> ForwardCoroutine[tuple[list[Node], list[float]]]:
         """A step after each of these texts, and what it weighs."""
@@ -85,7 +91,11 @@ class ParticleSearch(StepSearch):
         return children, [self.log_potential(child) for child in children]
 
     def step(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> ForwardCoroutine[list[np.ndarray]]:
-        """A step of all texts of all these sweeps, in the same passes; returns what weights were multiplied by."""
+        """A step of all texts of all these sweeps, in the same passes.
+
+        Returns:
+            What weights were multiplied by.
+        """
         wanted = [sweep.parents for sweep in sweeps]
         children, weights = yield from self.grown(growth, [parent for each in wanted for parent in each])
         gains, begin = [], 0
@@ -96,7 +106,11 @@ class ParticleSearch(StepSearch):
         return gains
 
     def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]], *, alone: bool = False) -> ForwardCoroutine[None]:
-        """Let these sweeps come to their ends, and note what became of them. alone: whether all results are theirs."""
+        """Let these sweeps come to their ends, and note what became of them.
+
+        Args:
+            alone: Whether all results are theirs.
+        """
         active = list(sweeps)
         while active:
             yield from self.step(growth, active)
@@ -122,7 +136,10 @@ class ParticleSearch(StepSearch):
 
 
 def note(sweep: Sweep[Node]) -> None:
-    """Enter in the ledger how a sweep has kept its texts apart, as sums over its resamplings; warn if it has not."""
+    """Enter in the ledger how a sweep has kept its texts apart, as sums over its resamplings.
+
+    Warn if it has not.
+    """
     count("resamplings", len(sweep.ancestors))
     count("effective", math.fsum(sweep.effective))
     count("ancestors", sum(sweep.ancestors))

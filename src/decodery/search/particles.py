@@ -31,8 +31,10 @@ _FLOOR = 10.0
 class Block:
     """Natural logarithms of what the tokens of one block weigh.
 
-    mass: the unbiased weights of what a constraint accepts, -inf for a dead end. request, model, drawn: their
-    probability under the law the request asks for, under the model's own, and under what they were drawn from.
+    Attributes:
+        mass: The unbiased weights of what a constraint accepts, -inf for a dead end.
+        request, model, drawn: Their probability under the law the request asks for, under the model's own, and under
+            what they were drawn from.
     """
 
     mass: float = 0.0
@@ -43,9 +45,12 @@ class Block:
 
 @dataclass
 class Particle(Contract):
-    """A weighted text. blocks: what was drawn; value: log of the potential, or of the lookahead, where it stands now.
+    """A weighted text.
 
-    finished: its text has ended, so that its weight stays as it is.
+    Attributes:
+        blocks: What was drawn.
+        value: Log of the potential, or of the lookahead, where it stands now.
+        finished: Its text has ended, so that its weight stays as it is.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -76,8 +81,10 @@ class World(Protocol[P]):
     def extend(
         self, particles: Sequence[P], length: int | None, temperature: float = 1.0
     ) -> ForwardCoroutine[None] | None:
-        """Draw on until texts end or hold `length` tokens (None: until they end), by the request's law raised to
-        1 / temperature. Blocks are appended; a block begins at every multiple of the block's length."""
+        """Continue until texts end or hold `length` tokens, by the law raised to 1 / temperature.
+
+        None as length: until they end. Blocks are appended; a block begins at every multiple of the block's length.
+        """
         ...
 
     def fork(self, particle: P) -> P:
@@ -97,8 +104,10 @@ class World(Protocol[P]):
 class Target:
     """Which distribution over texts is aimed at, besides its potential.
 
-    power: None for the request's law, else the model's own to this power. rollouts: how many continuations estimate
-    what a beginning is worth, 0 to take its potential for that. temperature: of the rollouts.
+    Attributes:
+        power: None for the request's law, else the model's own to this power.
+        rollouts: How many continuations estimate what a beginning is worth, 0 to take its potential for that.
+        temperature: Of the rollouts.
     """
 
     power: float | None = None
@@ -106,7 +115,10 @@ class Target:
     temperature: float = 0.1
 
     def log_ratio(self, block: Block) -> float:
-        """Log of the target's factor over what the block was drawn from; its mean over draws is the block's mass."""
+        """Log of the target's factor over what the block was drawn from.
+
+        Its mean over draws is the block's mass.
+        """
         wanted = block.request if self.power is None else self.power * block.model
         return block.mass + wanted - block.drawn if block.mass > -math.inf else -math.inf
 
@@ -114,12 +126,16 @@ class Target:
 class Population(Generic[P]):
     """N particles on their way to a target.
 
-    block: tokens drawn between two looks at the weights. threshold: share of N below which the effective sample size
-    calls for resampling. moves: Metropolis-Hastings steps per particle after that, towards `moving`. uniform: numbers
-    in (0, 1), each one once. After `run`, counts tells what was done, and exp(log_normaliser) estimates the target's
-    mass: consistently as N grows. Its mean is the mass for any N if nothing is moved and nothing has to start again.
-    With moves it is not: whether they are made hangs on the particles, by their weights and by whether any text is
-    still open, and a step that is taken in response to what was drawn favours some draws over others.
+    After `run`, counts tells what was done, and exp(log_normaliser) estimates the target's mass: consistently as N
+    grows. With moves it is not: whether they are made hangs on the particles, by their weights and by whether any text
+    is still open, and a step that is taken in response to what was drawn favours some draws over others.
+
+    Args:
+        block: Tokens drawn between two looks at the weights.
+        threshold: Share of N below which the effective sample size calls for resampling.
+        moves: Metropolis-Hastings steps per particle after that, towards `moving`.
+        uniform: Numbers in (0, 1), each one once. Its mean is the mass for any N if nothing is moved and nothing has to
+            start again.
     """
 
     def __init__(
@@ -156,7 +172,11 @@ class Population(Generic[P]):
         return log_mean(self.log_weights)
 
     def run(self, progress: Callable[[int], None] = lambda length: None) -> ForwardCoroutine[None]:
-        """Extend, weigh, resample and move until every living text has ended. Raises ConstraintError if none lives."""
+        """Extend, weigh, resample and move until every living text has ended.
+
+        Raises:
+            ConstraintError: If none lives.
+        """
         self.particles = yield from as_coroutine(self.world.start(self._count))
         while self._open():
             before = [(len(each.blocks), each.value, each.log_weight) for each in self.particles]
@@ -273,8 +293,10 @@ def move_log_ratio(
 ) -> float:
     """Log of the Metropolis-Hastings ratio of replacing the blocks from `cut` on, which were drawn anew.
 
-    value, offered: what the old and the new text are worth. The cut was one of as many as the old text has blocks; the
-    way back has as many as the new one.
+    The cut was one of as many as the old text has blocks; the way back has as many as the new one.
+
+    Args:
+        value, offered: What the old and the new text are worth.
     """
     if offered == -math.inf:
         return -math.inf

@@ -110,7 +110,12 @@ class PGTD(Search):
 
 @dataclass(slots=True)
 class Edge:
-    """A token after a node. visits: rollouts through it; best: the highest reward of these, 0 before the first."""
+    """A token after a node.
+
+    Attributes:
+        visits: Rollouts through it.
+        best: The highest reward of these, 0 before the first.
+    """
 
     token: int
     probability: float
@@ -121,7 +126,12 @@ class Edge:
 
 @dataclass(slots=True)
 class Node:
-    """A beginning of programs. visits: 1, and one more for every rollout through it. closed: nothing new is after."""
+    """A beginning of programs.
+
+    Attributes:
+        visits: 1, and one more for every rollout through it.
+        closed: Nothing new is after.
+    """
 
     path: Path
     edges: list[Edge]
@@ -138,7 +148,11 @@ class Program:
 
 
 class Tree:
-    """The nodes, and the rollouts that were made. rollouts: per rollout, the path to its node and the reward."""
+    """The nodes, and the rollouts that were made.
+
+    Args:
+        rollouts: Per rollout, the path to its node and the reward.
+    """
 
     def __init__(self, settings: PGTD, programs: Programs, edges: list[Edge]) -> None:
         self.settings, self.programs = settings, programs
@@ -187,8 +201,10 @@ class Tree:
 class Programs:
     """What was generated: whole programs, and what may follow their beginnings.
 
-    rewards: of every program, by its tokens, in the order they were found. best: the first of the best, and its
-    sequence. completions: how often a program was written to its end.
+    Args:
+        rewards: Of every program, by its tokens, in the order they were found.
+        best: The first of the best, and its sequence.
+        completions: How often a program was written to its end.
     """
 
     def __init__(self, settings: PGTD, branches: Branches) -> None:

@@ -32,10 +32,14 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """Texts of one prompt that are drawn apart: number i is what the request would write with its seed + i.
+    """Independent texts of one prompt; number i is what the request would write with its seed + i.
 
-    They share what is read of the prompt, and their passes. trace: of all of them together. complete: whether none was
-    cut because whoever wrote it went away. vary: the request of a text by its number, where they are not all alike.
+    They share what is read of the prompt, and their passes.
+
+    Args:
+        vary: The request of a text by its number, where they are not all alike.
+        complete: Whether none was cut because whoever wrote it went away.
+        trace: Of all of them together.
     """
 
     def __init__(
@@ -69,7 +73,11 @@ class Pool:
     def write(
         self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True
     ) -> ForwardCoroutine[None]:
-        """`turns`, and then go on without texts that were cut. progress: told of the tokens of the longest text."""
+        """`turns`, and then go on without texts that were cut.
+
+        Args:
+            progress: Told of the tokens of the longest text.
+        """
         yield from self.turns(progress, goes_on)
         self.leave_out_cut()
 
@@ -139,7 +147,9 @@ def write_on(
 ) -> ForwardCoroutine[None]:
     """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
 
-    trace: where the turns are recorded. note: told of the texts that have had a turn.
+    Args:
+        trace: Where the turns are recorded.
+        note: Told of the texts that have had a turn.
     """
     while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
         waiting = [(seq, seq.like) for seq in texts if seq.like is not None and not seq.finished]
@@ -152,7 +162,10 @@ def write_on(
 
 
 def same_tokens(texts: Ordered[Sequence]) -> list[int]:
-    """[n] number of the first text with the same tokens; one that has ended is another than one that has not."""
+    """[n] number of the first text with the same tokens.
+
+    One that has ended is another than one that has not.
+    """
     first: dict[tuple[bool, tuple[int, ...]], int] = {}
     return [first.setdefault((seq.finished, tuple(written(seq))), number) for number, seq in enumerate(texts)]
 
@@ -162,7 +175,10 @@ def scored(
 ) -> ForwardCoroutine[list[float | None]]:
     """What a scorer says of texts, each of which it is asked about once; None where it fails.
 
-    begins: see `Candidates`. Raises the scorer's error where it fails for all.
+    Raises the scorer's error where it fails for all.
+
+    Args:
+        begins: See `Candidates`.
     """
     same = same_tokens(texts)
     distinct = sorted(set(same))

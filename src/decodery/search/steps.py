@@ -46,9 +46,13 @@ Aggregate = Literal["last", "min", "prod", "mean"]
 class Node:
     """A text that stands at the end of a step, or of itself.
 
-    begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
-    where nothing is written. scores: of its steps so far, in order; judged: whether that of the last one is among them.
-    children: how many continuations have been begun. only: the one there is where the sampler draws nothing.
+    Attributes:
+        begin: How many tokens, prompt included, stand before its last step.
+        number: Of that step in the trace's `grown`, -1 where nothing is written.
+        scores: Of its steps so far, in order.
+        children: How many continuations have been begun.
+        judged: Whether that of the last one is among them.
+        only: The one there is where the sampler draws nothing.
     """
 
     seq: Sequence
@@ -69,9 +73,11 @@ class Node:
 class Stepped(Search):
     """Settings of what writes its texts step by step; see the descriptions of the methods.
 
-    delimiter: what ends a step, and belongs to it: a text, which may stand within a token, or token ids; a step has
-    something before it; None where steps have a length alone. step_tokens: of a step at most. rounds: steps of a text;
-    the last one goes on to the text's end.
+    Attributes:
+        delimiter: What ends a step, and belongs to it: a text, which may stand within a token, or token ids; a step has
+            something before it; None where steps have a length alone.
+        step_tokens: Of a step at most.
+        rounds: Steps of a text; the last one goes on to the text's end.
     """
 
     delimiter: str | tuple[int, ...] | None = "\n\n"
@@ -110,9 +116,12 @@ class Stepped(Search):
 class StepSearch(Stepped, Judged):
     """What searches over steps have in common; see their own descriptions.
 
-    scorer: of beginnings and answers, as in value-head(head=prm.safetensors). aggregate: how the scores of its steps
-    make what a text is worth. choose: "best" returns the finished texts by worth; "vote" one for each of their answers,
-    that of most weight first, see weighted-vote; answer, pattern: as there.
+    Attributes:
+        aggregate: How the scores of its steps make what a text is worth.
+        choose: "best" returns the finished texts by worth; "vote" one for each of their answers, that of most weight
+            first, see weighted-vote.
+        answer, pattern: As there.
+        scorer: Of beginnings and answers, as in value-head(head=prm.safetensors).
     """
 
     aggregate: Aggregate = "last"
@@ -140,7 +149,11 @@ class StepSearch(Stepped, Judged):
         return aggregated(self.aggregate, node.scores, self.judge)
 
     def reward(self, node: Node) -> float:
-        """What a text is worth as a probability. Raises SettingsError where it is none."""
+        """What a text is worth as a probability.
+
+        Raises:
+            SettingsError: If it is none.
+        """
         reward = math.exp(self.worth(node)) if self.judge.log else self.worth(node)
         if not 0 <= reward <= 1:
             raise SettingsError(
@@ -151,7 +164,10 @@ class StepSearch(Stepped, Judged):
 
 
 def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
-    """One number for the scores of a text's steps; -inf for none. prod: the sum where scores are logarithms."""
+    """One number for the scores of a text's steps; -inf for none.
+
+    prod: the sum where scores are logarithms.
+    """
     if not scores:
         return -math.inf
     if how == "last":
@@ -166,8 +182,12 @@ def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
 class Growth:
     """The tree of texts that a search over steps writes after one prompt.
 
-    root: the prompt. trace: of all of it; its `grown` is the tree, from which everything that was chosen can be
-    followed again without a model. Texts that nobody holds any more give their memory back.
+    Texts that nobody holds any more give their memory back.
+
+    Args:
+        root: The prompt.
+        trace: Of all of it; its `grown` is the tree, from which everything that was chosen can be followed again
+            without a model.
     """
 
     def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress) -> None:
@@ -189,7 +209,10 @@ class Growth:
         """A continuation by one step of each of these texts, none of which may be finished.
 
         A text that comes several times gets as many; where the sampler draws nothing they are one and the same node,
-        however often it is asked for. whole: the step goes on to the text's end.
+        however often it is asked for.
+
+        Args:
+            whole: The step goes on to the text's end.
         """
         self.engine.check_width(len(parents))
         if not self.root.seq.sampler.greedy:
@@ -248,8 +271,9 @@ class Growth:
         yield
 
     def settle(self, candidates: Iterable[Node]) -> None:
-        """Tell who waits for the text as much of it as these texts have in common: what is found first is one of them,
-        or goes on from one.
+        """Report as final what these texts have in common.
+
+        What is found first is one of them, or continues one.
         """
         if self._settled is not None:
             texts = [(node.seq.text, node.finished) for node in candidates]
@@ -262,8 +286,10 @@ class Growth:
     def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> ForwardCoroutine[list[Sequence]]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
-        weights: what each of them counts in a vote, at least 0; by default what it is worth. Raises the scorer's error
-        where nothing has come to its end for that.
+        Raises the scorer's error where nothing has come to its end for that.
+
+        Args:
+            weights: What each of them counts in a vote, at least 0; by default what it is worth.
         """
         search = self.search
         assert isinstance(search, StepSearch)
@@ -321,7 +347,11 @@ class Growth:
             self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
 
     def write(self, texts: list[Sequence], trace: Trace | None = None) -> ForwardCoroutine[None]:
-        """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
+        """A step of each of these texts, or all of those that nothing holds.
+
+        Args:
+            trace: Where its turns are recorded.
+        """
 
         def goes_on(seq: Sequence) -> bool:
             return seq.held is None or seq.position == begun[id(seq)] or not seq.held(seq)
@@ -339,7 +369,9 @@ class Growth:
 class StepEnd:
     """Whether a text that goes on from where `seq` stands has come to the end of a step.
 
-    delimiter: a text, or token ids; None where only the length counts. most: tokens of a step.
+    Args:
+        delimiter: A text, or token ids; None where only the length counts.
+        most: Tokens of a step.
     """
 
     def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...] | None, most: int) -> None:
@@ -380,7 +412,7 @@ def distinct(nodes: Iterable[Node]) -> list[Node]:
 
 
 def widens(power: float | None, visits: int, draws: int) -> bool:
-    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
+    """Whether a text is drawn from again after so many visits and draws, by visits ** power."""
     return power is not None and visits**power >= draws + 1
 
 

@@ -43,8 +43,12 @@ def log_potential(reward: float, kind: Potential) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line(Generic[S]):
-    """A particle and its past. states: [t + 1] where it stood after each step, the prompt first; log_potentials: [t] of
-    its steps, -inf for one that may not live."""
+    """A particle and its past.
+
+    Attributes:
+        states: [t + 1] where it stood after each step, the prompt first.
+        log_potentials: [t] of its steps, -inf for one that may not live.
+    """
 
     states: tuple[S, ...]
     log_potentials: tuple[float, ...] = ()
@@ -65,10 +69,12 @@ class Line(Generic[S]):
 class Weighing:
     """How potentials become weights.
 
-    temperature: weights are potentials to the power 1 / temperature. accumulation: "product" lets the potentials of all
-    steps count, "telescoping" that of the last one, each step weighing its ratio to the one before. ended: what a text
-    weighs in the rounds after its end: its last potential again ("compete"; in telescoping the ratio is then 1), or
-    nothing more ("freeze").
+    Attributes:
+        temperature: Weights are potentials to the power 1 / temperature.
+        accumulation: "product" lets the potentials of all steps count, "telescoping" that of the last one, each step
+            weighing its ratio to the one before.
+        ended: What a text weighs in the rounds after its end: its last potential again ("compete"; in telescoping the
+            ratio is then 1), or nothing more ("freeze").
     """
 
     temperature: float = 1.0
@@ -90,12 +96,15 @@ class Weighing:
 
 
 class Sweep(Generic[S]):
-    """N texts on their way from a prompt to their ends: each round they are resampled, and go on by a step.
+    """N texts between prompt and end that are resampled and continued by a step each round.
 
-    root: the prompt. reference: a finished text that is one of the N and is never lost; others may go on from its
-    beginning. log_weights: [N] since the last resampling. After the last step exp(log_normaliser) estimates the mass
-    of the target, without a bias where there is no reference, no annealing, and resampling draws without a bias.
-    effective, ancestors: before each resampling the effective number of texts, and how many different ones it chose.
+    Args:
+        root: The prompt.
+        reference: A finished text that is one of the N and is never lost; others may go on from its beginning.
+        log_weights: [N] since the last resampling. After the last step exp(log_normaliser) estimates the mass of the
+            target, without a bias where there is no reference, no annealing, and resampling draws without a bias.
+        effective, ancestors: Before each resampling the effective number of texts, and how many different ones it
+            chose.
     """
 
     def __init__(
@@ -137,7 +146,11 @@ class Sweep(Generic[S]):
     def advance(self, states: Ordered[S], log_potentials: Ordered[float]) -> np.ndarray:
         """Take a step for each of `parents`, and the log of its potential.
 
-        Returns logs [N] of what the weights were multiplied by. Raises SettingsError where nothing may live.
+        Returns:
+            Logs [N] of what the weights were multiplied by.
+
+        Raises:
+            SettingsError: If nothing may live.
         """
         self.steps += 1
         steps = iter(zip(states, log_potentials, strict=True))
@@ -160,9 +173,10 @@ class Sweep(Generic[S]):
     ) -> list[int]:
         """Keep N texts drawn by weight, and tell which [N] they were; all weigh the same then.
 
-        ahead: [N] logs of any guesses at what their next steps will weigh, which the draw takes into account and the
-        weights then lack. anneal: the temperature of the draw, from the log-weights [N]; what it favours is not taken
-        back.
+        Args:
+            ahead: [N] logs of any guesses at what their next steps will weigh, which the draw takes into account and
+                the weights then lack.
+            anneal: The temperature of the draw, from the log-weights [N]; what it favours is not taken back.
         """
         guesses = np.zeros(len(self.lines)) if ahead is None else np.asarray(ahead)
         weighed = self.log_weights + guesses

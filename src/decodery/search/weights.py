@@ -36,7 +36,9 @@ def normalised(log_weights: np.ndarray) -> np.ndarray:
 def systematic(weights: np.ndarray, uniform: float) -> list[int]:
     """Indices [n]: number i comes floor or ceil of n times weights[i] often, on average exactly that.
 
-    weights: [n], summing to 1. uniform: one number in (0, 1) that shifts n equal steps.
+    Args:
+        weights: [n], summing to 1.
+        uniform: One number in (0, 1) that shifts n equal steps.
     """
     count = len(weights)
     return np.searchsorted(_edges(weights), (np.arange(count) + uniform) / count, side="right").tolist()
@@ -45,7 +47,9 @@ def systematic(weights: np.ndarray, uniform: float) -> list[int]:
 def multinomial(weights: np.ndarray, uniforms: Ordered[float]) -> list[int]:
     """Indices [m], each drawn by itself: number i with probability weights[i].
 
-    weights: [n], summing to 1. uniforms: [m] numbers in (0, 1).
+    Args:
+        weights: [n], summing to 1.
+        uniforms: [m] numbers in (0, 1).
     """
     return np.searchsorted(_edges(weights), uniforms, side="right").tolist()
 
