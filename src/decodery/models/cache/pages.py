@@ -51,14 +51,21 @@ class Blocks:
     rest in one piece of its own, which grows by a block, or by a `_SPARE`th: many forks hold little more than they have
     written, and growing copies less than a `_SPARE`th of what attention reads meanwhile. `room` tells before what it
     takes.
-    windowed: layers whose rows stop seeing old slots. passed: how many of the first blocks they no longer read; what is
-    in these layers there is gone once that holds for all texts that hold the block.
+
+    Args:
+        windowed: Layers whose rows stop seeing old slots.
+        passed: How many of the first blocks they no longer read; what is in these layers there is gone once that holds
+            for all texts that hold the block.
     """
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, windowed: Sequence[int] = ()
     ) -> None:
-        """shape: layers, kv_heads, elements of a row: head_dim, and more where rows are coded."""
+        """A cache of no slots.
+
+        Args:
+            shape: Layers, kv_heads, elements of a row: head_dim, and more where rows are coded.
+        """
         layers, kv_heads, head_dim = shape
         self.windowed, self.passed = tuple(windowed), 0
         self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)
@@ -131,9 +138,13 @@ class Blocks:
         return self._planned(stop, least, most, *self._find(start))[1] if stop > self.capacity else self.capacity
 
     def own(self, start: int, stop: int, held: int, least: int, most: int | None = None) -> None:
-        """Let slots [start, stop) be there, and this text's alone to write. Where there is no memory nothing changes.
+        """Let slots [start, stop) be there, and this text's alone to write.
 
-        held: how many slots hold something. least, most: see `room`.
+        Where there is no memory nothing changes.
+
+        Args:
+            held: How many slots hold something.
+            least, most: See `room`.
         """
         if start >= stop or (self._mine[0] <= start and stop <= self._mine[1]):
             return
@@ -153,7 +164,7 @@ class Blocks:
         self.move(_allocate(self.nothing, slots), held)
 
     def move(self, data: torch.Tensor, held: int) -> None:
-        """Move the first `held` slots to `data` [layers, 2, kv_heads, slots, head_dim], from now on their slab."""
+        """Move the first `held` slots to `data` [layers, 2, kv_heads, slots, head_dim], its memory from now."""
         self._copy(0, held, data)
         self.release()
         self.runs, self._mine = [self._hold(data, 0)], (0, data.shape[3])
@@ -189,7 +200,10 @@ class Blocks:
         self.runs = []
 
     def pass_by(self, slot: int) -> None:
-        """Windowed layers read nothing before `slot` any more, to within a block: let go of what nobody else reads."""
+        """Free what windowed layers no longer read, before `slot`, to within a block.
+
+        What others read stays.
+        """
         last = max(slot // SLOTS, self.passed)
         for slab, begin, end in self._numbered(self.passed, last):
             slab.pass_by(begin, end)
@@ -297,9 +311,10 @@ class Blocks:
 
 
 def resident(texts: Iterable[Blocks], slabs: Mapping[int, PageMemory] = MappingProxyType({})) -> int:
-    """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold.
+    """Bytes that these texts keep in memory together; each slab counts once and whole.
 
-    slabs: others that count as well, by identity.
+    Args:
+        slabs: Others that count as well, by identity.
     """
     held = {id(run.slab): run.slab.bytes for text in texts for run in text.runs}
     return sum(held.values()) + sum(slab.bytes for key, slab in slabs.items() if key not in held)

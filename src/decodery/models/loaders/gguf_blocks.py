@@ -16,7 +16,11 @@ Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Reader(NamedTuple):
-    """What a type's blocks become. read: from rows [n, bytes of a row] uint8."""
+    """What a type's blocks become.
+
+    Attributes:
+        read: From rows [n, bytes of a row] uint8.
+    """
 
     form: Form
     read: Callable[[np.ndarray], Blocks]
@@ -37,7 +41,10 @@ def q4_1(raw: np.ndarray) -> Blocks:
 
 
 def q4_k(raw: np.ndarray) -> Blocks:
-    """Steps and least values are 6-bit numbers times scales of 256 inputs; their products are rounded to halves."""
+    """Steps and least values are 6-bit numbers times scales of 256 inputs.
+
+    Their products are rounded to halves.
+    """
     blocks = raw.reshape(len(raw), -1, 144)
     # 32 bytes hold the low halves of one block's numbers and the high halves of the next one's.
     numbers = blocks[..., 16:].reshape(len(raw), -1, 32)
@@ -70,7 +77,7 @@ def q5_k(raw: np.ndarray) -> Blocks:
 
 
 def q6_k(raw: np.ndarray) -> Blocks:
-    """step * (number - 32), with steps that are 8-bit numbers times a scale of 256 inputs, rounded to halves."""
+    """step * (number - 32); steps are 8-bit numbers times a scale of 256 inputs, rounded to halves."""
     blocks = raw.reshape(len(raw), -1, 210)
     # 64 bytes hold the low bits of 128 numbers, 32 bytes the others.
     low = blocks[..., :128].reshape(len(raw), -1, 2, 1, 64)

@@ -41,8 +41,10 @@ _CHUNK = 8
 class Piece:
     """A matrix of blocks in the file.
 
-    kind: name of its GGML type. begin: of its first byte. turned: 0, or how many rows a head has whose rotated pairs
-    lie side by side there and are to be put in halves.
+    Attributes:
+        kind: Name of its GGML type.
+        begin: Of its first byte.
+        turned: 0, or how many rows a head has whose rotated pairs lie side by side there and are to be put in halves.
     """
 
     kind: str
@@ -74,7 +76,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is read in place of a file of `size` bytes: by the name of a slot, the pieces it is stacked from."""
+    """What is read in place of a file of `size` bytes: by slot name, the pieces it is stacked from."""
 
     size: int
     slots: dict[str, tuple[Piece, ...]]
@@ -85,7 +87,11 @@ class Plan:
 
     @classmethod
     def read(cls, text: str, origin: Path) -> Plan:
-        """What `text` gave. Raises CorruptFile where it says what no file can hold."""
+        """What `text` gave.
+
+        Raises:
+            CorruptFile: If it says what no file can hold.
+        """
         try:
             raw = json.loads(text)
             found = {name: tuple(Piece(**piece) for piece in pieces) for name, pieces in raw["slots"].items()}
@@ -110,7 +116,11 @@ class Plan:
 
 
 class File:
-    """A mapped file that a plan was made for. Raises CorruptFile where it has another size by now."""
+    """A mapped file that a plan was made for.
+
+    Raises:
+        CorruptFile: If it has another size by now.
+    """
 
     def __init__(self, path: Path, plan: Plan) -> None:
         try:
@@ -147,7 +157,11 @@ class Rows:
         return sum(piece.rows for piece in self._pieces), self.inputs
 
     def pack(self, order: np.ndarray, packed: int) -> None:
-        """Lay rows out in panels at an address, and give the file's pages back. order: [n] rows, -1 for padding."""
+        """Lay rows out in panels at an address, and give the file's pages back.
+
+        Args:
+            order: [n] rows, -1 for padding.
+        """
         lib = library()
         assert lib is not None
         addresses = np.where(order >= 0, self.addresses[np.maximum(order, 0)], np.uint64(0)).astype(np.uint64)

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class SideBySide:
-    """What `Transformer.blocks` takes as its step: `count` texts of `length` rows, from position 0 on, no caches.
+    """The step of `Transformer.blocks` over `count` texts of `length` rows from position 0, uncached.
 
-    seen: [length, length] bool, what each row sees of its text; None for what lies before it.
+    Args:
+        seen: [length, length] bool, what each row sees of its text; None for what lies before it.
     """
 
     def __init__(self, model: Transformer, count: int, length: int, seen: torch.Tensor | None = None) -> None:

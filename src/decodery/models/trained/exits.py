@@ -33,14 +33,15 @@ _FACTS = {
 
 
 def unit(states: torch.Tensor) -> torch.Tensor:
-    """[n, hidden] float64: states scaled to a mean square of 1, as classifiers read them whatever the layer."""
+    """[n, hidden] float64: states scaled to a mean square of 1, as classifiers read them."""
     return torch.nn.functional.rms_norm(states.double(), states.shape[-1:], eps=1e-12)
 
 
 def agreeing(states: torch.Tensor, classifier: torch.Tensor) -> torch.Tensor:
-    """[n] how likely the last layer will find the same token most likely, by states [n, hidden] after an earlier one.
+    """[n] probability that the last layer has the same most likely token, from earlier states.
 
-    classifier: [hidden + 1], the weights of a logistic regression and its bias.
+    Args:
+        classifier: [hidden + 1], the weights of a logistic regression and its bias.
     """
     weights = classifier.to(states.device, torch.float64)
     return (unit(states) @ weights[:-1] + weights[-1]).sigmoid()
@@ -50,10 +51,13 @@ def agreeing(states: torch.Tensor, classifier: torch.Tensor) -> torch.Tensor:
 class Exits:
     """A calibrated threshold, and all that it was calibrated with.
 
-    threshold, confidence, every, tokens, tau: settings of the source `calm`. tested: [k, 3] float64, the thresholds
-    that were tried in order, their mean loss and the p-value of its being too large. facts: how it was made, as plain
-    JSON. model: `fingerprint` of the model it belongs to, "" where that is not known. classifier: [hidden + 1] float32,
-    see `agreeing`, where that is the confidence.
+    Attributes:
+        threshold, confidence, every, tokens, tau: Settings of the source `calm`.
+        tested: [k, 3] float64, the thresholds that were tried in order, their mean loss and the p-value of its being
+            too large.
+        facts: How it was made, as plain JSON.
+        model: `fingerprint` of the model it belongs to, "" where that is not known.
+        classifier: [hidden + 1] float32, see `agreeing`, where that is the confidence.
     """
 
     threshold: float
@@ -76,7 +80,12 @@ class Exits:
 
     @classmethod
     def load(cls, path: Path) -> Exits:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
+        """Read what `save` wrote.
+
+        Raises:
+            ModelNotFound: If there is no such file.
+            CorruptFile: For anything else.
+        """
         found = Artifact.read(path, _EXITS, _MAKE_EXITS, _FACTS)
         tested, classifier = found.tensors.get("tested"), found.tensors.get("classifier")
         sound = tested is not None and tested.ndim == 2 and tested.shape[1] == 3
@@ -92,10 +101,12 @@ class Exits:
 class ExitHeads:
     """What `sec` learned: a correction of the head for every check, and what says who leaves.
 
-    every: a check stands after so many layers, again and again, none after the last one. classifier: [3, hidden]
-    float32, of `STOP`, `EXIT` and `CONTINUE`, over unit states. down, up: [checks, rank, hidden] and [checks, hidden,
-    rank] float32: what the vocabulary projection reads at check k is `x + up[k] down[k] x`, x the state there after
-    the final norm. facts, model: as in `Exits`.
+    Attributes:
+        every: A check stands after so many layers, again and again, none after the last one.
+        classifier: [3, hidden] float32, of `STOP`, `EXIT` and `CONTINUE`, over unit states.
+        down, up: [checks, rank, hidden] and [checks, hidden, rank] float32: what the vocabulary projection reads at
+            check k is `x + up[k] down[k] x`, x the state there after the final norm.
+        facts, model: As in `Exits`.
     """
 
     every: int
@@ -114,9 +125,9 @@ class ExitHeads:
         return (unit(states) @ self.classifier.to(states.device, torch.float64).T).softmax(dim=-1)
 
     def corrected(self, normed: torch.Tensor, checks: np.ndarray) -> torch.Tensor:
-        """Rows [n, hidden] after the final norm, as the head is to read those of check `checks` [n]; -1: as they are.
+        """Rows [n, hidden] after the final norm, as the head is to read those of check `checks` [n].
 
-        In float64, so that a row's logits do not depend on the rows beside it.
+        -1: as they are. In float64, so that a row's logits do not depend on the rows beside it.
         """
         rows = np.flatnonzero(checks >= 0)
         made, at = normed.clone(), torch.from_numpy(checks[rows]).to(self.down.device)
@@ -132,7 +143,12 @@ class ExitHeads:
 
     @classmethod
     def load(cls, path: Path) -> ExitHeads:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
+        """Read what `save` wrote.
+
+        Raises:
+            ModelNotFound: If there is no such file.
+            CorruptFile: For anything else.
+        """
         found = Artifact.read(path, _HEADS, _MAKE_HEADS, {"every": Whole(1, MOST_LAYERS)})
         classifier, down, up = (
             found.tensors.get(name, torch.zeros(0, dtype=torch.float32, device="cpu"))

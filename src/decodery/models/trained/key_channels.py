@@ -22,9 +22,12 @@ _MADE = "make one with `decodery train kv double-sparsity -m MODEL FILES --out D
 
 @dataclass(frozen=True, eq=False)
 class KeyChannels:
-    """order: [layers, kv_heads, head_dim] channels of rotated keys, those that say most first.
+    """By layer and head: the order of the channels of keys.
 
-    facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
+    Attributes:
+        order: [layers, kv_heads, head_dim] channels of rotated keys, those that say most first.
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
 
     order: torch.Tensor

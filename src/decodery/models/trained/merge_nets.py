@@ -23,9 +23,12 @@ MADE = "make one with `decodery train merges -m MODEL FILES --out DIR`"
 
 @dataclass(frozen=True, eq=False)
 class MergeNet:
-    """tensors: "first" [width, 3 * hidden], "bias" [width] and "second" [hidden, width], of a gated sum.
+    """A small network that makes the embedding of a merged token.
 
-    facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its width will do.
+    Attributes:
+        tensors: "first" [width, 3 * hidden], "bias" [width] and "second" [hidden, width], of a gated sum.
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its width will do.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -33,7 +36,7 @@ class MergeNet:
     model: str = ""
 
     def rows(self, mean: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] embeddings of merged tokens, by the mean of theirs and those of the first and the last of them.
+        """[n, hidden] embeddings of merged tokens, from the mean, first and last of their tokens'.
 
         What is added to the mean is as large as tokens' embeddings are; it is nothing where "second" is zero.
         """
@@ -67,7 +70,11 @@ class MergeNet:
 
     @classmethod
     def load(cls, path: str | Path) -> MergeNet:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
+        """Read what `save` wrote, a file or the folder it is in.
+
+        Raises:
+            ModelNotFound, CorruptFile: For others.
+        """
         at = Path(path).expanduser()
         return _load(at / MERGE_NET if at.is_dir() else at)
 

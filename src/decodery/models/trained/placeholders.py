@@ -22,11 +22,14 @@ _MADE = "make some with decodery train lexical-units -m MODEL, or decodery train
 
 @dataclass(frozen=True, eq=False)
 class Placeholders:
-    """Learned input embeddings. data: [n, hidden] float32, row j for the (j + 1)-th token that is not known.
+    """Learned input embeddings.
 
-    facts: how they were made, as plain JSON; "vocabulary" names the tokenizer of the model they belong to, as in
-    `ModelConfig`, and is empty where that does not matter. rates: [n, ranks] float32, how often each of the most likely
-    tokens there was right in texts held out; None where that was not counted.
+    Attributes:
+        data: [n, hidden] float32, row j for the (j + 1)-th token that is not known.
+        facts: How they were made, as plain JSON; "vocabulary" names the tokenizer of the model they belong to, as in
+            `ModelConfig`, and is empty where that does not matter.
+        rates: [n, ranks] float32, how often each of the most likely tokens there was right in texts held out; None
+            where that was not counted.
     """
 
     data: torch.Tensor
@@ -48,7 +51,12 @@ class Placeholders:
 
     @classmethod
     def load(cls, path: Path) -> Placeholders:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
+        """Read what `save` wrote.
+
+        Raises:
+            ModelNotFound: If there is no such file.
+            CorruptFile: For anything else.
+        """
         found = Artifact.read(path, _KIND, _MADE)
         data, rates = found.tensors.get("embeddings"), found.tensors.get("rates")
         if data is None or data.ndim != 2 or 0 in data.shape or data.dtype != torch.float32:

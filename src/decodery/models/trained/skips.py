@@ -21,7 +21,7 @@ _MADE = "make one with decodery train swift -m MODEL"
 
 
 def switches(layers: int) -> list[str]:
-    """The sublayers of a model of so many layers that may be skipped: all but those of the first and the last one."""
+    """The sublayers of a model of so many layers that may be skipped, not of the first and last layer."""
     return [f"{kind}.{layer}" for kind in SUBLAYERS for layer in range(1, layers - 1)]
 
 
@@ -34,8 +34,9 @@ def sublayers(chosen: np.ndarray, layers: int) -> frozenset[str]:
 class SkipSet:
     """Sublayers that are passed by, such as "attention.3" or "mlp.5", of a model of `layers` layers.
 
-    facts: how they were found, as plain JSON. model: `fingerprint` of the model they belong to, "" where that is not
-    known.
+    Attributes:
+        facts: How they were found, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where that is not known.
     """
 
     skip: frozenset[str]
@@ -53,7 +54,12 @@ class SkipSet:
 
     @classmethod
     def load(cls, path: Path) -> SkipSet:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
+        """Read what `save` wrote.
+
+        Raises:
+            ModelNotFound: If there is no such file.
+            CorruptFile: For anything else.
+        """
         found = Artifact.read(path, _KIND, _MADE, {"layers": LAYERS})
         marks, layers = found.tensors.get("skipped"), found.facts["layers"]
         if marks is None or marks.dtype != torch.uint8 or marks.shape != (len(SUBLAYERS), layers) or marks.max() > 1:

@@ -23,11 +23,14 @@ _MADE = "make one with decodery train hidden-transfer -m MODEL"
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """Map i makes the state after so many `layers`[i] that of the (i + 1)-th token after, which is not known.
+    """Map i predicts, after `layers`[i] layers, the state of the (i + 1)-th token after this one.
 
-    maps: [n, hidden, hidden] float32, to be multiplied from the left; layers: ascending. rates: [n, ranks] float32, how
-    often each of the most likely tokens there was right in texts held out. facts: how they were made, as plain JSON.
-    model: `fingerprint` of the model they belong to, "" where that does not matter.
+    Attributes:
+        maps: [n, hidden, hidden] float32, to be multiplied from the left.
+        layers: Ascending.
+        rates: [n, ranks] float32, how often each of the most likely tokens there was right in texts held out.
+        facts: How they were made, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where that does not matter.
     """
 
     maps: torch.Tensor
@@ -55,7 +58,12 @@ class Transfer:
 
     @classmethod
     def load(cls, path: Path) -> Transfer:
-        """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
+        """Read what `save` wrote.
+
+        Raises:
+            ModelNotFound: If there is no such file.
+            CorruptFile: For anything else.
+        """
         found = Artifact.read(path, _KIND, _MADE)
         try:
             weight, scale, layers, rates = (found.tensors[name] for name in ("weight", "scale", "layers", "rates"))
@@ -83,7 +91,8 @@ class Transfer:
 def found_transfer(given: Transfer | str | None, model: Reader) -> Transfer:
     """What the setting `transfer` of a drafter names, or what comes along.
 
-    Raises SettingsError where there is none, and whatever else is wrong with it.
+    Raises:
+        SettingsError: If there is none, and whatever else is wrong with it.
     """
     if not isinstance(given, Transfer):
         path = given_or_shipped(given, TRANSFER, model.config.vocabulary)
