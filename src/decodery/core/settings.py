@@ -29,11 +29,14 @@ _WORDS: dict[Any, tuple[str, str]] = {
 def checked(
     *further: Callable[..., Any], but: Collection[str] = (), elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
-    """Decorates a function whose keyword-only arguments are settings: they are checked by their annotations.
+    """Decorate a function whose keyword-only arguments are settings, checked by their annotations.
 
-    further: functions that get what else is given, all but the arguments in `but`; without them a function with
-    `**settings` leaves names it does not know to whomever it hands them to. elsewhere: what to do where one of these
-    names is given, which belong to other functions. Raises SettingsError.
+    Raises SettingsError.
+
+    Args:
+        further: Functions that get what else is given, all but the arguments in `but`; without them a function with
+            `**settings` leaves names it does not know to whomever it hands them to.
+        elsewhere: What to do where one of these names is given, which belong to other functions.
     """
 
     def decorate(function: F) -> F:
@@ -65,9 +68,12 @@ def checked(
 
 
 def plain(value: Any, kind: Any = Any) -> Any:
-    """A setting without numpy's types: its scalars become Python's, and arrays lists, where a list is one of `kind`.
+    """A setting without numpy's types.
 
-    Raises SettingsError for one that is nested too deeply to be looked through.
+    Scalars become Python's; arrays become lists where a list is one of `kind`.
+
+    Raises:
+        SettingsError: For one that is nested too deeply to be looked through.
     """
     try:
         return _plain(value, kind)

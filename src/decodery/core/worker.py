@@ -34,11 +34,14 @@ class Unanswered(Exception):
 class Worker:
     """Answers questions in a process of its own, which is kept for the next ones; one question at a time.
 
-    file: Python code with a function `begin(*arguments)` that makes what the process needs and gives back the function
-    that answers. It is run as a file, not as a module of this package, so that only what it imports is loaded.
-    Questions and answers are what JSON can say. memory: bytes that the process may take: of address space on Linux,
-    where the kernel holds it to that; elsewhere of resident memory, which is looked at ten times a second. Safe to
-    share between threads; after a fork the child has a process of its own.
+    Safe to share between threads; after a fork the child has a process of its own.
+
+    Args:
+        file: Python code with a function `begin(*arguments)` that makes what the process needs and gives back the
+            function that answers. It is run as a file, not as a module of this package, so that only what it imports is
+            loaded. Questions and answers are what JSON can say.
+        memory: Bytes that the process may take: of address space on Linux, where the kernel holds it to that; elsewhere
+            of resident memory, which is looked at ten times a second.
     """
 
     def __init__(self, file: Path, *arguments: str, memory: int) -> None:
@@ -62,8 +65,10 @@ class Worker:
         """The answer to `question`; starting the process is not counted in `seconds`.
 
         They are seconds of work where the system tells them apart from waiting, so that a busy machine changes nothing.
-        Raises NotStarted, or Unanswered where the limits of time or memory were reached or the process broke down;
-        the next question gets a new process.
+
+        Raises:
+            NotStarted, Unanswered: If the limits of time or memory were reached or the process broke down; the next
+                question gets a new process.
         """
         line = json.dumps([question, _STARVED * seconds]).encode() + b"\n"
         with self._lock:
