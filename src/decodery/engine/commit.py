@@ -15,9 +15,12 @@ _TOGETHER = 64
 
 
 def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Accepted) -> list[int]:
-    """Append the accepted path and the bonus token up to the first stop, or hold; returns what was appended.
+    """Append the accepted path and the bonus token up to the first stop, or hold.
 
     Stop conditions are checked token by token, so that a run accepted at once ends where plain decoding would.
+
+    Returns:
+        What was appended.
     """
     run = [int(tree.tokens[node]) for node in accepted.path] + [accepted.bonus]
     chosen_at = [0, *accepted.path]
@@ -68,7 +71,11 @@ def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
 
 
 def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
-    """Of the token that follows each row, and of the `top` likeliest. logits: [n, vocab], the model's own."""
+    """Of the token that follows each row, and of the `top` likeliest.
+
+    Args:
+        logits: [n, vocab], the model's own.
+    """
     found: list[TokenLogprob] = []
     for first in range(0, len(tokens), _TOGETHER):
         here = tokens[first : first + _TOGETHER]

@@ -55,10 +55,10 @@ class PassBudget:
         return max(1, min(parts[runs.index(run)], self._beside_others(runs)))
 
     def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
-        """Which of these asks share the next pass, by their tasks and numbers; the others wait for a later one.
+        """Which of these asks share the next pass, by their tasks and numbers.
 
-        Whoever has waited longest gets one in any case. The other rows are divided fairly, and a search gets no more of
-        them than what others can wait for.
+        The others wait for a later one. Whoever has waited longest gets one in any case. The other rows are divided
+        fairly, and a search gets no more of them than what others can wait for.
         """
         runs = [run for run, _ in asked]
         bounded = (

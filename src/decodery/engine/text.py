@@ -29,7 +29,12 @@ from .preempt import behind
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """What a turn may take of a pass. rows: unread tokens at most; budget: of what it drafts, where it drafts."""
+    """What a turn may take of a pass.
+
+    Attributes:
+        rows: Unread tokens at most.
+        budget: Of what it drafts, where it drafts.
+    """
 
     rows: int
     budget: Budget
@@ -60,7 +65,10 @@ def reads(seq: Sequence) -> bool:
 
 
 def turn(seq: Sequence, share: StepBudget) -> ForwardCoroutine[None]:
-    """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
+    """One turn of a text.
+
+    Where it ends early by an error or because it is closed, nothing tentative is left.
+    """
     if writes(seq.model):
         seq.model.advance(seq)
         return
