@@ -24,7 +24,9 @@ def check_constraint(
 
     A state never changes; one that is walked to again allows the same; the text may end exactly where it is complete;
     forced tokens are all that is allowed; what is permitted includes what is allowed, and what is accepted is that.
-    Returns the walks.
+
+    Returns:
+        The walks.
     """
     random = np.random.default_rng(seed)
     ends = list(eos_ids)

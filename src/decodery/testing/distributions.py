@@ -58,8 +58,9 @@ def check_distribution(
 ) -> float:
     """Distribution-identical: the joint law of the first tokens over many seeds is the enumerated one.
 
-    Returns the p-value of a chi-square test; raises where it is below `least`, or where no draft was accepted below
-    its first token, so that the test would say nothing about drafts.
+    Returns:
+        The p-value of a chi-square test; raises where it is below `least`, or where no draft was accepted below its
+        first token, so that the test would say nothing about drafts.
     """
     sampler = sampler or Sampler.from_settings(temperature=1.0)
     scored_by = model if logits_source is None else logits_source.over(model, prompt)

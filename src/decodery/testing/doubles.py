@@ -25,10 +25,12 @@ _STREAM = 98
 
 
 class ScriptedChain(TableModel):
-    """Solves puzzles of `chain`, each step right with probability 1 - error, otherwise with a uniformly wrong residue.
+    """Solves puzzles of `chain`; each step is right with probability 1 - error, else uniformly wrong.
 
-    It goes on from its own results, right or wrong, and writes texts of one length. operations, modulus: of the
-    puzzles; the modulus is at most 10, so that a result is one token.
+    It goes on from its own results, right or wrong, and writes texts of one length.
+
+    Args:
+        operations, modulus: Of the puzzles; the modulus is at most 10, so that a result is one token.
     """
 
     def __init__(self, error: float, operations: int, modulus: int = 10) -> None:
@@ -42,8 +44,10 @@ class ScriptedChain(TableModel):
         return 1 - (1 - (1 - self.error) ** self.puzzle.operations) ** n
 
     def solves_by_steps(self, m: int) -> float:
-        """The chance that the text is right of which every step is the best of m, by a scorer that knows: as many steps
-        are written as for m texts."""
+        """Probability of a right text if every step is the best of m by a perfect scorer.
+
+        It takes as many steps as m texts.
+        """
         return (1 - self.error**m) ** self.puzzle.operations
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -74,7 +78,7 @@ class ScriptedChain(TableModel):
 
 
 class Tabular(TableModel):
-    """A random model over few tokens: each law is drawn evenly from all there are, and hangs on the whole text.
+    """A random model over few tokens, with a uniformly drawn distribution for every text.
 
     Texts of a fixed length can be enumerated: see `law`.
     """
@@ -116,9 +120,10 @@ class TabularReward(Scorer):
 
 
 def best_of_law(law: torch.Tensor, scores: torch.Tensor, n: int) -> torch.Tensor:
-    """[texts] the law of the best scored of n draws from `law`: F^n less what lies below, F being the scores' law.
+    """[texts] distribution of the best scored of n draws from `law`.
 
-    Of texts with equal scores the one drawn first wins, so that they share their chance as they share their mass.
+    F^n less what lies below, F being the scores' distribution. Of texts with equal scores the one drawn first wins, so
+    that they share their chance as they share their mass.
     """
     below = torch.stack([law[scores < score].sum() for score in scores])
     level = torch.stack([law[scores == score].sum() for score in scores])

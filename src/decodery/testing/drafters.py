@@ -33,9 +33,12 @@ class Garbage(Drafter):
 
 @dataclass(frozen=True)
 class Oracle(Drafter):
-    """Trees that hold the true continuation among random branches, in scattered rows and to a random depth.
+    """Trees that hold the true continuation among random branches, to a random depth.
 
-    answer: the whole true text, prompt included. Accepted paths then lie anywhere in a pass.
+    Accepted paths then lie anywhere in a pass.
+
+    Attributes:
+        answer: The whole true text, prompt included.
     """
 
     answer: tuple[int, ...]
@@ -57,9 +60,12 @@ class Oracle(Drafter):
 
 @dataclass(frozen=True)
 class Foretold(Drafter):
-    """Chains of the true continuation, whose length is as asked; another token stands at the places that are `wrong`.
+    """Chains of the true continuation, whose length is as asked.
 
-    answer: the whole true text, prompt included, in which places are counted.
+    Another token stands at the places that are `wrong`.
+
+    Attributes:
+        answer: The whole true text, prompt included, in which places are counted.
     """
 
     answer: tuple[int, ...]

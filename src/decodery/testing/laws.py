@@ -64,9 +64,14 @@ def check_identical(
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
     preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too, and where a processor changes the logits that it is given. plain: what plain decoding gave; by
-    default it is decoded, once for all drafters that are compared with the same texts of the same model, unless texts
-    are excused or a source has its say. Returns the speculative runs, whose traces tell how much was accepted.
+    is broken too, and where a processor changes the logits that it is given.
+
+    Args:
+        plain: What plain decoding gave; by default it is decoded, once for all drafters that are compared with the same
+            texts of the same model, unless texts are excused or a source has its say.
+
+    Returns:
+        The speculative runs, whose traces tell how much was accepted.
     """
     if drafter is None and acceptance_rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
@@ -165,7 +170,7 @@ def first_difference(expected: Ordered[int], got: Ordered[int]) -> int:
 
 
 def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
-    """By how much `expected` preferred its token at output position `at` over `got`'s: a score difference in nats.
+    """Score difference in nats between the expected and the actual token at output position `at`.
 
     The score is what the token is the argmax of: warped logits, and the request's noise where it samples. Infinite
     where one of the texts has no such position. Warps that hear log-probabilities are not replayed.
@@ -201,7 +206,7 @@ def check_batch(
     max_new_tokens: int = 16,
     tested: Tested | None = None,
 ) -> None:
-    """A sequence in a batch with ragged prompts and ragged trees is what it is alone, chunked prefill or not.
+    """A sequence in a ragged batch equals the sequence alone, with or without chunked prefill.
 
     Where less than `tested` happened the law is broken too.
     """

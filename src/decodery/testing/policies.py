@@ -22,11 +22,13 @@ _MOST = 9
 def check_cache_policy(
     model: LanguageModel, prompts: Ordered[Ordered[int]], cache_policy: CachePolicy | str, *, tolerance: float = 1e-9
 ) -> None:
-    """Plain decoding under a policy, by every way there is: with drafts that are right and drafts that are wrong, with
-    prompts in chunks, in a batch, and by a fork in the middle.
+    """Plain decoding under a policy gives the same in all ways of running it.
 
-    Tokens must be the same, and what the caches hold in the end: slots, positions, keys, values, and what they make of
-    rows that come next, a tree among them. Raises LawBroken with the first thing that differs.
+    With right and wrong drafts, chunked prompts, batches and forks. Tokens must be the same, and what the caches hold
+    in the end: slots, positions, keys, values, and what they make of rows that come next, a tree among them.
+
+    Raises:
+        LawBroken: With the first thing that differs.
     """
     settings = {"cache_policy": cache_policy, "max_new_tokens": _MOST}
     plain = decode(model, prompts, together=False, **settings)  # type: ignore[arg-type]

@@ -20,10 +20,12 @@ from .running import LawBroken, decode
 def check_predictions(
     model: LanguageModel, prompt: Ordered[int], *, length: int = 4, max_new_tokens: int = 41, **settings: Any
 ) -> None:
-    """Chains of `length` tokens that are predicted rightly but at planted places cost the passes that they must.
+    """Chains of `length` tokens, right but at given places, cost the number of passes they must.
 
     No place: one pass for length + 1 tokens. Some: at most a pass more for each of them. All: one for each token.
-    settings: of the request, as in `decode`.
+
+    Args:
+        settings: Of the request, as in `decode`.
     """
     (plain,) = decode(model, [prompt], max_new_tokens=max_new_tokens, **settings)
     places = range(len(prompt), len(plain.tokens))

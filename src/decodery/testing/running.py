@@ -33,7 +33,7 @@ class LawBroken(AssertionError):
 
 @dataclass(frozen=True)
 class BothWays(Coupled):
-    """The coupled rule, which also compares the two ways a rule may ask for laws: node by node, and the tree at once.
+    """The coupled rule, which compares distributions requested node by node and for the tree at once.
 
     A CPU is asked the first way and an accelerator the second, so that a processor that looks at other rows of its
     call, or whose states are not their nodes' own, would show on one of them only.

@@ -26,12 +26,15 @@ def check_scorer(
     *,
     tolerance: float = 1e-9,
 ) -> None:
-    """A score hangs on prompt and candidate alone; scorers keep within their bounds, and spend what the ledger says.
+    """A score hangs on prompt and candidate alone.
 
-    Candidates are scored together, again, alone, in another order, begun and finished, and by what a model has read
-    of them as well as by nothing: the scores are the same, within `tolerance` where a model is asked, and what was read
-    is left as it was. texts: prompts and what was written after each; those of one prompt are scored together. Raises
-    LawBroken, also where all candidates are worth the same, so that nothing was put to the test.
+    Scorers keep within their bounds, and spend what the ledger says. Candidates are scored together, again, alone, in
+    another order, begun and finished, and by what a model has read of them as well as by nothing: the scores are the
+    same, within `tolerance` where a model is asked, and what was read is left as it was. Raises LawBroken, also where
+    all candidates are worth the same, so that nothing was put to the test.
+
+    Args:
+        texts: Prompts and what was written after each; those of one prompt are scored together.
     """
     trial, seen = _Trial(scorer, model, tolerance), list[float]()
     for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in texts):

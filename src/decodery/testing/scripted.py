@@ -22,7 +22,13 @@ _WORD = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True)
 class Asked:
-    """One request. prompt: a text or messages; text: all of it in one. number: how many came before it."""
+    """One request.
+
+    Attributes:
+        prompt: A text or messages.
+        number: How many came before it.
+        text: All of it in one.
+    """
 
     prompt: Prompt
     stop: tuple[str, ...]
@@ -38,8 +44,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer. likely: log-probabilities of its first token's alternatives, by text. gone: the server goes away
-    after the text, so that it is not whole.
+    """An answer.
+
+    Attributes:
+        likely: log-probabilities of its first token's alternatives, by text.
+        gone: The server goes away after the text, so that it is not whole.
     """
 
     text: str
@@ -51,10 +60,14 @@ Script = Callable[[Asked], "str | Said"]
 
 
 class ScriptedLM(LLM):
-    """An `LLM` without a network or weights. script: the answer to a request, by any of it, as a function or as a list
-    by number. asked: all requests so far, in order. context: words of a prompt and its text at most; None for any.
+    """An `LLM` without a network or weights.
 
     Words are its tokens, a word a pass.
+
+    Args:
+        script: The answer to a request, by any of it, as a function or as a list by number.
+        context: Words of a prompt and its text at most; None for any.
+        asked: All requests so far, in order.
     """
 
     def __init__(self, script: Script | Ordered[str | Said], context: int | None = None) -> None:

@@ -9,7 +9,8 @@ import torch
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     """p-value of observed counts [k] under probabilities [k]; cells expecting fewer than five are pooled.
 
-    Returns 0.0 where something was observed that has probability zero.
+    Returns:
+        0.0 where something was observed that has probability zero.
     """
     total = counts.sum()
     if counts[probabilities <= 0].sum() > 0:
