@@ -10,9 +10,12 @@ CARD = "README.md"
 
 
 def refuse_others(out: Path, *, made: str, what: str) -> None:
-    """Raise SettingsError where training would overwrite something else: a card that is not beside the file `made`.
+    """Raise SettingsError where training would overwrite something else.
 
-    what: what that says of the folder, for the sentence.
+    A card that is not beside the file `made`.
+
+    Args:
+        what: What that says of the folder, for the sentence.
     """
     if (out / CARD).exists() and not (out / made).exists():
         raise SettingsError(f"{out} has a {CARD} and {what}: name a new folder")

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """An example as the model went on from it. rows: [tokens, layers * heads, head_dim] half precision, what every head
-    wrote where each token was chosen, the first at the prompt's end. doubt: the mean of -log p over the prompt.
+    """An example as the model went on from it.
+
+    Attributes:
+        rows: [tokens, layers * heads, head_dim] half precision, what every head wrote where each token was chosen, the
+            first at the prompt's end.
+        doubt: The mean of -log p over the prompt.
     """
 
     example: Example

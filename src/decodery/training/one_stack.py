@@ -40,7 +40,10 @@ def asking(source: str) -> list[int]:
 
 @dataclass(frozen=True)
 class OneStackRecipe:
-    """How a decoder is trained: its shape, and `steps` of `batch` sources each; `held` of them are held out."""
+    """How a decoder is trained: its shape, and `steps` of `batch` sources each.
+
+    `held` of them are held out.
+    """
 
     shape: Shape = SHAPES["tiny-1M"]
     steps: int = 1500
@@ -65,8 +68,10 @@ def train_one_stack(
 ) -> float:
     """Train a decoder to write what `kind` says of its prompt, and leave it in the folder `out`, in int8.
 
-    Returns the share of held-out sources of which greedy decoding writes all that is right. Interrupted, it goes on
-    from its last checkpoint when called again.
+    Interrupted, it goes on from its last checkpoint when called again.
+
+    Returns:
+        The share of held-out sources of which greedy decoding writes all that is right.
     """
     recipe = recipe or OneStackRecipe()
     check_folder(out)
@@ -96,7 +101,7 @@ def train_one_stack(
 
 
 def lesson(kind: Transduction, recipe: OneStackRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A step's tokens [batch, longest], filled up after their ends, and what is learned of them, -1 for nothing."""
+    """Tokens [batch, longest] of a step, padded after their ends, and their targets, -1 for none."""
     drawn = islice(sources(kind, "train", (recipe.seed << 32) + step), recipe.batch)
     rows = [(asking(each), [*encoded(kind.write(each)), END_ID]) for each in drawn]
     tokens = np.full((len(rows), max(len(ask) + len(text) for ask, text in rows)), END_ID, dtype=np.int64)

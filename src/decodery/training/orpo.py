@@ -35,8 +35,14 @@ PAIRS = "pairs.json"
 
 @dataclass(frozen=True)
 class ORPORecipe:
-    """One round. problems: puzzles that are searched. margin: of values, below which two steps say nothing. weight: of
-    the odds, 0 for learning the better steps alone. COS(M+O)S gives no numbers but that it does several rounds.
+    """One round.
+
+    COS(M+O)S gives no numbers but that it does several rounds.
+
+    Attributes:
+        problems: Puzzles that are searched.
+        margin: Of values, below which two steps say nothing.
+        weight: Of the odds, 0 for learning the better steps alone.
     """
 
     problems: int = 100
@@ -54,7 +60,12 @@ class ORPORecipe:
 
 @dataclass(frozen=True)
 class Pair:
-    """Token ids. begin: what stands before both; better, worse: the steps that were written there."""
+    """Token ids.
+
+    Attributes:
+        begin: What stands before both.
+        better, worse: The steps that were written there.
+    """
 
     begin: list[int]
     better: list[int]
@@ -63,8 +74,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found of one part of its tree. walks: through it or to it; value: the mean of what these backed up,
-    its own where there was none.
+    """What a search found of one part of its tree.
+
+    Attributes:
+        walks: Through it or to it.
+        value: The mean of what these backed up, its own where there was none.
     """
 
     walks: int
@@ -137,7 +151,7 @@ def pairs(
 
 
 def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
-    """[n] losses of pairs whose steps have these mean log-probabilities of a token, [n], below 0 (ORPO, 2024)."""
+    """[n] losses of pairs with these mean log-probabilities per token, [n], below 0 (ORPO, 2024)."""
     return -better - weight * logsigmoid(_log_odds(better) - _log_odds(worse))
 
 
@@ -153,9 +167,14 @@ def train_orpo(
 ) -> dict[str, float]:
     """One round: search puzzles, learn from the trees, and leave the model in the folder `out`, in int8.
 
-    search: over steps, of this model. Returns what held-out pairs say of the model that is kept: their `loss`, and
-    the share of them whose better step it finds likelier (`preferred`), and the same before. Interrupted, it goes on
-    when called again. Raises SettingsError where the trees hold too few pairs.
+    Returns what held-out pairs say of the model that is kept: their `loss`, and the share of them whose better step it
+    finds likelier (`preferred`), and the same before. Interrupted, it goes on when called again.
+
+    Args:
+        search: Over steps, of this model.
+
+    Raises:
+        SettingsError: If the trees hold too few pairs.
     """
     recipe = recipe or ORPORecipe()
     check_folder(out)

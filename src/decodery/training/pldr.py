@@ -36,9 +36,12 @@ _KEPT = 16
 
 @dataclass(frozen=True)
 class PLDRRecipe:
-    """Shape and course of a training. The published model of 110 million weights has 5 layers, 14 heads of 64, 8 units.
+    """Shape and course of a training.
 
-    operator_inner: of the gated layers that make operators, `depth` in each of `units`.
+    The published model of 110 million weights has 5 layers, 14 heads of 64, 8 units.
+
+    Attributes:
+        operator_inner: Of the gated layers that make operators, `depth` in each of `units`.
     """
 
     heads: int = 4
@@ -66,11 +69,11 @@ class PLDRRecipe:
 def train_pldr(
     puzzle: Puzzle, out: Path, *, recipe: PLDRRecipe | None = None, command: str = "", progress: Progress = silent
 ) -> dict[str, float]:
-    """Train a model for `puzzle` and leave it in the folder `out`, with the mean operators of some prompts as weights.
+    """Train a model for `puzzle` and write it to `out`.
 
-    What makes operators lies beside it, see `PowerLaw.load`. Returns what validation said of the model that is kept:
-    the loss with operators of each text's own, and with kept ones the loss and the share of puzzles solved greedily.
-    Interrupted, it goes on from its last checkpoint when called again.
+    The mean operators of some prompts become weights. What makes operators lies beside it, see `PowerLaw.load`. Returns
+    what validation said of the model that is kept: the loss with operators of each text's own, and with kept ones the
+    loss and the share of puzzles solved greedily. Interrupted, it goes on from its last checkpoint when called again.
     """
     recipe = recipe or PLDRRecipe()
     check_folder(out)

@@ -37,14 +37,18 @@ _SPARE = 8
 
 @dataclass(frozen=True)
 class PRMRecipe:
-    """What a process reward model learns from. problems: of the split "reward"; solutions: sampled of each.
+    """What a process reward model learns from.
 
-    labels: "rollouts" is the share of `rollouts` completions of a beginning that are right (Math-Shepherd, 2024);
-    "reference" compares each step with what a solver knows, as one call of an annotator who sees a reference solution
-    would (SPARE, 2025): the last step's label is the outcome, and the reference itself is learned as all right;
-    "restart" is, for every step alike, the share of a problem's other samples that are not better than the text, see
-    `restart.not_better`. missed, flipped: how often that annotator passes over a step, which then counts as wrong, and
-    gives the other label.
+    Attributes:
+        problems: Of the split "reward".
+        solutions: Sampled of each.
+        labels: "rollouts" is the share of `rollouts` completions of a beginning that are right (Math-Shepherd, 2024);
+            "reference" compares each step with what a solver knows, as one call of an annotator who sees a reference
+            solution would (SPARE, 2025): the last step's label is the outcome, and the reference itself is learned as
+            all right; "restart" is, for every step alike, the share of a problem's other samples that are not better
+            than the text, see `restart.not_better`.
+        missed, flipped: How often that annotator passes over a step, which then counts as wrong, and gives the other
+            label.
     """
 
     problems: int = 200
@@ -75,7 +79,12 @@ class PRMRecipe:
 
 @dataclass(frozen=True)
 class Labelled:
-    """One solution. labels: of its steps, between 0 and 1. tokens: what was written to label it."""
+    """One solution.
+
+    Attributes:
+        labels: Of its steps, between 0 and 1.
+        tokens: What was written to label it.
+    """
 
     problem: int
     prompt: str
@@ -93,7 +102,7 @@ def train_prm(
     command: str = "",
     progress: Progress = silent,
 ) -> ProcessHead:
-    """Label solutions that `model` samples, and leave in `out` a head that reads the labels off its hidden states.
+    """Label solutions that `model` samples, and write a head that predicts the labels to `out`.
 
     One problem in ten is held out; the head's facts say how well it ranks steps there: auc, cross_entropy, and that of
     always saying the mean. Interrupted, it goes on from what is in `out` when called again.
@@ -199,7 +208,7 @@ def _of_problem(
 
 
 def annotated(puzzle: Puzzle, prompt: str, text: str, recipe: PRMRecipe, random: Random) -> tuple[float, ...]:
-    """Labels as an annotator gives them in one go: what is passed over is wrong, the last one is the outcome."""
+    """Labels in the order an annotator gives them: skipped steps are wrong, the last is the outcome."""
     labels = puzzle.labels(prompt, text)
     for place in range(len(labels) - 1):
         if random.random() < recipe.flipped:

@@ -38,9 +38,12 @@ _TOGETHER, _BATCH, _EVERY = 32, 256, 50
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """What a model wrote for a prompt. rows: {site: [tokens, width]}, those that its tokens were chosen at.
+    """What a model wrote for a prompt.
 
-    right: whether it leads where it should; doubt: the mean of -log p over its tokens.
+    Attributes:
+        right: Whether it leads where it should.
+        doubt: The mean of -log p over its tokens.
+        rows: {site: [tokens, width]}, those that its tokens were chosen at.
     """
 
     prompt: str
@@ -104,7 +107,7 @@ def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> P
 
 @torch.no_grad()
 def reread(model: LanguageModel, programs: Ordered[Program], sites: Ordered[str]) -> list[Program]:
-    """The same programs with the rows that another model has of them, while it reads what it did not write."""
+    """The same programs with the rows of another model that reads them."""
     found = []
     for each in programs:
         tokens, first = encoded(each.prompt + each.text), len(encoded(each.prompt)) - 1
@@ -129,12 +132,18 @@ def train_program_probe(
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """The probe of the site at which the states of validation programs are read best; all sites in `facts`.
+    """The probe of the site at which the states of validation programs are read best.
 
-    meaning: what the actions do to the states that are learned: another semantics has to be learned by a probe of its
-    own, of the same size and from the same rows. inner: widths of hidden layers, () for a linear probe. ahead: learn
-    the state so many tokens later. Programs are split by prompt; the threshold is set on right programs of the
-    calibration part. Raises SettingsError where there are too few.
+    All sites in `facts`. Programs are split by prompt; the threshold is set on right programs of the calibration part.
+
+    Args:
+        meaning: What the actions do to the states that are learned: another semantics has to be learned by a probe of
+            its own, of the same size and from the same rows.
+        inner: Widths of hidden layers, () for a linear probe.
+        ahead: Learn the state so many tokens later.
+
+    Raises:
+        SettingsError: If there are too few.
     """
     part = parts([each.prompt for each in programs], seed)
     of = {name: [each for each, own in zip(programs, part, strict=True) if own == name] for name in set(part)}
@@ -163,7 +172,11 @@ def train_program_probe(
 
 
 def misses(probe: Probe, programs: Ordered[Program], *, always: bool = False) -> list[float]:
-    """The score of each finished program, as its monitor comes by it; always: the highest of its beginnings' scores."""
+    """The score of each finished program, as its monitor comes by it.
+
+    Args:
+        always: The highest of its beginnings' scores.
+    """
     found = []
     for each in programs:
         likely = probe.likely(each.rows[probe.site] if always else each.rows[probe.site][-1:])

@@ -43,7 +43,11 @@ check_folder = partial(refuse_others, made=DESCRIPTION, what="is no puzzle model
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a Llama-style transformer whose embedding and head are one table. context: positions."""
+    """Of a Llama-style transformer whose embedding and head are one table.
+
+    Attributes:
+        context: Positions.
+    """
 
     hidden: int
     layers: int
@@ -63,10 +67,13 @@ SHAPES = {
 class PuzzleRecipe:
     """How a puzzle model is trained.
 
-    steps: at most, of `batch` texts each. Validated every `every` steps, it stops as soon as greedy decoding solves
-    a share between `least` and `most` of `greedy` held-out puzzles, and one of 64 samples a share above `reach` of
-    `sampled` ones: outside of that searches cannot be told apart. Some puzzles are learned so suddenly that validation
-    misses it: it ends halfway from `most` to all, too, and keeps what came nearest; validate more often then.
+    Validated every `every` steps, it stops as soon as greedy decoding solves a share between `least` and `most` of
+    `greedy` held-out puzzles, and one of 64 samples a share above `reach` of `sampled` ones: outside of that searches
+    cannot be told apart. Some puzzles are learned so suddenly that validation misses it: it ends halfway from `most` to
+    all, too, and keeps what came nearest; validate more often then.
+
+    Attributes:
+        steps: At most, of `batch` texts each.
     """
 
     shape: str = "tiny-1M"
@@ -105,8 +112,10 @@ def train_puzzle_model(
     """Train a model for `puzzle` and leave it in the folder `out`, in int8, ready to be loaded.
 
     Returns what validation said of the model that is kept, int8 included. Interrupted, it goes on from its last
-    checkpoint in `out` when called again. Texts are made as they are needed; nothing is read from elsewhere. seen: is
-    shown every model that is validated, in int8, and the share that it solves greedily.
+    checkpoint in `out` when called again. Texts are made as they are needed; nothing is read from elsewhere.
+
+    Args:
+        seen: Is shown every model that is validated, in int8, and the share that it solves greedily.
     """
     recipe = recipe or PuzzleRecipe()
     check_folder(out)
@@ -155,7 +164,7 @@ def train_puzzle_model(
 
 
 def solves(model: Transformer, puzzle: Puzzle, prompts: list[str], samples: int = 0) -> float:
-    """The share of puzzles that greedy decoding solves, or one at least of so many samples at temperature 1."""
+    """The share of puzzles solved greedily, or by at least one of several samples at temperature 1."""
     temperature = 1.0 if samples else 0.0
     texts = solved(model, prompts, puzzle.length + 8, each=max(1, samples), temperature=temperature)
     right = [
@@ -168,7 +177,7 @@ def solves(model: Transformer, puzzle: Puzzle, prompts: list[str], samples: int 
 
 
 def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The texts of a training step: tokens [count, longest], filled up after their ends, and what is learned of them.
+    """Tokens [count, longest] of a training step, padded after their ends, and their targets.
 
     The second is -1 where nothing is to be predicted: prompts and what fills up.
     """
@@ -186,7 +195,8 @@ def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tens
 def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
     """Logits [count, length, vocab] after every token of texts [count, length], with gradients.
 
-    visits: what is done with rows on the way, those of all texts in one [count * length, width].
+    Args:
+        visits: What is done with rows on the way, those of all texts in one [count * length, width].
     """
     run, visits = layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()) if visits is None else visits
     hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
@@ -249,7 +259,11 @@ def random_transformer(shape: Shape, seed: int) -> Transformer:
 
 
 def save(model: Transformer, out: Path, card: str) -> None:
-    """Leave a model of puzzles in a folder, ready to be loaded. model: in int8 or in floating point."""
+    """Leave a model of puzzles in a folder, ready to be loaded.
+
+    Args:
+        model: In int8 or in floating point.
+    """
     kept = precision(model)
     fused.save(out / f"{kept}.safetensors", model.weights)
     with replacing(out / TOKENIZER) as temporary:

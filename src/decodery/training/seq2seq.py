@@ -47,8 +47,11 @@ _NOTHING = -1
 class Seq2SeqRecipe:
     """How a small model is trained: its shape, and `steps` of `batch` sources each.
 
-    block: how many tokens of a source come at a time, None for an encoder that sees all of it at once. With it, half of
-    the sources are cut where the stream might stand, and what is learned is what can be written of that.
+    With it, half of the sources are cut where the stream might stand, and what is learned is what can be written of
+    that.
+
+    Attributes:
+        block: How many tokens of a source come at a time, None for an encoder that sees all of it at once.
     """
 
     hidden: int = 64
@@ -81,11 +84,15 @@ def train_seq2seq(
     teacher: LoadedModel | None = None,
     how: Distillation | None = None,
 ) -> float:
-    """Train a model to write what `kind` says of its sources, and leave it in the folder `out`, ready to be loaded.
+    """Train a model to write what `kind` defines for its sources, and write it to `out`.
 
-    teacher: a decoder alone of the same alphabet, from which it learns as `how` says; see `distilled`. Returns the
-    share of held-out sources of which greedy decoding writes all that is right. Interrupted, it goes on from its last
-    checkpoint when called again.
+    Interrupted, it goes on from its last checkpoint when called again.
+
+    Args:
+        teacher: A decoder alone of the same alphabet, from which it learns as `how` says; see `distilled`.
+
+    Returns:
+        The share of held-out sources of which greedy decoding writes all that is right.
     """
     recipe = recipe or Seq2SeqRecipe()
     if recipe.block is not None and not kind.cut:
@@ -149,7 +156,7 @@ def right(model: EncoderDecoder, kind: Transduction, held: Sequence[str]) -> flo
 
 
 def lesson(kind: Transduction, recipe: Seq2SeqRecipe, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A training step's sources [b, n], what the decoder reads [b, m], and what it is to say after each token [b, m].
+    """Sources [b, n] of a step, the decoder's inputs [b, m], and the targets after each token [b, m].
 
     -1 fills up sources and what is to be said; END_ID what is read.
     """
@@ -185,7 +192,10 @@ def leaves(model: EncoderDecoder) -> dict[str, torch.Tensor]:
 
 
 def random_encoder_decoder(recipe: Seq2SeqRecipe, longest: int) -> EncoderDecoder:
-    """A model of this shape with random weights, float32, for the puzzles' alphabet, whose end begins texts, too."""
+    """A float32 model of this shape with random weights, for the puzzles' alphabet.
+
+    The end token also begins texts.
+    """
     hidden, dim = recipe.hidden, recipe.hidden // recipe.heads
     config = EncoderDecoderConfig(
         vocab_size=VOCABULARY,

@@ -48,10 +48,16 @@ def train_shift(
 ) -> Shift:
     """The MLP, of three layers, that makes right answers likelier where the model was wrong.
 
-    chat: whether the questions have the chat template. answers: to learn from, those of one part; of questions answered
-    wrongly it learns the right answer, token by token, and of those answered rightly to leave the distribution as it is
-    (0.1 of the divergence from it). The model itself is frozen, and only its final norm and head are differentiated.
-    Raises SettingsError without wrong answers, UnsupportedModel for a model whose head gives no gradients.
+    The model itself is frozen, and only its final norm and head are differentiated.
+
+    Args:
+        answers: To learn from, those of one part; of questions answered wrongly it learns the right answer, token by
+            token, and of those answered rightly to leave the distribution as it is (0.1 of the divergence from it).
+        chat: Whether the questions have the chat template.
+
+    Raises:
+        SettingsError: Without wrong answers.
+        UnsupportedModel: For a model whose head gives no gradients.
     """
     model = lm.model
     if not is_open(model) or not model.capabilities.gradients:
