@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 async def plan(desk: RequestPreprocessor, body: ChatRequest) -> Plan:
-    """What a chat completion asks of the engine. Raises ApiError for what cannot be done."""
+    """What a chat completion asks of the engine.
+
+    Raises:
+        ApiError: For what cannot be done.
+    """
     language = await desk.do(lambda: _language(desk, body))
     constraint = await desk.compile(language)
     return await desk.do(lambda: _plan(desk, body, constraint))
@@ -122,7 +126,12 @@ def _language(desk: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | 
 
 @dataclass
 class ChatForm(Form):
-    """logprobs, told, steps: what is reported beside the text; calls: whether it may call tools."""
+    """Body of a chat completion request.
+
+    Attributes:
+        logprobs, told, steps: What is reported beside the text.
+        calls: Whether it may call tools.
+    """
 
     tokenizer: Tokenizer
     logprobs: bool

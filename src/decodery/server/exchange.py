@@ -16,10 +16,13 @@ from .service import Service
 
 
 class RequestHandler:
-    """A plan in the hands of a service. owner: whose request it is, by which texts take turns and share prompts.
+    """A plan in the hands of a service.
 
     Make it, `open` it, take the answer by `whole` or by `stream`, and `close` it whatever happens: what is not over
     then is cancelled.
+
+    Args:
+        owner: Whose request it is, by which texts take turns and share prompts.
     """
 
     def __init__(self, service: Service, plan: Plan, owner: str) -> None:
@@ -49,7 +52,11 @@ class RequestHandler:
             self._jobs.append(Job(request, owner, self._mailbox, deadline, index, first, plan.search))
 
     async def open(self) -> None:
-        """Submit the texts and wait for the first sign of life. Raises ApiError where the request cannot be served."""
+        """Submit the texts and wait for the first sign of life.
+
+        Raises:
+            ApiError: If the request cannot be served.
+        """
         self._service.submit(self._jobs)
         self._pending = await self._mailbox.take()
         for news in self._pending:

@@ -24,11 +24,18 @@ Ended = Literal["stop", "length", "content_filter", "cancelled", "error"]
 class Job:
     """A text, a canvas or a search, from its arrival to its end.
 
-    owner: whose it is. like: another one with the same prompt, whose prefill it shares. index: of the choice it
-    becomes. task: its part in the engine, while it has one; filling: the canvas that is. known: of a search, as much of
-    its first text as cannot change any more. sent, steps: tokens (of a search characters) and steps already told of.
-    arrived, begun, first, told: when it came, got its first pass, its first token and its last one, in seconds of a
-    monotonic clock. late: it ran out of time. over: nothing more will be told of it.
+    Attributes:
+        owner: Whose it is.
+        index: Of the choice it becomes.
+        like: Another one with the same prompt, whose prefill it shares.
+        task: Its part in the engine, while it has one.
+        filling: The canvas that is.
+        known: Of a search, as much of its first text as cannot change any more.
+        sent, steps: Tokens (of a search characters) and steps already told of.
+        arrived, begun, first, told: When it came, got its first pass, its first token and its last one, in seconds of a
+            monotonic clock.
+        late: It ran out of time.
+        over: Nothing more will be told of it.
     """
 
     request: Request | Fill
@@ -62,9 +69,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class FinishedText:
-    """A text that is over. prompt_logprobs: of the prompt's tokens but the first, where that was asked for.
+    """A text that is over.
 
-    context_full: whether it ended because the model's context was full.
+    Attributes:
+        prompt_logprobs: Of the prompt's tokens but the first, where that was asked for.
+        context_full: Whether it ended because the model's context was full.
     """
 
     text: str
@@ -82,7 +91,11 @@ class FinishedText:
 
 @dataclass(slots=True)
 class Update:
-    """What a job grew by. end: all of it once it is over (of a search, all it found), or the error that ended it."""
+    """What a job grew by.
+
+    Attributes:
+        end: All of it once it is over (of a search, all it found), or the error that ended it.
+    """
 
     job: Job
     text: str = ""

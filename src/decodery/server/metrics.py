@@ -34,7 +34,9 @@ _MONITORED = {
 
 
 class Metrics:
-    """Counters, gauges and histograms of one server, all with the label `model_name`. `docs/serving.md` lists them.
+    """Counters, gauges and histograms of one server, all with the label `model_name`.
+
+    `docs/serving.md` lists them.
 
     Times are intervals of one monotonic clock. A pass that adds several tokens to a text counts as so many equal gaps.
     """
