@@ -43,10 +43,11 @@ _HOMES = {
 
 
 def load(name: str = "smollm2", **options: Any) -> LLM:
-    """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
+    """Load a model: an embedded name, a folder, a `.gguf` file, a Hub id or a server's URL.
 
-    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
-    `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
+    Args:
+        options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
+            `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
     """
     if isinstance(name, str) and name.startswith(("http://", "https://")):
         from .llm.remote import remote
@@ -61,7 +62,10 @@ def load(name: str = "smollm2", **options: Any) -> LLM:
 
 
 def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | list[Output]:
-    """Load `model` and decode one prompt; see `LLM.generate`. To decode more than one, load the model once."""
+    """Load `model` and decode one prompt; see `LLM.generate`.
+
+    To decode more than one, load the model once.
+    """
     return load(model).generate(prompt, **settings)
 
 

@@ -48,8 +48,12 @@ class EvoPress(ModelCompression):
     stage the parent takes part, and one is left.
 
     Attributes:
-        generations, children, survivors, tokens: The published search is larger by far (150, 128, 16/4/1,
-            2048/16384/131072). seed decides the search.
+        bits: Mean bits of a layer's weights.
+        generations: Of the search; the published one is larger by far (150).
+        children: States tried per generation (published: 128).
+        survivors: States kept after each stage (published: 16/4/1).
+        tokens: Of the calibration text, by stage (published: 2048/16384/131072).
+        seed: Decides the search.
     """
 
     bits: Literal[3, 4, 5] = 3

@@ -37,6 +37,8 @@ class FFNSplit(ModelCompression):
     is saved is multiply-adds, not yet time.
 
     Attributes:
+        experts: Parts of each MLP.
+        active: Parts that every row takes; 0 for all.
         steps: Of the router's training.
     """
 

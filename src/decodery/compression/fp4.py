@@ -48,6 +48,7 @@ class FP4(EachLinear):
             power of two that brings it near the largest one's size and that the weights' exponents take back (the
             pre-shifted exponent bias); biases and formats of both are searched in turns, `rounds` times. Such layers
             are simulated in floating point and slower than the original's. 8 leaves inputs to the kernels.
+        rounds: Turns of the search of biases and formats.
     """
 
     format: Literal["search", "E3M0", "E2M1", "E1M2"] = "search"

@@ -47,6 +47,9 @@ class LQLoRA(EachLinear):
         bits: Of NormalFloat codes, in blocks of `block` inputs whose scales are rounded to `scale_bits` bits in blocks
             of `scale_block`.
         rank: Of the low-rank part; 0 is NormalFloat alone.
+        block: Inputs of a block of codes.
+        scale_bits: Bits of a block's scale.
+        scale_block: Scales that share a scale of their own.
         steps: Turns at most; they end where the error rises, and the best one counts (the published code keeps the
             last).
         budget: Bits a weight, without the low-rank part, at most in the mean of all matrices, each of which gets its

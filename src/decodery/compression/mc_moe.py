@@ -46,6 +46,7 @@ class MCMoE(ModelCompression):
             of 3 bits and one of 2 at least where the bits allow it.
         pruned: Share of the layers in which a row does without an expert whose weight, as a share of its most likely
             one's, is below the median on the calibration text: the layers whose output that moves least.
+        alpha, beta, gamma: Exponents of an expert's frequency, weight and error in its price.
     """
 
     bits: float = 2.5

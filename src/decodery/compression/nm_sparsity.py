@@ -29,6 +29,8 @@ class NMSparsity(EachLinear):
     need; no kernel here skips the zeros, so nothing becomes faster.
 
     Attributes:
+        n: Weights that are kept of every m.
+        m: Inputs of a group.
         by: What makes a weight strong, its "magnitude", or its magnitude times the norm of what its input is given
             ("activation", which reads a text). n = m keeps all.
     """

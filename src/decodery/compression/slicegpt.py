@@ -44,6 +44,7 @@ class SliceGPT(ModelCompression):
             sliced already; norms divide by the original width, as if what was cut were zero.
         orientation: What is left is turned once more, at random by `seed`, which changes no function and spreads what
             single directions carry; "pca" leaves the principal directions as they are.
+        seed: Decides the random rotation.
     """
 
     share: float = 0.25

@@ -10,7 +10,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Shape", "Refer
 LISTS = ("Args", "Attributes", "Raises")
 """Sections of entries `name: text`; the others hold running text."""
 _HEADING = re.compile(rf"^({'|'.join(SECTIONS)}):$", re.MULTILINE)
-_ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): ", re.MULTILINE)
+ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): ", re.MULTILINE)
 
 
 def split(doc: str | None) -> tuple[str, dict[str, str]]:
@@ -23,7 +23,7 @@ def split(doc: str | None) -> tuple[str, dict[str, str]]:
 
 def entries(section: str) -> dict[str, str]:
     """The entries of a list section, by name, each text in one line."""
-    _, *parts = _ENTRY.split(section)
+    _, *parts = ENTRY.split(section)
     return {
         name: " ".join(text.split())
         for names, text in zip(parts[::2], parts[1::2], strict=True)

@@ -28,6 +28,9 @@ class CAD(UnmaskingPolicy):
     confidence costs. Defaults are those of the published evaluation.
 
     Attributes:
+        tau: The threshold on confidence.
+        least: Fewest tokens written per pass.
+        most: Most tokens written per pass.
         eos_share: The part of the canvas that must be written before an end may be; until then a place that proposes
             one is no candidate, whatever `least` is, unless every open place does. It goes with any model; the
             distillation that it was published with is not part of this.

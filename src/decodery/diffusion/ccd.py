@@ -45,6 +45,7 @@ class CCD(UnmaskingPolicy):
         adaptive: False writes one token a pass; True, CCD-DS, all places whose average has no more entropy than the
             surest law now, or than `floor` nats: the paper names a threshold and not its value, so this one is ours.
             This is the paper's form; the released code compares proposals with those of the last pass.
+        floor: Entropy in nats up to which CCD-DS writes in any case.
     """
 
     places: int = 4

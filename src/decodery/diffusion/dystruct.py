@@ -38,6 +38,20 @@ class Dystruct(DiffusionDecoder):
     than `doubt`, and stay as they were unless what replaces them is likelier.
 
     Attributes:
+        tau: Confidence from which positions of a block are written.
+        mean: Mean of the Poisson prior of the length.
+        least, most: Bounds of the length, in positions.
+        penalty: Weight of instability against length.
+        end: Probability of an end that ends the look ahead.
+        alpha: How readily a new block begins.
+        spread: Standard deviation of instability within a block.
+        wide: Standard deviation of instability over all blocks.
+        centre: Mean of instability over all blocks.
+        gamma: Weight of written neighbours in the order of blocks.
+        reach: Positions beside a block that count as neighbours.
+        calm: Instability below which a block is written at once.
+        weld: Positions on either side of a border that are opened again.
+        doubt: Probability below which they are.
         passes: At most, None for one a token; the last one writes all that is open, and nothing is looked at after it.
     """
 

@@ -24,6 +24,9 @@ class Factor(UnmaskingPolicy):
     """Writes the n most confident proposals, the largest n with (n + 1)(1 - least confidence) <= phi.
 
     If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the most likely n tokens.
+
+    Attributes:
+        phi: Bound of (n + 1)(1 - least confidence); smaller writes fewer tokens.
     """
 
     phi: float = 1.0

@@ -32,6 +32,7 @@ class FreeDavePlus(DiffusionDecoder):
     the same within a block; noise is per position, as with `freedave`. Memory: a fork of the cache per draft.
 
     Attributes:
+        tau: The threshold on confidence.
         drafts: States of a pass, at most.
     """
 

@@ -35,6 +35,7 @@ class Learn2PD(UnmaskingPolicy):
         cut: Where the filter takes an end for final, the canvas is cut after the first such end ("filter"); or, where
             it takes none, after the surest end that is proposed in the block and at least `floor` sure ("any"; the
             released code, over the whole canvas and without a floor); "never" leaves it as long as it is.
+        floor: Confidence of an end at which "any" cuts.
     """
 
     filter: str | Filter = ""

@@ -37,6 +37,7 @@ class PhaseHandoff(DiffusionDecoder):
     Attributes:
         policy: What chooses in every pass, whoever ran it; what it remembers goes on over the hand-off, and so do the
             noise and what is written.
+        steps: Passes of the model that begins.
         begins: Who has the first passes, the "model", as published for images by their scales, or the "second" one.
         model, dtype: The second model, a folder or a name. 8 of 10 scales are the large model's in the original.
     """

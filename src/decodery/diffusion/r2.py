@@ -38,6 +38,11 @@ class R2(UnmaskingPolicy):
 
     Attributes:
         tau: The threshold.
+        group: Confidence from which groups and runs are written.
+        width: Positions of a group.
+        filled: Most written positions of a group.
+        passes: Passes for which a proposal must stay the same.
+        stay: Confidence that such a proposal needs.
     """
 
     tau: float = 0.9

@@ -22,6 +22,9 @@ class Threshold(UnmaskingPolicy):
 
     Dream measures confidence on tempered and filtered laws, and this here at temperature 1 as LLaDA does: thresholds
     do not carry over.
+
+    Attributes:
+        tau: The threshold on confidence, 0 to 1.
     """
 
     tau: float = 0.9

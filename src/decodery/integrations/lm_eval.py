@@ -32,8 +32,8 @@ class Harness(TemplateLM):
     """A model of this package, whose texts are the same with any drafter and batch.
 
     Args:
-        model: What `decodery.load` takes; dtype, drafter, rule, kv: as there and in `generate`, drafter=none for plain
-            decoding.
+        model, dtype: What `decodery.load` takes.
+        drafter, acceptance_rule, cache_policy: As in `generate`; drafter=none for plain decoding.
         batch_size: Texts at a time.
         max_gen_toks: Tokens of a text at most, where a task does not say.
         seed: Of drawn texts.

@@ -39,10 +39,12 @@ class ActQKV(CachePolicy):
 
     Attributes:
         budget: See `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens.
+        block: Tokens of a block.
         window: How many tokens of a prompt ask together; each row asks with the queries of its window up to its own, a
             row after the prompt with its own alone.
         probe: "weighted" by how far a query is from the window's mean, squared, in units of each channel's spread;
             "mean" as InfLLM does; "last" is the row's own.
+        representatives: Keys that represent a block of the prompt.
         sinks: First tokens that are always read.
         recent: The share of the budget that the last tokens have; blocks of either are always read, and at least one
             more.

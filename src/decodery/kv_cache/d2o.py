@@ -29,7 +29,7 @@ from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
 class D2O(Scored):
     """Keeps heavy hitters and a window in budgets by layer, and merges evicted tokens into similar ones.
 
-    none: drop only. A merged entry keeps its target's position. Class D. Budgets that meet their bounds are made up for
+    A merged entry keeps its target's position. Class D. Budgets that meet their bounds are made up for
     in the other layers. Where a block of drafts merges, what its later rows read is worked out apart from the kernels,
     and from the first merge on in plain decoding too.
 
@@ -40,10 +40,12 @@ class D2O(Scored):
         recent: The share of a layer's budget that is the window.
         sinks: First tokens that always stay.
         dense: How many of the first layers keep everything, and with them the last.
+        beta: Weight of the newest step in the mean similarity.
         threshold: Whether only those merge whose key is as close (by cosine) to a kept one as evicted ones are on
             average, a mean that moves by `beta` a step.
         merge: "softmax" weighs a token by the exponential of its similarity, and its target by e; "mean" takes the mean
-            of the target and the tokens times their similarity, as the published code does.
+            of the target and the tokens times their similarity, as the published code does;
+            "none" drops evicted tokens.
     """
 
     budget: float = 0.2

@@ -31,6 +31,9 @@ class ExpectedAttention(Compressing):
 
     Attributes:
         budget: See `CachePolicy`, of the prompt.
+        future: Positions over which rotations are averaged.
+        sinks: First tokens that always stay.
+        epsilon: Added to the expected attention before it is weighted by the value's norm.
     """
 
     budget: float = 0.5

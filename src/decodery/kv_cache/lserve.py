@@ -42,10 +42,14 @@ class LServe(CachePolicy):
             page a row stands in is always read.
         window: The budget of a streaming head, see `CachePolicy`, of which `sinks` are first tokens; it holds for the
             rows of a prompt too.
+        sinks: First tokens that streaming heads keep.
         sparsity: The share of all key-value heads that stream, those with the lowest gates.
         gates: `HeadGates`, or the file or folder of `decodery train kv lserve`.
+        page: Tokens of a page.
+        logical: Tokens of the parts of a page that are bounded by themselves.
         reuse: Pages are chosen anew at every position that this divides, and the rows between read those of the row
             before.
+        least: Fewest pages that are read.
     """
 
     budget: float = 4096

@@ -46,6 +46,7 @@ class MetaSoft(CachePolicy):
         sinks: First tokens that always stay.
         flow: How much of an evicted token's value goes over to kept ones, in proportion to what it was paid and to the
             attention between the two, for those `partners` between which and it there is most; 0 to drop alone.
+        partners: Kept tokens that each evicted one is folded into.
     """
 
     requirements = Requirements(keys=True, policies=True, states=True)

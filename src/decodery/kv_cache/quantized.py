@@ -37,6 +37,7 @@ class Quantized(CachePolicy):
     Attributes:
         bits: Of one number.
         group: Tokens that are stored together, when all of them have left the newest `residual`.
+        residual: Newest tokens that stay in full precision.
     """
 
     bits: Literal[8, 4] = 8

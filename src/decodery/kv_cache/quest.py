@@ -32,6 +32,7 @@ class Quest(Selective):
         budget: See `CachePolicy`; rounded up to pages, of which at least `least` are read.
         page: Tokens of one.
         dense_layers: First layers that read everything.
+        least: Fewest pages that are read.
     """
 
     budget: float = 1024

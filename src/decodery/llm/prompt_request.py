@@ -174,7 +174,7 @@ class PromptRequests:
 
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
         presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
-        the usual sampler; `sampler` takes a processor or several in its place. dry_breakers: texts here, as in
+        the usual sampler; `sampler` takes a processor or several in its place. `dry_breakers` are texts here, as in
         llama.cpp.
 
         Args:

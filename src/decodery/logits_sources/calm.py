@@ -62,6 +62,8 @@ class CALM(LogitsSource):
             check; "state", how little the last layer turned the hidden state (cosine); or "classifier", how likely a
             trained one finds it that the last layer will agree.
         every: Confidence is looked at after so many layers, again and again; 1 in the paper.
+        tokens: Length of a text at which the threshold has fallen to 0.9 times its first value.
+        tau: How fast the threshold falls; larger is faster.
         calibration: An `Exits`, or the file or folder of the one that `decodery train calm` made; it settles all of
             these, and has the classifier.
     """

@@ -37,11 +37,12 @@ _SHAPES = ("bend", "mix", "query", "key", "value", "output")
 class PartialWeights:
     """The second attention of every layer.
 
-    bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
-    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. A layer without any has no
-    second attention.
+    A layer without tensors has no second attention. Keys and values are made of mix(silu(bend h)) + silu(bend h).
 
     Attributes:
+        layers: By layer, tensors by name, each [out, in] in the model's dtype: "bend" and "mix" [hidden, hidden],
+            "query" [heads * head_dim, hidden], "key" and "value" [kv_heads * head_dim, hidden], "output" [hidden, heads
+            * head_dim].
         reset: Whether positions begin anew after the prompt, for the second attention alone, so that the n-th token
             written stands where the n-th of the prompt does.
         facts: How they were made, as plain JSON.

@@ -49,8 +49,10 @@ class TransferQ(LogitsSource):
         weight: Of the reward, 1 / alpha of the paper.
         length: Tokens of a rollout (5 in the published indirect variant); it ends at one of `end`.
         rollouts: Per candidate; one is greedy, several are drawn at temperature 1 with noise of their own.
+        end: Token ids that end a rollout.
         against: The reward that the baseline was aligned with, where that is another one (the indirect variant): every
             rollout's reward r is weighed by exp((r - its reward there) / beta), normalised if there are several.
+        beta: Divides differences of reward in the weights of rollouts.
         dtype: What a named one is loaded in, such as "int4".
     """
 

@@ -43,6 +43,7 @@ class USCD(LogitsSource):
             the same for any size.
         plausible: Tokens of at least this many times the mean probability 1 / V take part; their score is log(p -
             weight q), none where that is not positive, and the model's law where no score is left.
+        weight: How much of the weakened prompt's probability is subtracted.
         deferred: Read the weakened prompt only when a step needs it, which feeds fewer rows in more passes; the text is
             the same.
     """

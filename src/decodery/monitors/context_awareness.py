@@ -58,6 +58,8 @@ class ContextAwareness(Monitor):
     Attributes:
         layer: Whose attention is looked at, from 0, or from the last one down; the default is two thirds of smollm2's
             depth.
+        alpha: Factor of the other tokens' attention under "switch".
+        steer: Layers that "switch" changes; all by default.
         action: "switch" steers attention, as PASTA does: in prompt and answer, whatever the score is, and in all heads
             of the layers named by steer, all layers by default, the prompt's tokens that the user did not say (the
             template's, the system's) lose weight by the factor alpha before weights are scaled to sum to 1.

@@ -56,6 +56,9 @@ class TruthPrInt(Probed):
     this package's, the paper's code is not public.
 
     Attributes:
+        most: Tokens that are taken back at most.
+        tries: Other phrases that are tried.
+        share: Share of the largest probability that another first token needs.
         probe: A file or folder made by `decodery train probe --rows new`, or a `Probe`. Above the threshold the text
             goes back to the beginning of the phrase, after the last punctuation mark or `most` tokens at most, and goes
             on with the most likely other first token, of at least `share` of the largest probability; with the next one

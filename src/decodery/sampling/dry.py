@@ -28,6 +28,9 @@ class DRY(LogitsProcessor):
     as its last token has occurrences. Follows llama.cpp (2024).
 
     Attributes:
+        multiplier: Size of the penalty, in logits.
+        base: How fast the penalty grows with the length of a repetition.
+        allowed: Length from which a repetition is penalised.
         window: How many of the last tokens are looked at, None for all.
         breakers: Token ids that no run crosses and that are never penalised, usually those whose text holds a newline,
             a colon, a quotation mark or an asterisk; `LLM.request` and the command line look them up.

@@ -33,6 +33,8 @@ class Momentum(LogitsProcessor):
     models.
 
     Attributes:
+        k: How many of the most likely tokens are candidates.
+        alpha: Weight of the resistance.
         resistance: By depth, that of the last entry for all greater depths; inf forbids.
     """
 

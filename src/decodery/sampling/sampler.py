@@ -257,7 +257,8 @@ class Sampler:
         """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
 
         When greedy, masks and edits only are applied: what follows them could not change the argmax, or would by
-        mistake. With shaped=False this holds in any case, for code that compares tokens and draws none. May return `logits` itself.
+        mistake. With shaped=False this holds in any case, for code that compares tokens and draws none. May return
+        `logits` itself.
 
         Args:
             logits: [n, V], the model's own.

@@ -28,6 +28,8 @@ class Budgeted(Wrapper):
     write shorter texts.
 
     Attributes:
+        most: Tokens up to which a score counts in full.
+        spare: Tokens over which it falls to 0 after that.
         scorer: At least 0, as verifiers are, or its name.
     """
 

@@ -47,6 +47,11 @@ class Curiosity(Scorer):
     Attributes:
         coherence: Any scorer, as in value-head(head=FILE) whose head `decodery train value` has fitted to real
             continuations (reward 1) and to those of other stories (reward 0); None leaves C out.
+        peak: Mean surprise in nats per token at which U is 1.
+        width: Distance from the peak in nats at which U is 0.
+        surprise: Weight of U.
+        coherent: Weight of C.
+        bias: Added to the weighted sum.
     """
 
     coherence: Scorer | str | None = None

@@ -45,6 +45,8 @@ class InfAlign(Wrapper):
             scores count half (the paper has about 100).
         transform: "identity" is the calibrated reward C in [0, 1] itself; "exp" is exp(t C); "best-of" and "worst-of"
             are the rewards under which the exponential tilt is the best policy for who takes the best, or worst, of n.
+        n: Of how many answers the best or worst is taken, by "best-of" and "worst-of".
+        t: Exponent of "exp".
         beta: What they are divided by.
     """
 

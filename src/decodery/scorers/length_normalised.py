@@ -20,7 +20,7 @@ from .wrapper import Wrapper
 class LengthNormalised(Wrapper):
     """Divides logarithmic scores by length ** penalty, as beam search does.
 
-    length: tokens, 1 at least.
+    The length is in tokens, 1 at least.
 
     Attributes:
         scorer: What is normalised, or its name, as in length-normalised:scorer=log-probability(of=sum).

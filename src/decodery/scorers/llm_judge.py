@@ -55,6 +55,7 @@ class LLMJudge(Scorer):
         instruction: What the judge is told after question and answer, in a conversation of its own.
         labels: From worst to best, which are worth 0 to 1 in equal steps; each is known by its first token, with or
             without a space before it.
+        tokens: First token ids of each label; by default of `labels`, by the tokenizer.
     """
 
     instruction: str = _INSTRUCTION

@@ -35,9 +35,12 @@ class ProgramTests(Scorer):
     Attributes:
         file: A Python file whose top-level asserts are the tests and everything else is `setup`: statements that run
             after the program and before the tests.
+        tests: Texts of Python statements that raise on failure.
         head: What stands before a text that only continues a program; None: the prompt. The program is the first fenced
             block of a text that has one; else head and text together, or the text alone where those are no Python.
             Programs run in `sandbox`; None: one of its own.
+        setup: Python statements that run after the program and before the tests.
+        sandbox: Where programs run; None for one of its own.
         decode: Ids to text, for who has no tokenizer at hand.
 
     Raises:

@@ -48,6 +48,7 @@ class Rating(Scorer):
         how: "mean" is what is to be expected, by the probabilities of the words alone; "argmax" the number of the most
             likely of all tokens, or the least where that is none of the words; "drawn" the mean of `draws` drawn words,
             the same ones whenever the same text is scored.
+        draws: Words that "drawn" draws.
     """
 
     question: str | tuple[int, ...] = _QUESTION

@@ -38,6 +38,8 @@ class AStar(StepSearch):
     steps and scores an expansion, one expansion after the other.
 
     Attributes:
+        k: Continuations per expansion.
+        cost: What a step adds to g: "drop", what it lost of the reward, or "consistent", what it gained.
         expansions, tokens: How many texts may be continued, and be written before the last of them (None: any number);
             after that the ended text of least f is returned, or else the longest one is written to its end, which the
             ledger counts as `completed`.

@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 class AdaptiveSampling(Judged):
     """Draws up to n texts, and stops as soon as a scorer holds one for good enough.
 
-    The seeds count up from the request's, and equal texts are scored once. Without chance one text is all there is. A
-    text whose score fails is left out. Of equal scores the text drawn first wins. The trace counts the texts "drawn". n
-    and thresholds of 0.9 to 0.99 are those of the paper's experiments; width is no published setting. Memory: a cache
-    per text.
+    Returned are all of them, the best one first. The seeds count up from the request's, and equal texts are scored
+    once. Without chance one text is all there is. A text whose score fails is left out. Of equal scores the text drawn
+    first wins. The trace counts the texts "drawn". n and thresholds of 0.9 to 0.99 are those of the paper's
+    experiments; width is no published setting. Memory: a cache per text.
 
     Attributes:
+        n: Most texts drawn.
         threshold: On the scorer's scale.
         schedule: "rising" draws the first text greedily and number i at 1 - 2^-i, i from 0, of the request's
             temperature, as the first one should be the best single guess (a reading of the paper's exponential
@@ -52,9 +53,6 @@ class AdaptiveSampling(Judged):
             which asks what is to be gained here and not what is right: learned by a head, process-reward(head=FILE) of
             `decodery train prm --labels restart`, or value-head(head=FILE) of `decodery train value --restart`. Other
             scorers stop where they are satisfied.
-
-    Returns:
-        Them, the best one first.
     """
 
     n: int = 16

@@ -53,6 +53,7 @@ class Arbitrage(Stepped, Judged):
             it writes. Without one: "threshold" keeps a step whose score reaches `theta` (reward-guided speculation, the
             baseline); "oracle" has both models write it, and takes the model's own where that is worth more by over
             `theta`: no faster, but what any router could reach, and what one is trained on.
+        theta: The threshold, see `router`.
         model, dtype: The second model, see spec-reason.
     """
 

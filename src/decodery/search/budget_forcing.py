@@ -39,6 +39,8 @@ class BudgetForcing(Search):
 
     Attributes:
         end: What marks the end of thinking, begun at the start of the text.
+        wait: What is written where an end of thinking is taken back, a text or token ids.
+        cue: What is written after `end` when thinking is ended, a text or token ids.
         ignore: How often the mark, or an end of the text in its place, is taken back and `wait` is written there.
         most: Tokens of thinking, those of `wait` included, after which `end` and then `cue` are written; None leaves
             that to the model. end, wait and cue are texts or token ids; a mark that the model spells with other tokens

@@ -64,6 +64,7 @@ class Cheatsheet(Pipeline):
             without them leaves the memory as it was, which is counted as "malformed", and so does one whose prompt
             would outgrow the model's context, which is counted as "outgrown"; of synthesis the earlier questions
             themselves are shown then.
+        k: Earlier questions that "synthesis" and "retrieval" use.
         most: Characters of the memory; what goes beyond is cut at a line.
     """
 

@@ -73,6 +73,7 @@ class Coupling(Search):
         merge: Let tokens that would tell the same carry a second block.
         rate: Share of a block's bits that may act, by the bottleneck map: compressed "once", only that much of the
             message is sent and it is read with errors; per "step", no token tells more and it takes more of them.
+        compress: Whether `rate` limits the message "once" or each "step".
         ending: "complete" stops where the message is settled (and what a constraint asks for is complete), "eos" writes
             on to the end. End tokens are not written before the message is settled.
         tokenizer: With it, as `LLM.search` sets it, only tokens are written that a reader of the text finds again.

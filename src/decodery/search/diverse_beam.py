@@ -34,6 +34,7 @@ class DiverseBeam(Search):
 
     Attributes:
         width: Beams of all groups together, scored in one pass per token; groups must divide it.
+        groups: Groups of beams.
         diversity: What a token loses in the selection for every earlier choice (Hamming dissimilarity). Within a group
             the penalised sums select and end; the list returned is ranked by the model's own sums, where transformers
             takes the penalised ones. A group that has ended no longer penalises.

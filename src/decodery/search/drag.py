@@ -36,6 +36,8 @@ class DRAG(Pipeline):
         documents: `Documents`, or a file: of paragraphs, or .jsonl with a "text" a line.
         examples: `Demonstration`s, or a .jsonl file with "question" and "answer" a line; the first m are shown, each
             with k documents for its own question. The best document stands nearest to its question.
+        k: Documents before the question.
+        m: Worked examples before the question.
         most_words: Of a document, the rest is cut.
     """
 

@@ -30,6 +30,7 @@ class DVTS(StepSearch):
 
     Attributes:
         n: Continuations in a round, a multiple of m.
+        m: Continuations of each text in a round.
     """
 
     n: int = 16

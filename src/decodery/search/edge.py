@@ -51,17 +51,19 @@ class Edge(Judged):
     texts think. Memory: a cache per text, and see the source adapter.
 
     Attributes:
-        n, most: No numbers are published.
-        most: Tokens of thinking, None for no bound; after them `end` and then `cue` are written in one pass, and the
-            text goes on to its answer.
+        n: Texts drawn, no published number.
+        most: Tokens of thinking, no published number, None for no bound; after them `end` and then `cue` are written in
+            one pass, and the text goes on to its answer.
         end, cue: Texts or token ids; a mark that the model has begun is completed.
         choose: "vote" weights answers as weighted-vote does (answer, pattern), but that what a linear head finds worth
             less than nothing counts as nothing; "best" is best-of-n.
+        answer, pattern: As for self-consistency.
         adapter: What texts are written with, a file of `decodery train lora --masked` or an `Adapter`. The prompt is
             read by the model as it is, but for its last token, and all texts share that, whoever writes them.
         switch: A head on the model's states of the prompt, made by `decodery train value --switch`; where their mean
             says less than `threshold`, the text is one that the model writes by itself, without adapter, budget and
             vote.
+        threshold: Score of the prompt below which the text is written without adapter, budget and vote.
         scorer: Of finished texts, as in value-head(head=FILE), which `decodery train value` makes: it reads the state
             that the model has of a text already, so that verifying costs a row per text and no second model.
     """

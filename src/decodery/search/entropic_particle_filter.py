@@ -45,9 +45,14 @@ class EntropicParticleFilter(ParticleSearch):
     the others those of all searches over steps, see step-beam.
 
     Attributes:
+        reward_temperature, resampling: See `particle-filter`.
+        annealing: How the temperature of a draw follows from the weights: "ess", "entropy" or "base".
+        least: Share of effective texts below which weights are tempered.
+        early: Share of the rounds in which weights may be tempered.
         lookahead: "fresh" draws one step more after every text, counts it in the draw, and forgets it: the next weight
             is divided by what was counted; "reuse" lets that step be the next one, and counts it again as its own
             weight, or once with double_count=false.
+        double_count: Whether "reuse" counts a step in the draw and again as its own weight.
     """
 
     reward_temperature: float = 1.0

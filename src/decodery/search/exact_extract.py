@@ -52,6 +52,7 @@ class ExactExtract(Search):
         beginnings: Further texts as token ids, of which the beginnings are candidates.
         end: Ids of which any may end an answer, the request's end tokens where empty; no span holds one, nor one of
             `excluded`: special tokens, where the passage is the prompt.
+        excluded: Token ids that no span holds.
         normalised: Divide log-probabilities by the number of tokens, end included.
         rows: Rows of a pass.
     """

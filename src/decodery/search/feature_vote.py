@@ -31,7 +31,8 @@ from .votes import elected, no_answer
 class FeatureVote(Sampled):
     """Draws n texts that vote for their answers.
 
-    Of equal answers, and of equal votes, the shorter text wins. The score is the answer's share of all weight.
+    One text is returned for each answer, that of most weight first; there is no scorer. Of equal answers, and of equal
+    votes, the shorter text wins. The score is the answer's share of all weight.
 
     Attributes:
         n, answer, pattern: As for self-consistency.
@@ -40,9 +41,7 @@ class FeatureVote(Sampled):
             counted per token, and all of them standardised within the pool; a vote weighs sigmoid(weights . features +
             bias). By default they have the signs of the paper's findings and one size; `decodery.search.features` is
             for who fits others.
-
-    Returns:
-        One for each, that of most weight first; no scorer.
+        bias: Added to the weighted features.
     """
 
     n: int = 16

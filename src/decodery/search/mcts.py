@@ -44,6 +44,9 @@ class MCTS(StepSearch):
             n)). The prior is even, so no draw is favoured. What a walk backs up is the value of the leaf it came to, by
             the scorer: there are no rollouts. Values of one step should lie about 1 apart at most, as U is measured by
             that.
+        c: Weight of exploration.
+        base: How slowly exploration grows with visits under "puct".
+        bound: The bound by which walks choose steps, see `simulations`.
         moves: "visited" is that; "never" makes all walks from the prompt, after which the best values are followed to
             an end.
         widening: n further continuations are drawn after a text as soon as it was visited often enough for visits **

@@ -41,6 +41,7 @@ class ParallelTempering(ParticleSearch):
             to the power 1 / temperatures[k]. After each sweep but the last, neighbours exchange their references with a
             probability that leaves both laws as they are: a text that only a warm chain dares to write can so come to
             the coldest, whose texts of the last sweep are the results.
+        sweeps: Sweeps of every chain.
     """
 
     particles: int = 8

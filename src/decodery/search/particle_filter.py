@@ -36,6 +36,7 @@ class ParticleFilter(ParticleSearch):
     choose=vote are not. Cost: a step and a score of every text a round.
 
     Attributes:
+        reward_temperature: Potentials are taken to the power 1 / this.
         resampling: "multinomial" draws each text by itself, "systematic" copies it as often as its share of them says,
             rounded.
         accumulation: "product", as published, has the potentials of all steps count in a text's weight, "telescoping"

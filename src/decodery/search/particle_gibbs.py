@@ -33,6 +33,8 @@ class ParticleGibbs(ParticleSearch):
     Cost: that of particle-filter in the first sweep, a step and a score a round less in the others.
 
     Attributes:
+        reward_temperature: Potentials are taken to the power 1 / this.
+        sweeps: Particle filters run one after another.
         pool: Whether the texts of all sweeps are results, or those of the last one.
     """
 

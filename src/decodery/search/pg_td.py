@@ -48,15 +48,23 @@ _KEPT = 16
 class PGTD(Search):
     """Completes programs from the nodes of a token tree, and goes where their reward was highest.
 
-    tests: a scorer of finished texts, 1 for a program that passes, as in program-tests(file=tests.py), or any other
-    whose scores tell which of two programs is better. budget: programs to generate. k: tokens a node may go on with;
-    beams: the width of completions, 1 is greedy. c, c_base: how much likely and rarely tried tokens are favoured: Q +
-    beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen after a
-    token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop: end with the first reward of
-    1. caches: false computes again what is known, for the same result. Returned is the best program seen anywhere, the
-    first among equals, with its reward as score: below 1 it fails. The published search counts every visit of a node;
-    here programs that are known already cost nothing and are not counted, and what holds no other program is left.
-    Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per program.
+    Returned is the best program seen anywhere, the first among equals, with its reward as score: below 1 it fails. The
+    published search counts every visit of a node; here programs that are known already cost nothing and are not
+    counted, and what holds no other program is left. Memory: the caches of 16 beginnings. Cost: one completion and one
+    run of the tests per program.
+
+    Attributes:
+        tests: A scorer of finished texts, 1 for a program that passes, as in program-tests(file=tests.py), or any other
+            whose scores tell which of two programs is better.
+        budget: Programs to generate.
+        k: Tokens a node may go on with.
+        beams: The width of completions, 1 is greedy.
+        c, c_base: How much likely and rarely tried tokens are favoured: Q + beta P sqrt(ln N) / (1 + n) with beta =
+            ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen after a token; variant "p_uct" has beta =
+            c, "uct" no P and sqrt(ln N / (1 + n)).
+        variant: The bound that nodes are chosen by: "p_ucb", "p_uct" or "uct".
+        early_stop: End with the first reward of 1.
+        caches: False computes again what is known, for the same result.
     """
 
     tests: Scorer | str

@@ -54,6 +54,7 @@ class PhaseHandoff(Stepped):
             of the phase, has fallen below so many nats.
         above: The second model's where its own has risen above. That is of the model's own law, whatever the sampler
             makes of it, of its 20 most likely tokens and the others as one. rounds counts these phases, too.
+        window: Tokens that entropies are averaged over.
         model, dtype: The second model, as for the drafter draft-model; it needs the same tokens. 64 tokens are no
             published number: in the original 8 of 10 scales of an image are the large model's.
     """

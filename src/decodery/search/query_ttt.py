@@ -57,6 +57,8 @@ class QueryTTT(Search):
     prompts, if at all. The ledger has the rows of the steps under "training".
 
     Attributes:
+        steps: Training steps.
+        span: Tokens of a step.
         lr: 1e-6 to 1e-5 in the paper, by data set.
         recompute: The span's own keys and values are computed by the weights so far, and only those before it are the
             kept ones.

@@ -37,6 +37,9 @@ class Revisions(Judged, Pipeline):
     length are of no published setting (their product is, from 1 to 256); window is. Memory: a cache per chain.
 
     Attributes:
+        n: Chains.
+        length: Attempts of a chain.
+        window: Earlier attempts that an attempt is written after.
         shown, ask: Texts, in which {attempt} and {remark} stand for these. A model that was trained to revise wants the
             form it learned, as one of `decodery train puzzle-model prog:attempts=3` does:
             shown="{attempt}{remark}|",ask="".

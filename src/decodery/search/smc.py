@@ -68,11 +68,14 @@ class SMC(Search):
         particles: Texts in progress, one cache each.
         block: Tokens between two looks at the weights.
         target: "tempered" is the law of the request, "powered" the model's own probability of a text to the `power`.
+        power: Exponent of the model's probability for the target "powered".
         potential: A scorer of whole texts, whose logarithms are multiplied by `strength`; what it says of beginnings
             only guides.
+        strength: Factor of the potential's logarithms.
         lookahead: Rollouts per particle and block, at rollout_temperature, that estimate what a beginning leads to,
             which gives the weights of single runs heavy tails, the more so the lower that temperature is; 0 takes its
             potential for that.
+        rollout_temperature: Temperature of rollouts.
         moves: Metropolis-Hastings steps per particle after resampling, from a random block on; None: 1 and 0 without a
             potential, 64 and 2 with one.
         threshold: Resampling below this share of effective particles.

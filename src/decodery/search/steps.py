@@ -166,7 +166,7 @@ class StepSearch(Stepped, Judged):
 def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
     """One number for the scores of a text's steps; -inf for none.
 
-    prod: the sum where scores are logarithms.
+    "prod" is the sum where scores are logarithms.
     """
     if not scores:
         return -math.inf

@@ -38,11 +38,16 @@ class TreeOfThoughts(StepSearch):
         scorer: By default `rating`, which asks the model itself whether a text can still lead to an answer and counts
             impossible as 0.001, likely as 1 and sure as 20; any other will do.
         rounds: The depth of the tree; other settings: see step-beam.
+        n: Steps drawn after each text.
+        b: Texts followed at a time by "bfs".
         order: "bfs" follows b texts at a time, chosen by select: "greedy" the best, "sampled" drawn without replacement
             by their values, which must be no less than 0, or logarithms. "dfs" goes on from the best child, turns back
             where a value is below `threshold`, and stops when `answers` texts have ended; texts below it are followed,
             the best first, only where no other text ends. Equal steps after one text are one, and a text is valued
             once.
+        select: How "bfs" chooses texts: the best ("greedy") or drawn by value ("sampled").
+        threshold: Value below which "dfs" turns back; None never.
+        answers: Ended texts at which "dfs" stops.
     """
 
     scorer: Scorer | str = "rating"

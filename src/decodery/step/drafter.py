@@ -171,6 +171,7 @@ class TreeDrafter(Drafter):
     Attributes:
         bounds_trees: Whether `length` bounds the depth of trees as well; elsewhere it is refused beside a tree_policy,
             as it would change nothing.
+        length: Tokens of a chain, or levels of a tree where `bounds_trees` holds.
         tree_policy: The policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
             each drawn as the target's sampler would draw it and with the target's noise.
     """

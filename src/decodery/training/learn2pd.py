@@ -34,11 +34,11 @@ class Labelled:
 
     Attributes:
         confidence: [n, b].
-        final, open: [n, b] bool.
-        final: Whether the proposal is what static decoding writes.
+        final: [n, b] bool, whether the proposal is what static decoding writes.
+        open: [n, b] bool, whether a position was open.
         prompt: [n] whose they are.
-        passes: That this took, if only such were written, and static: that static decoding took, of all prompts
-            together.
+        passes: How many this took for all prompts, if only such were written.
+        static: How many static decoding took.
     """
 
     confidence: torch.Tensor

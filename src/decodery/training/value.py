@@ -121,10 +121,12 @@ def fit_switch(
     """The linear head that tells by a prompt whether it is one to reason about; for the search edge.
 
     The head reads the mean of the states of all tokens but the last, and its values are probabilities as far as least
-    squares make them. tap, ridge, errors: see `fit_value`.
+    squares make them. Errors are those of `fit_value`.
 
     Args:
-        prompts: (token ids, whether it is).
+        model: Whose states are read.
+        prompts: (token ids, whether it is one to reason about).
+        tap, ridge: See `fit_value`.
     """
     tap = model.config.num_layers if tap is None else tap
     pooled, hard = list[torch.Tensor](), list[float]()

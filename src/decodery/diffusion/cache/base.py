@@ -63,7 +63,7 @@ class Kept:
 class DiffusionCache(Contract):
     """A way of reusing keys and values.
 
-    Fields are settings; what is remembered is in `Kept`. predicted: whether it needs a method that is, see `Diffusion`.
+    Fields are settings; what is remembered is in `Kept`.
 
     Attributes:
         steady: Whether what is read stays the same from the second pass of a region to its last.

@@ -45,6 +45,7 @@ class StreamingBeam(SimultaneousPolicy):
     chunk, and one for each token that they grow by.
 
     Attributes:
+        width: Texts that are followed.
         lookback: How many tokens of a text, after what is committed, are asked again: one that is not among the `width`
             most likely any more ends its text there. Scores are those of all tokens with the newest source in view, so
             that texts of different lengths and ages are compared as they are now.

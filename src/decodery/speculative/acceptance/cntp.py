@@ -34,7 +34,13 @@ class CNTP(LookaheadRule):
             one trial the token is the one plain sampling would draw. A trial ends with a token whose text ends in one
             of `punctuation`, with one of `stops` (ids, such as the authors' list), at the end of text or after `length`
             tokens, a bound that the paper does not have.
+        low: Entropy in nats up to which there are `least` trials.
+        high: Entropy in nats from which there are `most` trials.
+        length: Most tokens of a trial; the paper has no bound.
+        entropy: Of which distribution: the sampler's ("warped", as in the authors' code) or the model's own ("raw").
         perplexity: Under the sampler's distribution or the model's own.
+        punctuation: A trial ends with a token whose text ends in one of these characters.
+        stops: Token ids that end a trial too, such as those of the authors' list.
     """
 
     least: int = 1

@@ -87,6 +87,7 @@ class Judge(AcceptanceRule):
     Attributes:
         head: A file made by `decodery train judge`, or a `Head`. It reads the target's state at the drafted token
             itself, that is after the target has read it.
+        threshold: Score, 0 to 1, above which a token is accepted.
     """
 
     head: Head | str

@@ -33,6 +33,10 @@ class Typical(AcceptanceRule):
     path is drawn from the target as under the coupled rule, where Medusa takes its own next draft's root. epsilon=1
     with delta=inf accepts nothing; epsilon=0 accepts every token with p > 0. Source: FasterDecoding/Medusa (2024),
     whose entropy is of probabilities plus 1e-5.
+
+    Attributes:
+        epsilon: The highest threshold on a token's probability.
+        delta: Factor of the threshold that depends on entropy.
     """
 
     epsilon: float = 0.09

@@ -41,6 +41,8 @@ class Confidence(DraftLengthPolicy):
     drawing; the draft model need not read that token again if it is accepted.
 
     Attributes:
+        probability: A chain ends if the next draw's most likely token has less; None for no such test.
+        entropy: A chain ends if the next draw's entropy in nats is higher; None for no such test.
         longest: Tokens drafted per step at most. At temperature 0 the distribution is the draft's own at temperature 1.
     """
 

@@ -107,6 +107,9 @@ class MemoryBound(DraftLengthPolicy):
     final size at once, so that none is ever copied into a larger one. Where the drafter reads the prompt's logits, the
     prompt is read in chunks no longer than a draft. A text that does not fit even without drafts is refused. On a CUDA
     device caches move into memory shared by all texts, which is not counted.
+
+    Attributes:
+        mib: Memory per text, in MiB.
     """
 
     mib: float

@@ -41,6 +41,7 @@ class ADED(Drafter):
     Attributes:
         datastore: A folder made by `decodery train datastore`, whose `successors` heaviest trigrams per pair fill the
             table first; without one it begins empty.
+        successors: Trigrams kept per pair of tokens.
         increment, cap, window: Before every draft each trigram of the last `window` tokens gains `increment`, up to
             `cap`.
         simulations, depth, c1, c2: The search; its tree has `depth` levels with the root.

@@ -74,10 +74,16 @@ class Auto(Drafter):
     keys and values.
 
     Attributes:
+        width: Tokens kept per context, and candidates from it.
+        orders: Lengths of the runs by which earlier text is found, longest first.
+        most: Most drafted tokens per step.
+        warm: The file of `decodery train ngram-cache` that contexts begin with; "shipped" for the one of the model,
+            None for none.
         head: A file or folder made by `decodery train head`, a `TrainedHead`, "shipped" for the one that comes along,
             if one does.
         model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; of a long
             prompt it reads the end.
+        dtype: What a named second model is loaded in.
     """
 
     width: int = 6

@@ -111,6 +111,7 @@ class Router(_Combined):
     Scope and memory: those of the parts.
 
     Attributes:
+        match: Tokens that a match must have for its drafter to be chosen.
         choose: In place of that, a function from the sequence to a drafter's number.
         drafters: Asked in order; the first whose match is at least `match` tokens long speaks, else the last one. All
             but the last must know how long their match is.

@@ -52,7 +52,7 @@ class CPPD(TreeDrafter):
 
     Attributes:
         slots: The file or folder that `decodery train cppd` made, or `Slots`.
-        length: Tokens of a draft at most; growth: how it becomes a tree, a chain where it is None.
+        length: Tokens of a draft at most.
     """
 
     slots: Slots | str | None = None

@@ -104,6 +104,7 @@ class DEL(OwnLayers):
 
     Attributes:
         layers: Exits to choose from, by how many layers have run.
+        decay: The weight of earlier steps' acceptance after each step, 0 to 1.
         dynamic: Drafts go on up to `length` as long as the exit is surer of the last token than halfway between its
             right and its wrong ones.
         head: What a head call costs in layers, 0 as published; about 8 for a model of 135M parameters.

@@ -32,6 +32,7 @@ class EasySpec(DraftModel):
     whose code could not be read: where what a layer finds is added to the rows is the paper's text as understood here.
 
     Attributes:
+        layers: How many layers attend at the same time; 1 is `draft-model`.
         calibrate: What that leaves in the cache is thrown away after every step, and the tokens accepted are read again
             as they should be, with the bonus token in the one pass that would have read it; the first token of a draft
             is therefore the draft model's own.

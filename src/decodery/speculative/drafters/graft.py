@@ -36,6 +36,7 @@ class Graft(Composite):
 
     Attributes:
         drafter: One that can expand.
+        nodes: Drafted tokens per step, the drafter's and the retrieved ones.
         checkpoints, thresholds: After draft pass c the growth stops where its best path is less likely than the
             threshold.
         kept: How many of the `nodes` nodes are then the drafter's, by stage; the others hang below the root along Token

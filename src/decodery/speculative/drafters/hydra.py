@@ -165,8 +165,8 @@ class Hydra(HeadDrafter):
     request; memory: the heads' inputs, with a prefix its keys and values.
 
     Attributes:
-        head: A file or folder made by `decodery train head`, a folder or Hub id in the layout of its authors or a
-            `TrainedHead`; growth: how the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head`, a folder or Hub id in the layout of its authors, or a
+            `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = HydraHead

@@ -161,6 +161,8 @@ class Kangaroo(TrainedDrafter):
     pass of the first layers and of the vocabulary projection for each token.
 
     Attributes:
+        eta: A draft ends after the first token whose probability is below this.
+        length: Most tokens of a draft.
         head: A file or folder made by `decodery train head` or a `TrainedHead`; it says after which layer it stands.
     """
 

@@ -20,8 +20,8 @@ def decoupled(stream: torch.Tensor, behind: torch.Tensor | None) -> torch.Tensor
     """What the layer reads of each item, [n, hidden]: what stands after it where that is an embedding.
 
     Args:
-        stream: Of items as EAGLE makes them, from a state and the token after it; after: see `heads.head.EMBEDDED`,
-            None for a text of tokens alone.
+        stream: Of items as EAGLE makes them, from a state and the token after it.
+        behind: See `heads.head.EMBEDDED`, None for a text of tokens alone.
     """
     return stream if behind is None else torch.where(behind[:, :1] > 0, behind[:, 1:].to(stream), stream)
 

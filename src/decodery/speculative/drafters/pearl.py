@@ -34,9 +34,9 @@ _MOST = 16
 class Ahead:
     """What a draft model has written ahead.
 
-    base: how many of these were there before.
-
     Attributes:
+        reading: What the draft model has read.
+        length: How many tokens to write at most.
         tokens: The text and the draft it stands after, and what was written.
         laws: By place in the text, what a token there was drawn from.
     """

@@ -35,6 +35,7 @@ class Prediction(Composite):
         tokens: The predicted answer. Where the text leaves it, the drafter goes on after the last tokens that occur in
             the prediction again, and until there are some another drafter speaks.
         length: Tokens drafted at a time.
+        drafter: What drafts where the text has left the prediction, an instance or a text.
     """
 
     tokens: tuple[int, ...]

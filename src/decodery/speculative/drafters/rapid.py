@@ -62,6 +62,10 @@ class Rapid(Drafter):
         model: The drafter, a `LanguageModel` or a name; None is the target itself with a second cache.
         gamma: Tokens drafted per step.
         confidence: A draft ends after the first token to which the drafter itself gave less.
+        head: First tokens of the prompt that are always read.
+        query: Last tokens of the prompt that are always read and that passages are matched with.
+        chunk: Most tokens of a passage.
+        length: Tokens of the prompt that are read, at least a 24th of it.
         dtype: What a named one is loaded in, such as "int4".
     """
 

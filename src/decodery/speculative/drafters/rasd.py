@@ -46,9 +46,11 @@ class RASD(Composite):
             of its branch's first token times its share of the branch; the branch's share of all that was found takes
             the place of a probability where there is none, or none as large after a trusted match. The shipped draft
             prunes what is right at any length of match, hence trusted=1: with a draft to rely on, raise it.
+        trusted: Length of a match from which a retrieved branch is not pruned.
         longest, shortest: How many tokens must match, by default 16 to 2 in a datastore and 3 to 1 in the text.
         continuations, length: So many occurrences are looked at, so far ahead.
         retrieved: So many of the `nodes` nodes are retrieved.
+        nodes: Drafted tokens per step.
     """
 
     drafter: Drafter | str

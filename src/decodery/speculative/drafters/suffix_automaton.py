@@ -38,6 +38,7 @@ class SuffixAutomaton(Drafter):
         length, factor: After a match of m tokens min(length, 1 + factor * m) tokens are drafted.
         datastore: A folder made by `decodery train datastore`; where its match is the longer one, a tree of its
             commonest continuations is drafted, `successors` nodes per depth at most.
+        successors: Nodes per depth of a tree from the datastore.
         bias: Tokens by which a datastore's match counts as shorter, compared with the text's own and, as in
             `router(SuffixAutomaton(), TokenRecycling())`, with what other drafters need.
     """

@@ -63,6 +63,13 @@ class Swift(OwnLayers):
         skip: A `SkipSet`, or the file or folder of the one that `decodery train swift` found. None: the set is looked
             for while texts are written, beginning with every odd layer.
         ratio: Share of the sublayers that are then skipped, of all but those of the first and the last layer.
+        window: Tokens of a text on which sets are tried.
+        interval: Steps from one trial to the next.
+        bayes: Every so many sets, one comes from a Gaussian process, the others are drawn uniformly.
+        proposals: Sets tried at most.
+        patience: The search ends after so many sets that were no better.
+        enough: The search ends at this matchness, 0 to 1.
+        scope: How long the found set is kept.
         tree_policy: The paper's tree by default.
     """
 

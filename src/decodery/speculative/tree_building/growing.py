@@ -69,7 +69,9 @@ class Growing:
     def children(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Expand `nodes` [m] and order up to `width` distinct children of each.
 
-        ids: -1 where a node has fewer. logq: their log-probabilities. scores: what orders them, logq plus noise.
+        Returns:
+            Three arrays [m, width]: ids, -1 where a node has fewer children; their log-probabilities; and the scores
+            that order them, log-probability plus noise.
         """
         if not self.by_chance:
             ids, logq = yield from self._likeliest(nodes, width)

@@ -37,6 +37,7 @@ class Caterpillar(TreePolicy):
 
     Attributes:
         length: Of the chain, which also ends after the first token that was drawn with a probability below `stop`.
+        stop: The chain ends after the first token with a lower probability.
         greedy, chance: How many candidates there are at a place, the chain's own included, where that token's
             probability is above 0.95, above 0.8, above 0.5, or lower; for greedy requests the most likely, for others
             draws without replacement.

@@ -30,6 +30,11 @@ class EAGLE2(TreePolicy):
     is: it only ranks. Of equal values the shallower node is kept, and a path is never worth more than its beginning, so
     that what is kept is a tree. Cost: `depth` draft passes over at most `width` new nodes; nodes that no kept node
     could descend from are not expanded, which changes nothing but the cost.
+
+    Attributes:
+        nodes: Drafted tokens per step.
+        width: Nodes expanded per level, and children of each.
+        depth: Levels, a draft pass each.
     """
 
     nodes: int = 60

@@ -48,6 +48,7 @@ class FixedTree(TreePolicy):
             likely one after the first.
         rates: In place of both, how often the guess of each rank is right, by depth, as 0.6:0.1/0.4:0.1; the `nodes`
             places most likely to be right are filled, as Medusa finds its tree.
+        nodes: Nodes of a tree that is shaped by `rates`.
     """
 
     branching: tuple[int, ...] | None = None
