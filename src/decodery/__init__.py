@@ -46,6 +46,7 @@ def load(name: str = "smollm2", **options: Any) -> LLM:
     """Load a model: an embedded name, a folder, a `.gguf` file, a Hub id or a server's URL.
 
     Args:
+        name: What to load, see above.
         options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
             `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
     """
@@ -65,12 +66,23 @@ def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | l
     """Load `model` and decode one prompt; see `LLM.generate`.
 
     To decode more than one, load the model once.
+
+    Args:
+        prompt: A text.
+        model: What `load` takes.
+        settings: See `LLM.generate`.
     """
     return load(model).generate(prompt, **settings)
 
 
 def stream(prompt: Any, model: str = "smollm2", **settings: Any) -> Any:
-    """Load `model` and stream one text; see `LLM.stream`."""
+    """Load `model` and stream one text; see `LLM.stream`.
+
+    Args:
+        prompt: A text.
+        model: What `load` takes.
+        settings: See `LLM.stream`.
+    """
     return load(model).stream(prompt, **settings)
 
 

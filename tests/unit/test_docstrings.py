@@ -70,6 +70,9 @@ def _faults(node: Node, inherited: set[str]) -> Iterator[str]:
     known = _attributes(node) | inherited if isinstance(node, ast.ClassDef) else _parameters(node)
     lists = "\n".join(sections.get(heading, "") for heading in ("Args", "Attributes"))
     named = [name.lstrip("*") for names in ENTRY.findall(lists) for name in names.split(", ")]
+    for line in lists.splitlines():
+        if line and not line.startswith(" ") and not ENTRY.match(line):
+            yield f"{line!r} describes no parameter"
     if len(named) > len(set(named)):
         yield "a parameter is described twice"
     if strange := set(named) - known:

@@ -18,12 +18,12 @@ Place = tuple[SchedulerEntry, int]
 class PassBudget:
     """Divides the rows of passes among tasks.
 
+    `wide` is what passes of searches have taken.
+
     Args:
         rows: Of a pass at most.
         seconds: That a pass with a search in it is to take where others wait for it; None for no bound.
         chunk: Rows of a prompt in one pass.
-
-    `wide` is what passes of searches have taken.
     """
 
     def __init__(self, rows: int, seconds: float | None, chunk: int) -> None:

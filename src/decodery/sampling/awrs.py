@@ -53,7 +53,9 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
     law cut to accepted tokens. Tokens at -inf never come; the order is worked out as far as it is asked for.
 
     Args:
+        law: [vocab] unnormalised logits.
         seed: None for the most likely first.
+        position: Output position, which the noise depends on.
     """
     done, count = 0, _FIRST
     while True:
@@ -71,7 +73,12 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
 
 
 def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> Trial:
-    """The first accepted token of the order: an exact draw from the law given acceptance, of weight 1."""
+    """The first accepted token of the order: an exact draw from the law given acceptance, of weight 1.
+
+    Args:
+        order: Tokens in the order of `in_order`.
+        accept: Whether a token is allowed.
+    """
     rejections = 0
     for token in order:
         if accept(token):
@@ -89,6 +96,8 @@ def recursive(
         p: [vocab], summing to 1, whose draws `order` holds. Every rejection multiplies the weight by the share of the
             mass that is left, so that the product is the mass that was not rejected; the token weighs all of that if
             the next one is accepted as well, and its own probability if not.
+        order: Tokens in the order of `in_order`.
+        accept: Whether a token is allowed.
         max_rejects: With so many rejections nothing is accepted; the last allowed check needs no other.
     """
     tokens = iter(order)
@@ -125,6 +134,7 @@ def geometric(
 
     Args:
         p, order: As for `recursive`.
+        accept, accepts, max_rejects: As for `weighted`.
         uniform: Numbers in (0, 1), each one once.
     """
     tokens = iter(order)
@@ -179,6 +189,11 @@ def weighted(
 
     Args:
         law: [vocab] unnormalised logits. More than two `accepts` ask for the geometric one in any case.
+        accept: Whether a token is allowed.
+        seed, position: What the noise depends on.
+        uniform: See `geometric`.
+        accepts: Accepted draws that the geometric estimator takes.
+        max_rejects: Rejections after which nothing is accepted.
     """
     p = law.double().softmax(dim=-1).cpu().numpy()
     order = in_order(law, seed, position)

@@ -73,7 +73,12 @@ class Constraint(Contract):
 
     @abstractmethod
     def advance(self, state: Any, token: int) -> Any:
-        """The state one token on; `state` stays as it is. Never raises: what is wrong shows in `allowed`."""
+        """The state one token on; `state` stays as it is. Never raises: what is wrong shows in `allowed`.
+
+        Args:
+            state: The state before the token; it is not changed.
+            token: The id of the next token.
+        """
 
     @abstractmethod
     def is_complete(self, state: Any) -> bool:
@@ -95,6 +100,10 @@ class Constraint(Contract):
         """Whether these tokens may come next one after another, by a quick check.
 
         True does not guarantee it.
+
+        Args:
+            state: Where the text stands.
+            tokens: Ids, in order.
         """
         return True
 

@@ -23,6 +23,7 @@ class Counts:
     Attributes:
         ids: [m] int64, ascending, without `tail`.
         counts: [m] int64, without `tail`.
+        tail: The last tokens, which are not counted in yet.
     """
 
     ids: np.ndarray
@@ -78,6 +79,7 @@ class Repeats:
     Attributes:
         text: [n] int64, without `tail`.
         places: Positions of each of its tokens, ascending, without `tail`.
+        tail: The last tokens, which are not in `text` yet.
         ends: [r] ascending positions before the last where the last token stands.
         lengths: [r] over how many tokens up to there the text repeats its end.
     """
@@ -93,6 +95,7 @@ class Repeats:
         """The repetitions at the end of a text.
 
         Args:
+            tokens: The text.
             most: No repetition counts as longer.
         """
         text = np.array(tokens, dtype=np.int64)

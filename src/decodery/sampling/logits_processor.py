@@ -57,6 +57,8 @@ class LogitsProcessor(Contract):
     -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when it is made.
 
     Attributes:
+        stage: When it is applied, see `Stage`.
+        stateful: Whether it remembers something of a text.
         hears_logprobs: Whether a stateful one wants to know how likely a token was.
     """
 
@@ -89,6 +91,10 @@ class LogitsProcessor(Contract):
         """Warped logits [n, V] float32 of `logits` [n, V] float32 and the n contexts of its rows.
 
         Never in place; returns `logits` itself when nothing changes.
+
+        Args:
+            logits: [n, V] float32, not to be changed.
+            contexts: The history of each row.
         """
 
     def init(self, prompt: Sequence[int]) -> Any:
@@ -99,6 +105,11 @@ class LogitsProcessor(Contract):
         """State after `token`, whose natural log-probability under this processor's input is `logprob`; pure.
 
         logprob is NaN for a processor that does not hear them.
+
+        Args:
+            state: The state before the token; it is not changed.
+            token: The id of the chosen token.
+            logprob: Its natural log-probability under this processor's input; NaN unless `hears_logprobs`.
         """
         return state
 
@@ -106,7 +117,15 @@ class LogitsProcessor(Contract):
 def require_number(
     name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> None:
-    """Raise SettingsError unless `value` is a finite number with above < value, least <= value <= most."""
+    """Raise SettingsError unless `value` is a finite number with above < value, least <= value <= most.
+
+    Args:
+        name: What the setting is called in the error.
+        value: The setting.
+        above: Exclusive lower bound, None for none.
+        least: Inclusive lower bound, None for none.
+        most: Inclusive upper bound, None for none.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not (value > above and least <= value <= most):
         bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)

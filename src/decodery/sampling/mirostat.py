@@ -138,7 +138,13 @@ def zipf_exponents(best: torch.Tensor) -> list[float]:
 
 
 def rank_bound(s: float, mu: float, vocab_size: int) -> int:
-    """How many of the most likely tokens have a surprise below `mu` bits, if p ~ 1 / rank ** s."""
+    """How many of the most likely tokens have a surprise below `mu` bits, if p ~ 1 / rank ** s.
+
+    Args:
+        s: Exponent of the distribution.
+        mu: Bound on surprise, in bits.
+        vocab_size: Most tokens to keep.
+    """
     s, vocab_size = max(s, 1e-6), max(vocab_size, 2)
     gap = s - 1
     # log((1 - N ** -gap) / gap), whose limit at 0 is log log N: the sum of the first N values is about this.

@@ -16,6 +16,7 @@ def smallest_prefix(keys: np.ndarray, weights: np.ndarray, share: float) -> tupl
 
     Args:
         keys, weights: [m], at least one entry; all of it is the prefix if it does not hold the share.
+        share: Of the sum of weights.
     """
     before = 0.0
     while len(keys) > _SORTED and (low := float(keys.min())) < (high := float(keys.max())):

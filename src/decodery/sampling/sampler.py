@@ -129,9 +129,26 @@ class Sampler:
         Under temperature 0 the settings that only shape chance (top_k to mirostat) have no effect.
 
         Args:
+            temperature: 0 or None for greedy decoding; 1 samples from the model's distribution.
+            top_k: See `top-k`.
+            top_p: See `top-p`.
+            min_p: See `min-p`.
+            typical: Mass of `typical`.
+            epsilon, eta: Cutoffs of the processors of these names.
+            top_h: Alpha of `top-h`.
             xtc: Its probability.
+            xtc_threshold: See `xtc`.
             mirostat: Its version, 0 for none; what begins with such a name sets up that processor.
+            mirostat_tau, mirostat_eta: See `mirostat`.
+            repetition_penalty: A factor above 0; 1 leaves logits as they are.
+            presence_penalty: In logits, once per token that has occurred.
+            frequency_penalty: In logits, per occurrence of a token.
             dry: Its multiplier.
+            dry_base, dry_allowed, dry_window, dry_breakers: See `dry`.
+            no_repeat_ngram: Size of n-grams that must not occur twice; 0 for none.
+            logit_bias: Logits to add, by token id.
+            min_new_tokens: Tokens before which no end token is chosen.
+            eos_ids: End tokens, for `min_new_tokens`.
             order: Whose order of application, one of `ORDERS`; None is "default".
 
         Raises:
@@ -208,7 +225,14 @@ class Sampler:
         return tuple(processor.init(prompt) for processor in self.processors)
 
     def context(self, tokens: Sequence[int], prompt_length: int, state: Any, seed: int = 0) -> Context:
-        """The history of the token after `tokens`, which are copied."""
+        """The history of the token after `tokens`, which are copied.
+
+        Args:
+            tokens: Prompt and output so far.
+            prompt_length: How many of them are the prompt.
+            state: The sampler's state after them.
+            seed: The request's.
+        """
         return Context(prompt_length, list(tokens), state, seed)
 
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
@@ -218,6 +242,8 @@ class Sampler:
         tempered ones, before a truncation the whole distribution.
 
         Args:
+            context: The history before the token.
+            token: The id that was chosen.
             logits: [V], the model's own at `context`.
         """
         if not self.stateful:
@@ -263,6 +289,7 @@ class Sampler:
         Args:
             logits: [n, V], the model's own.
             contexts: The n histories.
+            shaped: False applies masks and edits only.
 
         Raises:
             NumericalError: If a row is not a distribution: its largest entry is NaN or infinite.
@@ -297,7 +324,13 @@ class Sampler:
 
     @one_thread()
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
-        """The token ids [n] that the noise of `seed` at the n output positions draws from a law."""
+        """The token ids [n] that the noise of `seed` at the n output positions draws from a law.
+
+        Args:
+            law: [n, V] unnormalised logits, as `law` gives them.
+            seed: The request's.
+            positions: Output position of each row.
+        """
         if not self.greedy:
             return gumbel_argmax(law, seed, positions)
         # Ten times faster than PyTorch on a CPU, and it wakes no threads between two passes.

@@ -51,6 +51,9 @@ class NodeDistributions:
     A node's law depends on its own path: penalties count the path's tokens, stateful processors own a state per node.
 
     Args:
+        tree: The draft, whose nodes were scored.
+        logits: [n, vocab] of the tree's nodes, the model's own.
+        seq: The sequence that the tree continues.
         hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped.
         first: Rows of the pass before the root's.
     """
@@ -184,6 +187,11 @@ class AcceptanceRule(Contract):
 
         A rule that needs more rows first is a generator that lets the tree grow (`NodeDistributions.grow`) as often as
         it needs to; nothing becomes text before it decides.
+
+        Args:
+            tree: The draft, rooted at the last token.
+            laws: The target's distributions at its nodes.
+            seq: The sequence, with its sampler, seed and position.
 
         Returns:
             The accepted path and the token that follows it.

@@ -47,7 +47,12 @@ class CachePolicy(Contract):
 
     @abstractmethod
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text."""
+        """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text.
+
+        Args:
+            model: Whose keys and values the cache holds.
+            prompt: Tokens of the prompt.
+        """
 
     def settle(self, seq: Sequence) -> ForwardCoroutine[None] | None:
         """Done once, when a text's prompt is read: here a policy may read rows of its own."""
@@ -80,7 +85,12 @@ class CachePolicy(Contract):
         return type(self).open is not CachePolicy.open
 
     def over(self, model: Reader, prompt: int) -> Remembering:
-        """The model, whose texts with a prompt of `prompt` tokens remember as this policy says."""
+        """The model, whose texts with a prompt of `prompt` tokens remember as this policy says.
+
+        Args:
+            model: The model without the policy.
+            prompt: Tokens of the prompt.
+        """
         return Remembering(cast(LanguageModel, model), self, prompt)
 
 
@@ -111,6 +121,7 @@ class State(AttentionPolicy):
     """What a policy remembers of one text.
 
     Args:
+        config: The model's configuration.
         prompt: How many tokens its prompt has.
     """
 
@@ -126,7 +137,12 @@ class State(AttentionPolicy):
 
 
 def entries(budget: float, length: int) -> int:
-    """How many of `length` tokens a budget allows; at least one."""
+    """How many of `length` tokens a budget allows; at least one.
+
+    Args:
+        budget: A share of the text up to 1, or a number of tokens above 1.
+        length: Tokens of the text.
+    """
     count = math.ceil(round(budget * length, 9)) if budget <= 1 else int(budget)
     return min(max(count, 1), length)
 
@@ -140,12 +156,24 @@ def require_budget(name: str, budget: float) -> None:
 
 
 def window_begins(budget: float, sinks: int, position: int) -> int:
-    """Where the window of a row at `position` begins, if a budget holds `sinks` tokens and the window."""
+    """Where the window of a row at `position` begins, if a budget holds `sinks` tokens and the window.
+
+    Args:
+        budget: See `entries`.
+        sinks: First tokens that are kept beside the window.
+        position: Of the row.
+    """
     return position + 1 - max(entries(budget, position + 1) - sinks, 1)
 
 
 def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndarray:
-    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be."""
+    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be.
+
+    Args:
+        weights: Of each share, not negative.
+        mean: The mean of all shares.
+        least: The smallest share.
+    """
     shares = np.full(len(weights), np.nan)
     while (free := np.isnan(shares)).any():
         left = mean * len(weights) - np.nansum(shares)
@@ -164,6 +192,8 @@ def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | Non
     """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
 
     Args:
+        scores: [..., slots].
+        counts: [...] how many to choose.
         allowed: [..., slots] bool, which of them may be chosen.
     """
     worth = scores if allowed is None else np.where(allowed, scores, -np.inf)

@@ -26,6 +26,9 @@ class TextStream:
     tokens, which may be taken back.
 
     Args:
+        detokenizer: What turns ids into text.
+        stop: Stop strings.
+        lag: Tokens at the end that may be taken back.
         stop_tokens: By id the stop strings that are tokens which no text shows.
     """
 

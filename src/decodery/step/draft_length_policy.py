@@ -59,6 +59,8 @@ class Budget:
     """Upper bounds for one step's draft: `nodes` drafted tokens, none further than `depth` from the root.
 
     Attributes:
+        nodes: Most drafted tokens.
+        depth: Greatest distance of a drafted token from the root.
         sequences: How many share the pass.
         pass_seconds: Gives, by the tokens in the cache, the times of passes over 0, 1, 2, ... rows on this machine,
             [rows] float64, where they are known; asking the first time may take seconds.
@@ -143,6 +145,8 @@ class DraftLengthPolicy:
         """The bounds of this step's draft, within `limit`; 0 nodes where plain decoding is better.
 
         Args:
+            seq: The sequence whose draft is bounded.
+            limit: The bounds that hold in any case.
             batch: All sequences in progress, this one among them.
         """
         return limit
@@ -152,4 +156,10 @@ class DraftLengthPolicy:
         return True
 
     def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
-        """Learn from a step: its tree, what of it was accepted, and how long drafting it took."""
+        """Learn from a step: its tree, what of it was accepted, and how long drafting it took.
+
+        Args:
+            seq: The sequence after the step.
+            seen: What the pass gave.
+            seconds: Time that drafting took.
+        """

@@ -24,6 +24,7 @@ class Entered:
     """How far a drafter has brought the nodes of its tree through the target's own layers.
 
     Attributes:
+        layer: How many layers the nodes have passed.
         states: [n, hidden] after `layer` layers, whose keys and values stand in the text's cache as tentative rows, in
             this order and no others.
     """
@@ -77,7 +78,13 @@ class DraftTree:
         logq: np.ndarray | None = None,
         distributions: dict[int, torch.Tensor] | None = None,
     ) -> DraftTree:
-        """One token after another after the pending one."""
+        """One token after another after the pending one.
+
+        Args:
+            pending: The last token, which becomes the root.
+            drafted: Token ids below it, in order.
+            origin, logq, distributions: See `DraftTree`.
+        """
         tokens = np.concatenate(([pending], np.asarray(drafted, dtype=np.int64)))
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls(tokens, parents, origin, logq, distributions or {})
@@ -87,6 +94,8 @@ class DraftTree:
         """The trie of several continuations of the pending token.
 
         Args:
+            pending: The last token, which becomes the root.
+            paths: Token ids of each continuation.
             nodes: How many drafted nodes it may have; what is beyond them is left out, last paths first.
         """
         tree = cls.root(pending).extended(paths)
@@ -123,6 +132,7 @@ class DraftTree:
         Args:
             counts: [n] how long the chains are.
             inputs: [longest, hidden] what the first, second, ... node of a chain reads.
+            changes: See `DraftTree`.
         """
         owners = np.arange(len(self)).repeat(counts)
         places = np.arange(len(owners)) - (np.cumsum(counts) - counts).repeat(counts)

@@ -121,19 +121,38 @@ class Drafter(Contract):
         """Whether it skips this step: no tree, and no feedback unless the text ends by it.
 
         Asked once before every step whose drafts no budget policy bounds.
+
+        Args:
+            seq: The sequence.
+            budget: Bounds of this step's draft.
         """
         return False
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:
-        """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
+        """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed.
+
+        Args:
+            seq: The sequence; its memory for this drafter is `seq.draft_state`.
+            budget: Bounds of the draft.
+        """
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
-        """What it does while the target scores `tree`, with passes of other models; None for nothing."""
+        """What it does while the target scores `tree`, with passes of other models; None for nothing.
+
+        Args:
+            seq: The sequence.
+            tree: The draft that is scored.
+        """
         return None
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
+        """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already.
+
+        Args:
+            seq: The sequence after the step.
+            seen: The scored tree, what was accepted of it, and what the drafter requires.
+        """
 
     def forget(self, seq: Sequence) -> None:
         """Give back the memory of what other models have read of the text.
@@ -222,7 +241,9 @@ class TreeDrafter(Drafter):
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
         Args:
+            seq: The sequence.
             tree: Rooted at the pending token; one that was asked about before may only have grown.
+            nodes: Nodes of the tree whose children are expected.
         """
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
@@ -259,6 +280,10 @@ class TreeDrafter(Drafter):
 
         They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
         out temperature and truncation: its masks and penalties alone.
+
+        Args:
+            seq, tree, nodes: See `logits`.
+            shaped: Whether truncation and temperature are applied; else only what forbids tokens.
         """
         logits = yield from self.writable(seq, tree, nodes)
         return expected(seq, tree, nodes, logits, shaped=shaped)
@@ -266,7 +291,12 @@ class TreeDrafter(Drafter):
     def likeliest(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
-        """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs."""
+        """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs.
+
+        Args:
+            seq, tree, nodes, shaped: See `expand`.
+            k: How many tokens per node.
+        """
         if not seq.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
@@ -333,6 +363,10 @@ def expected(
     """Log-probabilities of a drafter's logits [len(nodes), vocab] under the request's sampler.
 
     See `TreeDrafter.expand`.
+
+    Args:
+        seq, tree, nodes, shaped: See `TreeDrafter.expand`.
+        logits: [len(nodes), vocab], the drafter's own.
     """
     # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
     sampler = seq.sampler

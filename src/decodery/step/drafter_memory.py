@@ -42,6 +42,10 @@ class Memory:
     of the process-wide ones those of the `salts` used last are kept, of the problem-wide ones those of the `problems`
     prompts. What is learned from one text shapes the drafts of later ones, never their tokens. Safe to share between
     threads.
+
+    Args:
+        problems: Prompts whose stores are kept.
+        salts: Cache namespaces whose stores are kept.
     """
 
     def __init__(self, problems: int = 8, salts: int = 16) -> None:
@@ -52,7 +56,14 @@ class Memory:
         self._lock = Lock()
 
     def recall(self, scope: Scope, seq: Sequence, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The store of this scope under `key`, made where there is none; for a request always a new one."""
+        """The store of this scope under `key`, made where there is none; for a request always a new one.
+
+        Args:
+            scope: How long the store lives: for a request, a prompt or the process.
+            seq: The sequence that asks.
+            key: What tells one store from another.
+            make: Makes a store.
+        """
         if scope == "request":
             return make()
         with self._lock:

@@ -133,7 +133,11 @@ def chunk(
     """`Segment.chunk` of a text that may hold embeddings.
 
     Args:
+        model: The model that reads it.
         tokens: Those right after what `cache` has seen.
+        cache: The text's cache.
+        embeddings: Those of the prompt, None for tokens alone.
+        logit_rows: Rows whose logits are wanted.
     """
     segment = Segment.chunk(tokens, cache, logit_rows)
     start, end = cache.next_position, cache.next_position + len(segment)

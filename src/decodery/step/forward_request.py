@@ -36,6 +36,8 @@ class ForwardRequest:
     before or after it elsewhere: its result must not depend on that.
 
     Attributes:
+        model: What scores the rows.
+        segment: Rows of one text, with their cache.
         taps: Where hidden states are read, see `models.hooks.site`.
         role: What another model than the text's own goes by in the ledger, such as "draft", or a part of that model.
         route: Which way the rows take through it.
@@ -73,6 +75,7 @@ class Blocking:
     An engine runs it on a thread of its own. The function must not touch the engine or its caches.
 
     Attributes:
+        function: Called without arguments; its result is the answer.
         shared: What must not be used on two threads at a time; functions that share it run one after the other.
     """
 
@@ -103,7 +106,12 @@ class Composed(Contract, Reader):
 
     @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """The rows of a segment, scored by the composition; its cache came from `new_cache`."""
+        """The rows of a segment, scored by the composition; its cache came from `new_cache`.
+
+        Args:
+            segment: Rows of one text, with their cache.
+            taps, role: See `ForwardRequest`.
+        """
 
 
 class OfOneModel(Composed):
@@ -143,7 +151,13 @@ def score(
     route: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
-    """One segment scored by a model or a composition without routes and work beside it."""
+    """One segment scored by a model or a composition without routes and work beside it.
+
+    Args:
+        model: What scores the rows.
+        segment: Rows of one text, with their cache.
+        taps, role, route, beside: See `ForwardRequest`.
+    """
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
     (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
@@ -153,7 +167,13 @@ def score(
 def score_all(
     model: Reader, segments: Sequence[Segment], taps: Sequence[Tap] = (), role: str = ""
 ) -> ForwardCoroutine[list[ForwardResult]]:
-    """Several segments, scored together."""
+    """Several segments, scored together.
+
+    Args:
+        model: What scores the rows.
+        segments: Rows of several texts, each with its cache.
+        taps, role: See `ForwardRequest`.
+    """
     if isinstance(model, Composed):
         return (yield from gather([model.compose(segment, taps, role) for segment in segments]))
     own = cast(LanguageModel, model)

@@ -51,6 +51,10 @@ class LogitsSource(Contract):
         A row's logits depend on the tokens before it alone, never on what else is in a pass, so that drafts, trees and
         batches give the tokens of plain decoding. Two of them compare equal where they score alike and differ in
         what their caches hold only: the engine then runs them together.
+
+        Args:
+            model: The model that was loaded.
+            prompt: Token ids.
         """
 
 

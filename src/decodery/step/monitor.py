@@ -69,6 +69,7 @@ class Rollback:
     """Take back the last `tokens` tokens.
 
     Attributes:
+        tokens: How many of the last tokens are taken back.
         ban: What is not written at the first of these places.
         write: What the text goes on with there.
     """
@@ -140,12 +141,22 @@ class Monitor(Contract):
         """The state before anything is read."""
 
     def read(self, state: Any, rows: Prompt) -> Any:
-        """The state after further rows of the prompt; asked where `needs.prompt_taps` is set."""
+        """The state after further rows of the prompt; asked where `needs.prompt_taps` is set.
+
+        Args:
+            state: What `start` or `read` gave before.
+            rows: Rows of the prompt that follow.
+        """
         return state
 
     @abstractmethod
     def observe(self, state: Any, row: Row) -> Any:
-        """The state after one more committed token."""
+        """The state after one more committed token.
+
+        Args:
+            state: The state before the token.
+            row: The token and the row that it was chosen at.
+        """
 
     @abstractmethod
     def score(self, state: Any) -> float | None:

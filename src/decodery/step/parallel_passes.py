@@ -28,6 +28,8 @@ def side_by_side(main: Callable[[], T], beside: Callable[[], U], *, waits: bool 
     both are done.
 
     Args:
+        main: The function with most work.
+        beside: A function that one thread is enough for.
         waits: `main` computes on a device of its own, and is given one thread, `beside` the others.
     """
     threads = cores()

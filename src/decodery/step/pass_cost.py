@@ -83,6 +83,7 @@ class CostCurve:
         rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
 
         Args:
+            timings: Seconds of each repeat, by number of rows.
             far: Timings of `FAR_ROWS` after `FAR_CONTEXT` tokens; without them a longer text costs nothing.
         """
         rows = sorted(timings)
@@ -180,6 +181,9 @@ def time_passes(
     tokens in the cache and wants all logits. Numbers of rows beyond a model's context are left out.
 
     Args:
+        models: What is timed, by name.
+        rows: Numbers of rows.
+        context: Tokens in the cache before a pass.
         enough: Called with the number of rounds done, says when to stop.
     """
     prepared = {name: _prepare(model, context, max(rows)) for name, model in models.items()}

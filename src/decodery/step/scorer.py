@@ -131,6 +131,10 @@ class Scorer(Contract):
         """What is wrong with a finished text, for whoever writes the next one.
 
         The text is "" if nothing is known.
+
+        Args:
+            prompt: Text before the answer.
+            text: A finished text.
         """
         return ""
 
@@ -144,6 +148,10 @@ class Scorer(Contract):
 
 def judge(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
     """[m] scores of the candidates, entered in the ledger of the request.
+
+    Args:
+        scorer: What scores.
+        candidates: What is scored.
 
     Raises:
         SettingsError: For candidates of a kind that this scorer does not score, and for scores that are none.

@@ -39,7 +39,13 @@ FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the model's softmax, and those of the most likely ones."""
+    """Log-probability of an emitted token under the model's softmax, and those of the most likely ones.
+
+    Attributes:
+        token: The token's id.
+        logprob: Natural logarithm of its probability.
+        top: Ids and log-probabilities of the most likely tokens, best first.
+    """
 
     token: int
     logprob: float
@@ -51,6 +57,7 @@ class Watched:
     """What a monitor found of a text.
 
     Attributes:
+        name: The monitor's.
         limit: Scores above it are flagged.
         scores: After every output token, None where nothing was known yet.
         flagged: The first output position whose score was above the limit, None for none.
@@ -81,6 +88,8 @@ class KeptText:
 
     Attributes:
         tokens: Its own, of which `cache` holds all but one.
+        cache: Its keys and values.
+        logits_source: What it was scored by, None for the model alone.
         model: Whose keys and values these are; they do not keep it in memory.
     """
 

@@ -27,6 +27,13 @@ def check_cache(
     forks, marks and returns to them. After every step every cache of the family must score rows as a model does that
     reads all of its tokens in one pass.
 
+    Args:
+        model: Whose caches are checked.
+        programs: Random programs that are run.
+        steps: Steps of each.
+        seed: Decides the programs.
+        tolerance: Largest absolute difference of logits.
+
     Returns:
         The largest absolute difference of logits seen; raises LawBroken with the step after which one was above
         `tolerance`.

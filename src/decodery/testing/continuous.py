@@ -16,7 +16,8 @@ class Mixture:
 
     Attributes:
         weights: [k].
-        means, widths (standard deviations, axis by axis): [k, d].
+        means: [k, d].
+        widths: [k, d] standard deviations, axis by axis.
     """
 
     weights: np.ndarray

@@ -27,6 +27,9 @@ class OracleDenoiser:
     cache.
 
     Args:
+        answers: [n, length] token ids.
+        vocab_size: Tokens, of which the last is the mask.
+        prompt_length: Tokens before an answer.
         weights: [n], None for all alike.
     """
 

@@ -30,6 +30,7 @@ class ScriptedChain(TableModel):
     It goes on from its own results, right or wrong, and writes texts of one length.
 
     Args:
+        error: Probability that a step is wrong, 0 to 1.
         operations, modulus: Of the puzzles; the modulus is at most 10, so that a result is one token.
     """
 
@@ -81,6 +82,11 @@ class Tabular(TableModel):
     """A random model over few tokens, with a uniformly drawn distribution for every text.
 
     Texts of a fixed length can be enumerated: see `law`.
+
+    Args:
+        vocab_size: Tokens.
+        length: Tokens of the longest text.
+        seed: Decides the distributions.
     """
 
     def __init__(self, vocab_size: int = 4, length: int = 4, seed: int = 0) -> None:
@@ -124,6 +130,11 @@ def best_of_law(law: torch.Tensor, scores: torch.Tensor, n: int) -> torch.Tensor
 
     F^n less what lies below, F being the scores' distribution. Of texts with equal scores the one drawn first wins, so
     that they share their chance as they share their mass.
+
+    Args:
+        law: [texts] probabilities.
+        scores: [texts].
+        n: Draws.
     """
     below = torch.stack([law[scores < score].sum() for score in scores])
     level = torch.stack([law[scores == score].sum() for score in scores])

@@ -16,7 +16,12 @@ from decodery.step.sequence import Sequence
 
 @dataclass(frozen=True)
 class Garbage(Drafter):
-    """Random trees of random tokens, up to `nodes` of them; no draft may ever change what is decoded."""
+    """Random trees of random tokens, up to `nodes` of them; no draft may ever change what is decoded.
+
+    Attributes:
+        nodes: Most drafted tokens.
+        seed: Decides the trees.
+    """
 
     nodes: int = 12
     seed: int = 0
@@ -39,6 +44,8 @@ class Oracle(Drafter):
 
     Attributes:
         answer: The whole true text, prompt included.
+        nodes: Most drafted tokens.
+        seed: Decides the trees.
     """
 
     answer: tuple[int, ...]
@@ -66,6 +73,8 @@ class Foretold(Drafter):
 
     Attributes:
         answer: The whole true text, prompt included, in which places are counted.
+        length: Tokens of a chain.
+        wrong: Output positions at which another token is drafted.
     """
 
     answer: tuple[int, ...]

@@ -67,6 +67,17 @@ def check_identical(
     is broken too, and where a processor changes the logits that it is given.
 
     Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source, cache_policy, monitors: The methods under test, instances
+            or texts.
+        sampler: By default greedy.
+        seeds: Of the texts of each prompt.
+        max_new_tokens: Tokens of a text at most.
+        eos_ids: End tokens.
+        near_tie: Score difference in nats that counts as a tie.
+        excuses: Texts that may depart at a tie.
+        tested: What has to happen for the check to count.
         plain: What plain decoding gave; by default it is decoded, once for all drafters that are compared with the same
             texts of the same model, unless texts are excused or a source has its say.
 
@@ -174,6 +185,11 @@ def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
 
     The score is what the token is the argmax of: warped logits, and the request's noise where it samples. Infinite
     where one of the texts has no such position. Warps that hear log-probabilities are not replayed.
+
+    Args:
+        model: The target.
+        expected, got: The two texts.
+        at: The output position.
     """
     if at >= min(len(expected.generated), len(got.generated)):
         return float("inf")
@@ -209,6 +225,15 @@ def check_batch(
     """A sequence in a ragged batch equals the sequence alone, with or without chunked prefill.
 
     Where less than `tested` happened the law is broken too.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source, cache_policy: The methods under test, instances or texts.
+        sampler: By default greedy.
+        seeds: Of the texts of each prompt.
+        max_new_tokens: Tokens of a text at most.
+        tested: What has to happen for the check to count.
     """
     if len(prompts) * len(seeds) < 2:
         raise LawBroken(f"a batch of one is no batch: {_UNTESTED}")

@@ -27,6 +27,12 @@ def check_cache_policy(
     With right and wrong drafts, chunked prompts, batches and forks. Tokens must be the same, and what the caches hold
     in the end: slots, positions, keys, values, and what they make of rows that come next, a tree among them.
 
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        cache_policy: The policy under test, an instance or a text.
+        tolerance: Largest absolute difference.
+
     Raises:
         LawBroken: With the first thing that differs.
     """

@@ -25,6 +25,10 @@ def check_predictions(
     No place: one pass for length + 1 tokens. Some: at most a pass more for each of them. All: one for each token.
 
     Args:
+        model: The target.
+        prompt: Token ids.
+        length: Tokens of a draft.
+        max_new_tokens: Tokens of the text.
         settings: Of the request, as in `decode`.
     """
     (plain,) = decode(model, [prompt], max_new_tokens=max_new_tokens, **settings)

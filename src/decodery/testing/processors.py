@@ -28,8 +28,10 @@ def check_logits_processor(
     that has been asked nothing else. All answers must be equal to the bit, and `-inf` stays `-inf`.
 
     Args:
+        processor: The processor under test.
         vocab_size: Of the random logits.
         texts: Where the processor does something; random ones, half of which repeat themselves, by default.
+        seed: Decides logits and texts.
 
     Raises:
         LawBroken: If a law does not hold, and where no row was changed by a processor that says it is not neutral.

@@ -34,7 +34,10 @@ def check_scorer(
     all candidates are worth the same, so that nothing was put to the test.
 
     Args:
+        scorer: The scorer under test.
+        model: What it asks.
         texts: Prompts and what was written after each; those of one prompt are scored together.
+        tolerance: Largest difference of scores where a model is asked.
     """
     trial, seen = _Trial(scorer, model, tolerance), list[float]()
     for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in texts):

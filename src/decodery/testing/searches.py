@@ -29,6 +29,10 @@ def check_search(
     others go on from is left as it was. Returns what was found, prompt by prompt.
 
     Args:
+        model: The target.
+        prompts: Token ids of each.
+        search: The search under test.
+        tolerance: Largest absolute difference.
         settings: Of the requests.
     """
     found = []

@@ -42,6 +42,14 @@ def check_state(
     The prompts run in one batch, each twice: the second one shares the first one's prefill by a fork and has a seed of
     its own.
 
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source: The methods under test, instances or texts.
+        sampler: By default greedy.
+        max_new_tokens: Tokens of a text at most.
+        tolerance: Largest absolute difference.
+
     Returns:
         The largest absolute difference seen.
     """

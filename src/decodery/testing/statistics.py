@@ -9,6 +9,10 @@ import torch
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     """p-value of observed counts [k] under probabilities [k]; cells expecting fewer than five are pooled.
 
+    Args:
+        counts: [k] observed.
+        probabilities: [k] expected, summing to 1.
+
     Returns:
         0.0 where something was observed that has probability zero.
     """

@@ -28,7 +28,7 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     """Turn [N, heads, head_dim] by the rows' angles.
 
     Args:
-        cos and sin: [N, 1, head_dim / 2].
+        cos, sin: [N, 1, head_dim / 2].
     """
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
