@@ -43,8 +43,10 @@ class Part:
     """One changed part, such as "layers.3.qkv".
 
     Attributes:
+        name: Of the layer.
         error: Share of its outputs' energy on the calibration text that was lost, or of its weights' where no text was
             read.
+        size: Of its weights, afterwards.
     """
 
     name: str
@@ -86,7 +88,9 @@ class ModelCompression(Contract):
         """The changed model.
 
         Args:
+            model: The model as it is.
             texts: What activations are measured on; none where nobody gave any.
+            progress: Called with what is being done.
         """
 
 

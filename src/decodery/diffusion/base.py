@@ -87,12 +87,22 @@ class UnmaskingPolicy(DiffusionDecoder):
     """A way of filling a canvas block by block, one pass after another."""
 
     def begin(self, run: Run, region: Region) -> Any:
-        """What it remembers at the beginning of a region."""
+        """What it remembers at the beginning of a region.
+
+        Args:
+            run: The canvas with its model.
+            region: First and last position (exclusive).
+        """
         return None
 
     @abstractmethod
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
-        """What is written after a pass, at least one token, and what is remembered from here on."""
+        """What is written after a pass, at least one token, and what is remembered from here on.
+
+        Args:
+            view: The proposals after the pass.
+            memory: What `begin` or `select` gave before.
+        """
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         for region in run.regions():

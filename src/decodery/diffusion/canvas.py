@@ -58,7 +58,10 @@ class Canvas:
 
     Attributes:
         tokens: [L] int64, the prompt and after it what is written, or the mask token.
+        prompt_length: Tokens of the prompt.
+        mask_id: The mask token.
         limit: How many tokens are wanted; the canvas may be longer, where a model's last block is.
+        eos_ids: End tokens.
         seed: Decides what is left to chance.
         written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is written yet.
         passes: So far.
@@ -66,6 +69,7 @@ class Canvas:
         pairs: Of rows and keys that attention compared, in one layer.
         experts: That passes read, of all layers of a mixture together.
         rounds: What was written, in order.
+        trace: What its passes took.
         checks: What a constraint took, None without one.
     """
 
@@ -98,6 +102,13 @@ class Canvas:
         seed: int = 0,
     ) -> Canvas:
         """An empty canvas of `length` tokens after a prompt, or to the end of the model's last block.
+
+        Args:
+            model: What will fill it.
+            prompt: Token ids.
+            length: Tokens that are wanted.
+            eos_ids: End tokens.
+            seed: See `Canvas`.
 
         Raises:
             PromptError, SettingsError: If the model cannot fill it.
@@ -139,7 +150,13 @@ class Canvas:
         return start + np.flatnonzero(self.masked[start:end])
 
     def write(self, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Fill places that are open, in the pass that was the last."""
+        """Fill places that are open, in the pass that was the last.
+
+        Args:
+            positions: [n].
+            tokens: [n] ids.
+            logprobs: [n] in nats.
+        """
         if not self.masked[positions].all():
             raise ValueError(f"some of the positions {positions.tolist()} are written already")
         self.tokens[positions] = tokens

@@ -312,7 +312,15 @@ class Run:
 def filled(
     model: LanguageModel, canvas: Canvas, method: DiffusionDecoder, temperature: float = 0.0, hold: Hold | None = None
 ) -> ForwardCoroutine[Canvas]:
-    """Fill a canvas; what is left open after a written end is closed with that end."""
+    """Fill a canvas; what is left open after a written end is closed with that end.
+
+    Args:
+        model: What fills it.
+        canvas: The canvas, which is changed.
+        method: How it is filled.
+        temperature: 0 takes the most likely tokens.
+        hold: The constraint, None for none.
+    """
     return (yield from finished(Run(model, canvas, method, temperature, hold)))
 
 

@@ -69,6 +69,11 @@ class View:
         The noise of a temperature is that of seed and position.
 
         Args:
+            logits: [m, vocab] of the open positions.
+            positions: [m], ascending.
+            region, passed: See `View`.
+            measure: How confidence is measured, see `View`.
+            temperature, seed: Of the draws; temperature 0 takes the most likely tokens.
             first: Where the output begins.
             late: Tokens whose proposals rank after all others.
         """

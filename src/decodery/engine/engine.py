@@ -55,7 +55,9 @@ class Engine:
     read and texts that write share passes.
 
     Args:
+        model: What it decodes with.
         detokenizer: Makes a text stream per sequence; without it sequences have tokens only.
+        prefill_chunk: Most rows of a prompt in one pass.
         memory: What drafters remember from sequence to sequence; its own by default.
         pass_seconds: As in `Budget`; measured by default.
         limits: Of a pass and of what is in progress.
@@ -95,6 +97,7 @@ class Engine:
         """Start a text.
 
         Args:
+            request: The text's settings.
             like: One already submitted with the same prompt, whose prefill it shares.
         """
         seq = self._text(request)
@@ -124,6 +127,7 @@ class Engine:
         It shares them with everything in progress.
 
         Args:
+            asking: A coroutine that yields forward requests.
             trace: Where it records its steps, whose times and ledger are then filled in.
             memory: What it keeps of the model, so that it can be preempted.
             owner: Whose it is, as `Request.salt` is of a text.
@@ -183,6 +187,7 @@ class Engine:
         Beside other tasks a few texts at a time have theirs, so that what is done between passes stays small, too.
 
         Args:
+            texts: Sequences that the task has opened.
             trace: Where the turns are recorded together, as one step.
         """
         if self._running is not None and all(trace is not known for known in self._running.traces):

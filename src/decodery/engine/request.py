@@ -55,8 +55,11 @@ class Request:
 
     Attributes:
         prompt: Token ids, at least one.
+        max_new_tokens: Most tokens of the output.
         sampler: Greedy by default.
         drafter: None for no speculation.
+        acceptance_rule: What decides about drafts.
+        seed: Decides what is drawn.
         stop: Strings that end the text and are cut from it.
         eos_ids: Tokens that end it.
         logprobs: How many most likely tokens to report beside each emitted one (0: the emitted one alone).

@@ -30,6 +30,7 @@ class Member:
 
     Attributes:
         name: What its model goes by in the ledger, where it is another than the engine's.
+        model: What reads.
         prefix: What it reads in the prompt's place, None: the prompt.
     """
 
@@ -239,6 +240,10 @@ class Blend(Composed):
     """What scores a text out of what its members say.
 
     Subclasses have settings, and `composed`, which asks members.
+
+    Attributes:
+        members: The contexts, each with its model.
+        prompt_length: Tokens of the request's prompt.
     """
 
     members: tuple[Member, ...]
@@ -289,7 +294,12 @@ class Blend(Composed):
 
     @abstractmethod
     def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
-        """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows."""
+        """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows.
+
+        Args:
+            part: The segment and its members' readings.
+            taps: Where hidden states are wanted.
+        """
 
     def new_cache(self) -> KVCache:
         # Whoever looks for keys and values in it asks for `readings`; all else is the same.
@@ -302,6 +312,8 @@ class Part:
     """One segment in a pass.
 
     Attributes:
+        segment: The rows.
+        contexts: How far each member has read.
         wanted: [m] rows whose logits are wanted.
         output: [m] bool, which of these choose an output token; a row of the prompt before its last one has no
             counterpart in contexts that begin otherwise.
@@ -316,6 +328,11 @@ class Part:
         """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed.
 
         Of none for None.
+
+        Args:
+            number: Of the member.
+            rows: What `only` or its like gave; None for no rows.
+            taps: Where hidden states are wanted.
         """
         if rows is None:
             return ForwardResult(torch.empty(0, dtype=torch.float32, device="cpu"))

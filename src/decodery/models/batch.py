@@ -27,6 +27,7 @@ class Segment:
         positions: [n] position ids.
         tokens: [n] token ids, or in their place states: [n, hidden], what enters the first layer of the route:
             embeddings, or hidden states where it begins further up.
+        states: [n, hidden] that enter the first layer in place of embeddings, None for tokens.
         mask: [n, stays + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
             own pass's; None for causal order over all of them.
         cache: Every row also sees all that the cache holds; the rows' own keys and values are written after it as
@@ -97,7 +98,13 @@ class Segment:
     def chunk(
         cls, tokens: Sequence[int] | np.ndarray, cache: KVCache, logit_rows: Sequence[int] | None = None
     ) -> Segment:
-        """Consecutive tokens right after what `cache` has seen."""
+        """Consecutive tokens right after what `cache` has seen.
+
+        Args:
+            tokens: [n] ids.
+            cache: The sequence's cache.
+            logit_rows: Rows whose logits are wanted.
+        """
         ids = np.asarray(tokens, dtype=np.int64)
         positions = np.arange(cache.next_position, cache.next_position + len(ids))
         return cls(positions=positions, tokens=ids, cache=cache, logit_rows=logit_rows)

@@ -54,6 +54,10 @@ def hook_point(tap: Tap, layers: int) -> HookPoint:
     end. "given." before a site within a layer: its rows before any change there. "attn_scores.L" [n, slots] is only
     written: what is added to the scores of all heads before the softmax, see `Intervention`.
 
+    Args:
+        tap: A number or a name.
+        layers: Layers of the model.
+
     Raises:
         SettingsError: For any other.
     """
@@ -97,6 +101,7 @@ class Intervention:
     """A change of a segment's rows at one hook point; keys and values of earlier rows stay.
 
     Attributes:
+        site: The hook point.
         change: Given the rows there [n, width] and their segment, returns what they are to be; it must neither write to
             what it is given nor depend on anything else that shares the pass. At "attn_scores.L" it is given zeros [n,
             slots] float64, whose slots are those of the segment's cache, content and then tentative rows, at

@@ -24,6 +24,7 @@ class LayerPlan:
     last one leaves early: its logits are what the head makes of the states there.
 
     Attributes:
+        layers: Numbers of the layers, None for all.
         skip: Sublayers that rows pass by, such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave
             no keys and values in it.
         abreast: So many layers at a time read the same rows: the attention of all layers of a group looks at what

@@ -92,6 +92,7 @@ class LanguageModel(Reader, Protocol):
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.
 
         Args:
+            batch: Rows of one or more sequences.
             taps: Where hidden states are read, see `sites.site`.
             route: Which way the rows take.
 

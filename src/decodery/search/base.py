@@ -87,6 +87,8 @@ class Search(Contract):
         It asks for its passes, see `step.forward_request`, and so shares them with whatever else the engine does.
 
         Args:
+            engine: What runs the passes.
+            request: The prompt and its settings.
             progress: Called with the search's name, tokens written so far and the most that may be written.
 
         Raises:
@@ -102,6 +104,9 @@ class Branches:
     """The branches of one prompt: forked, scored together in one pass, and counted in one trace.
 
     Args:
+        engine: What runs the passes.
+        request: The prompt and its settings.
+        search: The name of the search, for the trace.
         root: The prompt, of which nothing is read yet; branches are forks of it.
 
     Raises:
@@ -119,6 +124,8 @@ class Branches:
         """One pass over rows of any branches, recorded in the trace.
 
         Args:
+            segments: Rows of each branch.
+            taps: Where hidden states are wanted.
             prefill: The rows are prompt tokens.
         """
         self.engine.check_width(len(segments))
@@ -231,6 +238,8 @@ def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
     """Append a token as the loop would: sampler states move on, stop conditions are checked.
 
     Args:
+        seq: The branch.
+        token: The id to be appended.
         logits: [vocab], the model's own at the branch's end.
     """
     tree = DraftTree.root(seq.pending)

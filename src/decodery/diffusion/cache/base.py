@@ -87,7 +87,10 @@ class DiffusionCache(Contract):
         """What the next pass over a region computes and reads.
 
         Args:
+            canvas: The canvas.
+            region: First and last position (exclusive).
             visible: How many positions its rows see.
+            kept: What is known of the passes before.
         """
 
 

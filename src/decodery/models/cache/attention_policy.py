@@ -23,6 +23,8 @@ class Attention:
     Slots are those of its cache: content, then tentative rows.
 
     Attributes:
+        layer: The layer's number.
+        segment: The rows.
         queries: [n, heads, head_dim], normed, turned and scaled.
         keys, values: [kv_heads, slots, head_dim], the rows' own included.
         seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where some
@@ -105,6 +107,10 @@ class AttentionPolicy(Contract):
         """These tentative rows have become content of the cache, as `KVCache.keep` says; the others are gone.
 
         What it no longer wants it may take out of the cache here.
+
+        Args:
+            cache: The cache.
+            rows, layers: See `KVCache.keep`.
         """
 
     def cut(self, cache: KVCache) -> None:

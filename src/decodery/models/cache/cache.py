@@ -49,9 +49,13 @@ class KVCache:
     Forks share `blocks` of slots, and copy only those that they write to.
 
     Args:
+        layers, kv_heads, head_dim: Its sizes.
         dtype: What keys and values are held in; torch.int8 is integers with a scale for each row
             (`models.cache.coded`).
+        device: Where it lies.
+        capacity: Slots that are reserved at first.
         window: How many positions back the rows of layers `windowed` see; None where every row may see all of them.
+        windowed: Layers that the window holds for.
         prefix: How many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
         scratch: How many tentative rows there are.
         stays: How many of them the pass in progress found here.
@@ -247,7 +251,12 @@ class KVCache:
             self.written[these] = np.minimum(self.written[these], stays)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
+        """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer.
+
+        Args:
+            layer: The layer's number.
+            keys, values: [n, kv_heads, head_dim].
+        """
         start, done = int(self.lengths[layer]), 0
         for slots in self.blocks.pieces(start + self.stays, start + self.scratch, layer):
             rows = slice(done, done + slots.shape[2])
@@ -278,6 +287,7 @@ class KVCache:
         Rows are counted from the first one that stayed, and must ascend in position.
 
         Args:
+            rows: Numbers of tentative rows.
             layers: Which of them keep the rows; None: every layer keeps those that it has been given, which after a
                 pass through some layers may be none.
         """
@@ -399,6 +409,8 @@ class KVCache:
         A slot takes memory until all heads have lost it.
 
         Args:
+            layer: The layer's number.
+            slots: Numbers of slots.
             heads: key-value heads that lose them, None for all.
         """
         length, dropped = int(self.lengths[layer]), np.asarray(slots, dtype=np.int64)
@@ -424,6 +436,8 @@ class KVCache:
         m may not exceed what the layer holds.
 
         Args:
+            layer: The layer's number.
+            keys, values: [kv_heads, m, head_dim].
             positions: [m] ascending, of the slots; where heads hold rows of different positions in one slot, the latest
                 of them.
         """

@@ -79,6 +79,7 @@ class Tokenizer:
     """Wraps a `tokenizers.Tokenizer` of byte-level, SentencePiece or word tokens.
 
     Args:
+        backend: A `tokenizers.Tokenizer`.
         bos_id: The id that begins one, None where the model has none.
         eos_ids: Every id that ends a text.
         control_ids: Those that tell the model something and are no text: special tokens and ends.
@@ -105,6 +106,8 @@ class Tokenizer:
         """Read a tokenizer.json.
 
         Args:
+            path: The file.
+            bos_id, eos_ids: See `Tokenizer`.
             tried: See `read_tokenizer`.
         """
         from .tokenizer_file import read_tokenizer
@@ -124,6 +127,7 @@ class Tokenizer:
         not added. `encode_content` reads texts of others, in which nothing is special.
 
         Args:
+            text: Any text.
             special: Add what the model wants around a text, such as its first token.
         """
         return self.encoding(text, special=special).ids
@@ -193,6 +197,9 @@ class Tokenizer:
         """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that.
 
         Nothing in the two texts is a special token.
+
+        Args:
+            before, behind: The text before and after the gap.
         """
         for signs in _GAPS:
             if all(self.token_id(sign) is not None for sign in signs):
@@ -206,6 +213,7 @@ class Tokenizer:
         """The text of `ids`.
 
         Args:
+            ids: Token ids.
             special: Show special tokens instead of leaving them out.
         """
         stream = self.stream(special=special)

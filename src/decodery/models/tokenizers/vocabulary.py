@@ -28,7 +28,12 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, size: int) -> Vocabulary:
-        """The vocabulary of a model with `size` logits for this tokenizer."""
+        """The vocabulary of a model with `size` logits for this tokenizer.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            size: Logits of the model.
+        """
         eos = tuple(id for id in tokenizer.eos_ids if id < size)
         special = frozenset(id for id in (*tokenizer.special_ids, *eos) if id < size)
         pieces = [tokenizer.piece(id) for id in range(size)]
