@@ -53,8 +53,15 @@ class Checker(ConstraintSpec):
 
 
 class _State:
-    """text: whole characters; rest: the bytes of one that is cut; ended: None before an end token, then whether
-    the text was complete; wrong: a token was rejected. verdicts: by token, as far as asked."""
+    """State of a text.
+
+    Attributes:
+        text: Whole characters.
+        rest: The bytes of a character that is cut.
+        ended: None before an end token, then whether the text was complete.
+        wrong: Whether a token was rejected.
+        verdicts: By token, as far as asked.
+    """
 
     __slots__ = ("ended", "rest", "text", "verdicts", "wrong")
 

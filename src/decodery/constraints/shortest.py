@@ -93,8 +93,12 @@ def shortest(grammar: GrammarConstraint, text: bytes, effort: Effort) -> bytes |
 
 
 class _Begun(NamedTuple):
-    """A completion on its way. name: tells its state from others; turns: how often that has changed; stays: it did
-    not with the last byte.
+    """A completion in progress.
+
+    Attributes:
+        name: Identifies its state.
+        turns: How often the state has changed.
+        stays: Whether the last byte left it unchanged.
     """
 
     text: bytes

@@ -126,8 +126,13 @@ class LAVE(DiffusionDecoder):
             return
 
     def _retry(self, run: Run, held: Held, view: View, left: torch.Tensor) -> bool:
-        """Whether some other token, likely and sure of its place, could be written. left: [m, vocab], of what is not
-        tried yet, which shrinks.
+        """Whether some other likely token could be written.
+
+        Args:
+            run: The canvas and its model.
+            held: The constraint of the canvas.
+            view: Proposals of the pass.
+            left: [m, vocab] scores of what is not tried yet; tried tokens become -inf.
         """
         for _ in range(self.retries):
             left[torch.from_numpy(~run.canvas.masked[view.positions])] = -np.inf

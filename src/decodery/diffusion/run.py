@@ -35,8 +35,14 @@ __all__ = ["Run"]
 
 
 class _Passed(NamedTuple):
-    """A pass that a cache was made ready for. keys: positions that it reads; rows: those that it computes, tokens: of
-    them; fresh: see `Plan`; alone: whether it looks at one state, whose rows the cache then holds.
+    """A pass that a cache was prepared for.
+
+    Attributes:
+        keys: Positions that it reads.
+        rows: Positions that it computes.
+        tokens: Of those.
+        fresh: See `Plan`.
+        alone: Whether it scores one state, whose rows the cache then holds.
     """
 
     keys: np.ndarray

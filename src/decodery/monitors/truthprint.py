@@ -20,8 +20,13 @@ _BOUNDARIES = frozenset(".,;:!?\n")
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A phrase that is tried in other ways. place: where it begins; original: its tokens; others: first tokens left to
-    try; settled: nothing before this position is questioned again.
+    """A phrase that is tried in other ways.
+
+    Attributes:
+        place: Where it begins.
+        original: Its tokens.
+        others: First tokens that are left to try.
+        settled: Nothing before this position is questioned again.
     """
 
     place: int

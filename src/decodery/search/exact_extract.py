@@ -204,8 +204,7 @@ class _Trie:
                 self.nodes.append(child)
 
     def pick(self, rows: int) -> DraftTree | None:
-        """What to score next: the most likely nodes with those above them, about `rows` of them, below the prompt's
-        end.
+        """What to score next: about `rows` of the most likely nodes with those above them.
 
         Where only one token can follow, what follows is scored along, twice as deep at most.
         """

@@ -170,7 +170,7 @@ def train_sae(
 
 
 def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
-    """ "own" and "score" of `HeadCodes`.
+    """The tensors "own" and "score" of `HeadCodes`.
 
     Args:
         codes: [examples, heads] of all heads.

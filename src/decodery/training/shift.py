@@ -26,8 +26,12 @@ _INNER, _BATCH, _APART = 256, 64, 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taught:
-    """Rows at which tokens of right answers are chosen. states: [n, hidden]; tokens: [n]; wrong: [n] bool, whether the
-    model's own answer was.
+    """Rows at which tokens of right answers are chosen.
+
+    Attributes:
+        states: [n, hidden].
+        tokens: [n].
+        wrong: [n] bool, whether the model's own answer was wrong.
     """
 
     states: torch.Tensor

@@ -22,10 +22,14 @@ from ..heads.parts import Held, LayerShape, teacher_attention
 
 @dataclass(slots=True)
 class _Memory:
-    """held: keys and values of the target's states and, as tentative rows, of the states made up after its last token
-    and the nodes. last: [1, hidden], the target's last state; end: its position. read: [at most 2] tokens.
+    """What the head has read.
 
-    grams: [1 + m, 3], the last three tokens at the text's end and at the nodes.
+    Attributes:
+        held: Keys and values of the target's states and, as tentative rows, of the predicted states.
+        last: [1, hidden], the target's last state.
+        end: Its position.
+        read: [at most 2] tokens.
+        grams: [1 + m, 3], the last three tokens at the text's end and at the nodes.
     """
 
     held: Held

@@ -83,8 +83,13 @@ class Prediction(Composite):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a text stands in its prediction. at: the token expected next, None where the text has left it; read: how
-    many of the text's tokens are known; drafted: how many tokens the step in progress has of the prediction."""
+    """Where a text stands in its prediction.
+
+    Attributes:
+        at: The token expected next, None where the text has left the prediction.
+        read: How many of the text's tokens are known.
+        drafted: How many tokens of the step in progress are predicted ones.
+    """
 
     tokens: tuple[int, ...]
     at: int | None = 0

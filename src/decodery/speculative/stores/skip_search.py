@@ -1,5 +1,4 @@
-"""The search for the sublayers a model does best without: random sets, and now and then one that a model of the
-matches so far expects most of."""
+"""The search for the sublayers that a model can skip best: random sets, and sets from a Gaussian process."""
 
 from __future__ import annotations
 

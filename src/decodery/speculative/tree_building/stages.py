@@ -143,9 +143,11 @@ def _find(data: bytes, shape: tuple[int, int], length: int) -> Stages | None:
 
 
 def _search(rates: np.ndarray, length: int) -> Stages:
-    """Published is a search over all sizes, in which what a guess is worth is how much more the tree accepts that it
-    allows. Here that is where the search begins; then it is what the guess is worth in the long run, as the trees found
-    last have it, which a few rounds settle (policy iteration).
+    """The best trees within `length` rows.
+
+    The published search is over all sizes, and a guess is worth how much more the tree that it allows accepts. Here the
+    search begins with that value; then a guess is worth its long-run value under the trees found last, which a few
+    rounds settle (policy iteration).
     """
     ahead = len(rates)
     most = (length - 1 - ahead) // 2
