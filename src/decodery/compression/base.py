@@ -89,7 +89,7 @@ class ModelCompression(Contract):
 
         Args:
             model: The model as it is.
-            texts: What activations are measured on; none where nobody gave any.
+            texts: What activations are measured on; none if none are given.
             progress: Called with what is being done.
         """
 

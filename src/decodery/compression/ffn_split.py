@@ -124,7 +124,7 @@ class FFNSplit(ModelCompression):
 def grouped(active: torch.Tensor, count: int) -> torch.Tensor:
     """[count, channels / count] groups of channels by balanced k-means over activations [n, channels].
 
-    Channels are told apart by where they are active, whatever their sign and size.
+    Channels are distinguished by where they are active, whatever their sign and size.
     """
     seen = normalize(active.abs().double().T, dim=1)
     channels = len(seen)

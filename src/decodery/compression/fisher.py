@@ -1,4 +1,4 @@
-"""How much a loss hangs on the weights of each linear layer: diagonal Fisher information, by rows and columns."""
+"""How much a loss depends on the weights of each linear layer: diagonal Fisher information, by rows and columns."""
 
 from __future__ import annotations
 

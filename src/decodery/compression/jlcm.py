@@ -37,7 +37,7 @@ class JLCM(EachLinear):
 
     Attributes:
         bits: Bits of a weight's choice.
-        groups: Of a matrix's rows, told apart by their largest and their mean magnitude. Values and choices begin as
+        groups: Of a matrix's rows, distinguished by their largest and their mean magnitude. Values and choices begin as
             k-means has them and learn what comes out of the layer on the calibration text: values by the gradients of
             all weights that chose them, choices by scores, of which those of near values move first.
         steps: Training steps, this package's choice as no code is public.

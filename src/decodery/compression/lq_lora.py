@@ -55,7 +55,7 @@ class LQLoRA(EachLinear):
         budget: Bits a weight, without the low-rank part, at most in the mean of all matrices, each of which gets its
             own of 24 numbers of bits and sizes of blocks, by an integer program over what is missing after one turn; 0
             for the same in all.
-        fisher: Rows and columns count for as much as the loss of the calibration text hangs on them, by gradients,
+        fisher: Rows and columns count for as much as the loss of the calibration text depends on them, by gradients,
             while a second copy of the model is held; errors are weighed by both means, where the paper has every
             weight's own.
     """

@@ -76,7 +76,7 @@ class GrammarState:
 class GrammarConstraint(Constraint):
     """A grammar of llguidance, as its `LLMatcher` takes it, for one vocabulary.
 
-    All states of a text share the engine's lexer, which works out what it knows as it is asked. Where that comes upon a
+    All states of a text share the engine's lexer, which computes what it knows as it is asked. Where that comes upon a
     limit it is of no use to any of them, so a state that needs it gets a new one and is walked to again, mask by mask,
     as plain decoding would: a limit in a draft that is not taken, or in another text, ends nothing.
 

@@ -219,7 +219,7 @@ class MonitorConstraint(Constraint):
 
 
 class _Recent(Generic[T]):
-    """What was worked out last, up to a number of entries."""
+    """What was computed last, up to a number of entries."""
 
     def __init__(self, most: int) -> None:
         self._most = most

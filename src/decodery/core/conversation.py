@@ -1,4 +1,4 @@
-"""What a prompt was made of, so that a search can ask for texts behind other prompts than the one it was given."""
+"""What a prompt was made of, so that a search can ask for texts after other prompts than the one it was given."""
 
 from __future__ import annotations
 

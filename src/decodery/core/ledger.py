@@ -87,7 +87,7 @@ def charging(ledger: Ledger) -> Iterator[None]:
 
 
 def charged() -> Ledger:
-    """The ledger of the request in whose turn this is called; outside an engine one that nobody reads."""
+    """The ledger of the request in whose turn this is called; outside an engine one that is not used."""
     return _charged.get() or Ledger()
 
 

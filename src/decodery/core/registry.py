@@ -70,14 +70,14 @@ def register(
 ) -> Callable[[C], C]:
     """Class decorator that makes a frozen dataclass known under `name`.
 
-    Settings of other kinds of text are for whoever runs the process, and so is a `local` method, which reads files or
+    Settings of other kinds of text are for the owner of the process, and so is a `local` method, which reads files or
     runs programs whatever its settings are.
 
     Args:
         paper: "Title (year)" or "".
         guarantee: What holds, in a few words.
-        lossless: True where the method leaves the law of the output as it is. needs: what it asks for beyond its table
-            (`cls.requirements`), such as "a trained head".
+        lossless: True where the method leaves the distribution of the output as it is. needs: what it asks for beyond
+            its table (`cls.requirements`), such as "a trained head".
         slower: Whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results). The
             family is the package the class lives in or, for a class outside this project, the package of the base class
             it derives from.

@@ -13,7 +13,7 @@ class RecordedTree:
     """The draft of one step and what became of it.
 
     Attributes:
-        tokens, parents: [n] of its nodes, of which the first is the pending token, with parent -1.
+        tokens, parents: [n] of its nodes, of which the first is the last token, with parent -1.
         path: The nodes below it that were accepted.
         emitted: What the text grew by, after them the one token that the rule chose.
     """
@@ -29,7 +29,7 @@ class Step:
     """One sequence's part in one pass.
 
     Attributes:
-        nodes: Drafted tokens (the pending one not counted).
+        nodes: Drafted tokens (the last token not counted).
         accepted: How many of them became text.
         emitted: Tokens the sequence grew by.
         rows: Rows fed to the model. Times are in seconds and those of the whole pass, which the sequences of a batch
@@ -65,7 +65,7 @@ class Grown:
     Attributes:
         parent: The number of the part that it goes on from, -1 for the prompt.
         tokens: Its own.
-        score: What it was found worth, None where nobody was asked or no answer came.
+        score: What it was found worth, None if there was no scorer or no answer.
         finish: How the text ended with it, None where it did not.
         author: The model that wrote it, "" for the text's own.
     """

@@ -29,8 +29,8 @@ Region = tuple[int, int]
 class DiffusionDecoder(Contract):
     """A way of filling a canvas.
 
-    Fields are settings; one instance serves many canvases. With the former an unlikely draw has to be the surest one of
-    its pass to be written, with the latter it comes again until it is.
+    Fields are settings; one instance serves many canvases. With the former an unlikely draw has to be the most
+    confident one of its pass to be written, with the latter it comes again until it is.
 
     Attributes:
         block: Places that are filled before those after them, which must divide the canvas; None is the whole canvas,
@@ -38,8 +38,8 @@ class DiffusionDecoder(Contract):
         cache: What is kept of earlier passes, such as "dual"; None computes everything in every pass.
         measure: How sure a proposal is, see `View`.
         eos: Whether ends may be written like other tokens ("free"), rank after them ("last") or are "never" written.
-        guidance: How far to go from the law without the prompt to that with it, and beyond: l + guidance * (l - l
-            without); 0 asks for the one law.
+        guidance: How far to go from the distribution without the prompt to that with it, and beyond: l + guidance * (l
+            - l without); 0 asks for the one distribution.
         experts: Which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its
             choice.
         noise: At a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it,

@@ -22,7 +22,7 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class CAD(UnmaskingPolicy):
-    """Writes what reaches tau: at least `least` proposals of a pass and at most `most`, the surest ones.
+    """Writes the most confident proposals that reach tau, `least` to `most` per pass.
 
     A block that has had as many passes as it has places is written as a whole, which bounds what a model without
     confidence costs. Defaults are those of the published evaluation.

@@ -22,7 +22,7 @@ class Proposed(NamedTuple):
     Attributes:
         masks: Open places at the beginning of the region.
         width: How many there were at most.
-        tokens: By position, the most likely ones of the surest places that it did not write.
+        tokens: By position, the most likely ones of the most confident places that it did not write.
     """
 
     masks: int
@@ -40,13 +40,13 @@ class Proposed(NamedTuple):
 class CCDAgreement(UnmaskingPolicy):
     """Writes the most confident position whose proposal equals that of the last pass, or all such.
 
-    The paper's own form, which averages laws, is `ccd`.
+    The paper's own form, which averages distributions, is `ccd`.
 
     Attributes:
-        warm_up: Passes of every region that write the surest token, as do those whose surest place was not among what
-            is remembered, or in which nothing agrees.
-        places: Of the surest ones that are remembered, at most: one in each pass of the warm-up but the last, one more
-            in every pass from there on, and two again where a tenth of the region is left.
+        warm_up: Passes of every region that write the most confident token, as do those whose most confident place was
+            not among what is remembered, or in which nothing agrees.
+        places: Of the most confident ones that are remembered, at most: one in each pass of the warm-up but the last,
+            one more in every pass from there on, and two again where a tenth of the region is left.
         adaptive: True, CCD-DS, writes all that agree.
     """
 

@@ -28,14 +28,14 @@ from .view import Commit, View
 class Dystruct(DiffusionDecoder):
     """Looks ahead, keeps the positions that are likely right, and fills stable blocks beside text first.
 
-    Instability of a place is the entropy of its law over that of an even one. Length: the most likely one from least to
-    most places, under a Poisson law with this mean and exp(-penalty * instability of all places), and up to the first
-    end whose probability reaches `end`. Blocks: from left to right, a place goes on with its block as long as the
-    block's size times a normal law around its mean instability (of width spread) is at least alpha times one around
-    `centre` (of width wide). Order: the block with the least instability - gamma * share of written places within
-    `reach` of its edges. Within it what reaches tau is written, as in threshold; a block below `calm` is written at
-    once. Edges: `weld` places on either side of two blocks' border are opened again where their tokens are less likely
-    than `doubt`, and stay as they were unless what replaces them is likelier.
+    Instability of a place is the entropy of its distribution over that of an even one. Length: the most likely one from
+    least to most places, under a Poisson distribution with this mean and exp(-penalty * instability of all places), and
+    up to the first end whose probability reaches `end`. Blocks: from left to right, a place goes on with its block as
+    long as the block's size times a normal distribution around its mean instability (of width spread) is at least alpha
+    times one around `centre` (of width wide). Order: the block with the least instability - gamma * share of written
+    places within `reach` of its edges. Within it what reaches tau is written, as in threshold; a block below `calm` is
+    written at once. Edges: `weld` places on either side of two blocks' border are opened again where their tokens are
+    less likely than `doubt`, and stay as they were unless what replaces them is more likely.
 
     Attributes:
         tau: Confidence from which positions of a block are written.
@@ -199,5 +199,5 @@ class Dystruct(DiffusionDecoder):
 
 
 def _normal(value: float, mean: float, width: float) -> float:
-    """Log-density of a normal law, without its constant."""
+    """Log-density of a normal distribution, without its constant."""
     return -0.5 * ((value - mean) / width) ** 2 - float(np.log(width))

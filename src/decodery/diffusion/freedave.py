@@ -27,10 +27,10 @@ from .view import View
 class FreeDave(DiffusionDecoder):
     """Writes what static decoding writes, one token after another, several of them in one pass.
 
-    Draft k is the canvas with the k surest proposals filled in; as far as the pass over draft k proposes what draft k +
-    1 holds, that is what static decoding would have done. The last open place of a block needs no pass. A pass costs up
-    to `drafts` times the rows, so it pays where rows are cheap beside weights. With a cache it must be one that stays
-    the same within a block. Memory: a fork of the cache per draft.
+    Draft k is the canvas with the k most confident proposals filled in; as far as the pass over draft k proposes what
+    draft k + 1 holds, that is what static decoding would have done. The last open place of a block needs no pass. A
+    pass costs up to `drafts` times the rows, so it pays where rows are cheap beside weights. With a cache it must be
+    one that stays the same within a block. Memory: a fork of the cache per draft.
 
     Attributes:
         drafts: States of a pass, at most. At a temperature above 0 a draft and the pass that verifies it must draw

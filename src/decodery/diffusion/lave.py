@@ -41,7 +41,7 @@ class LAVE(DiffusionDecoder):
     Any policy but those that look at several states goes with it.
 
     Attributes:
-        policy: What chooses; its tokens are looked at one by one, the surest first.
+        policy: What chooses; its tokens are looked at one by one, the most confident first.
         likely: Tokens of a hole that are tried.
         top, others: Fillings that are kept at every place, the most likely and some by chance.
         retries: Where nothing that was chosen may be written, or less than a policy with a fixed number of passes owes,

@@ -25,7 +25,7 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Learn2PD(UnmaskingPolicy):
-    """Writes the proposals that a trained filter takes for final, and the surest one in any case.
+    """Writes the proposals that a trained filter takes for final, and the most confident one in any case.
 
     Attributes:
         filter: What `decodery train learn2pd` has made, which also says how large blocks are. It reads how sure all
@@ -33,8 +33,8 @@ class Learn2PD(UnmaskingPolicy):
             too, and so do places that a shorter block lacks.
         rho: How likely a proposal must be final.
         cut: Where the filter takes an end for final, the canvas is cut after the first such end ("filter"); or, where
-            it takes none, after the surest end that is proposed in the block and at least `floor` sure ("any"; the
-            released code, over the whole canvas and without a floor); "never" leaves it as long as it is.
+            it takes none, after the most confident end that is proposed in the block and at least `floor` sure ("any";
+            the released code, over the whole canvas and without a floor); "never" leaves it as long as it is.
         floor: Confidence of an end at which "any" cuts.
     """
 

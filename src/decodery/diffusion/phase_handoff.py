@@ -35,7 +35,7 @@ class PhaseHandoff(DiffusionDecoder):
     difficulty, for models that write from left to right, is the search of this name.
 
     Attributes:
-        policy: What chooses in every pass, whoever ran it; what it remembers goes on over the hand-off, and so do the
+        policy: What chooses in every pass of either model; what it remembers goes on over the hand-off, and so do the
             noise and what is written.
         steps: Passes of the model that begins.
         begins: Who has the first passes, the "model", as published for images by their scales, or the "second" one.

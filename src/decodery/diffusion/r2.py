@@ -32,8 +32,8 @@ class R2(UnmaskingPolicy):
     """Writes by threshold, then by groups of places, runs of one token, and proposals that stay.
 
     Groups: where `width` neighbours have at most `filled` written places and their open ones are on average as sure as
-    `group`, all of these are written. Runs: of neighbours with the same proposal, if the surest one is surer than
-    `group`, that one is written. Stays: what was proposed in `passes` passes running and is as sure as `stay` is
+    `group`, all of these are written. Runs: of neighbours with the same proposal, if the most confident one is surer
+    than `group`, that one is written. Stays: what was proposed in `passes` passes running and is as sure as `stay` is
     written. Each rule sees what those before it wrote. `decodery train r2` tunes a model to it.
 
     Attributes:

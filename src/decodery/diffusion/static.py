@@ -1,4 +1,4 @@
-"""Static decoding: the surest proposals are written, as many in every pass."""
+"""Static decoding: the most confident proposals are written, as many in every pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Static(Scheduled):
-    """Writes the surest proposals of every pass, by default one: what faster methods are compared with.
+    """Writes the most confident proposals of every pass, by default one: the usual baseline.
 
     LLaDA calls this low-confidence remasking; schedule "even" shares the steps out as its released code does, "dream"
     as Dream's.

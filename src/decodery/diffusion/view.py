@@ -1,4 +1,4 @@
-"""What one pass says of the open places of a canvas: proposals, how sure they are, and all the laws after them."""
+"""What one pass says of the open positions of a canvas: proposals, their confidence, and distributions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class View:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """[m] indices of the surest first; of equals the one that stands first."""
+        """[m] indices of the most confident first; of equals the one that stands first."""
         return np.lexsort((self.positions, -self.confidence))
 
     @cached_property
@@ -106,11 +106,11 @@ class View:
         return Commit(self.positions[indices], self.tokens[indices])
 
     def top(self, n: int) -> Commit:
-        """The n surest proposals."""
+        """The n most confident proposals."""
         return self.at(np.sort(self.order[:n]))
 
     def surest_and(self, chosen: np.ndarray) -> Commit:
-        """Those of a mask [m], and the surest of all in any case: every pass writes something."""
+        """Those of a mask [m], and the most confident of all in any case: every pass writes something."""
         chosen = chosen.copy()
         chosen[self.order[0]] = True
         return self.at(chosen)

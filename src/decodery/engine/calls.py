@@ -44,7 +44,7 @@ class Calls:
         trace: Of all texts that answer, which share the ledger of the request; of those that judge it tells
             `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
         standing: What would be the answer if nothing more came, best first.
-        complete: Whether nothing was left out that was to be asked; whoever asks keeps them up to date.
+        complete: Whether nothing was left out that was to be asked; the caller keeps them up to date.
         remembered: What scorers have found out for this prompt.
     """
 

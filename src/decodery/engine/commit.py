@@ -71,7 +71,7 @@ def _watched(seq: Sequence, node: int, laws: NodeDistributions) -> bool:
 
 
 def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
-    """Of the token that follows each row, and of the `top` likeliest.
+    """Of the token that follows each row, and of the `top` most likely.
 
     Args:
         logits: [n, vocab], the model's own.

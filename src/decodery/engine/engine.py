@@ -1,4 +1,4 @@
-"""The loop: propose, score, choose, commit, over all tasks at once. Every pass is shared by whoever waits for it."""
+"""The loop: propose, score, choose, commit, over all tasks at once. Every pass is shared by all that wait for it."""
 
 from __future__ import annotations
 
@@ -297,10 +297,10 @@ class Engine:
         return [run.task for run in runs if run.asking is None or id(run) in advanced]
 
     def _side_passes(self, runs: list[SchedulerEntry], clock: StepClock) -> list[SchedulerEntry]:
-        """Passes of other models, and of parts of the model itself, until nobody waits for one.
+        """Passes of other models, and of parts of the model itself, until none is waited for.
 
-        Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for
-        the step.
+        Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for the
+        step.
         """
         owners = len({run.owner for run in runs})
         had, part = Counter[str](), max(self._schedule.limits.rows // max(owners, 1), 1)

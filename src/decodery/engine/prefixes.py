@@ -33,7 +33,7 @@ class PrefixCache:
 
     A text that begins alike forks what is found, so that blocks are shared and nothing is computed or copied. Texts are
     found by chains of hashes of their blocks, block by block, and then compared token by token; those of another salt
-    are never found. What a model reads of a token is the same whoever reads it, so a hit changes no text: to the bit
+    are never found. What a model reads of a token does not depend on the reader, so a hit changes no text: to the bit
     for models whose rows do not depend on what shares a pass (`exact_rows`), within rounding for others. Source:
     PagedAttention (2023).
 

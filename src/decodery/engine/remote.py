@@ -157,7 +157,7 @@ class RemoteModel(WholeTexts):
             job()
 
     def _read(self, call: Call, path: str, body: dict[str, Any]) -> None:
-        """One text, into its call; its connection is closed as soon as nobody wants it."""
+        """One text, into its call; its connection is closed as soon as it is not wanted."""
         if not call.wanted:
             return
         events = self.endpoint.stream(path, body)

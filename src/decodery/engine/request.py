@@ -49,7 +49,7 @@ class Request:
     """Settings of one text.
 
     drafter, acceptance_rule, draft_length, logits_source, cache_policy and each of the monitors may be names, as in
-    "prompt-lookup:length=5". What goes with what is decided here, whoever makes the request. With a constraint in the
+    "prompt-lookup:length=5". What goes with what is decided here, for all kinds of requests. With a constraint in the
     sampler, tokens it forces are drafted too; one that has no mask is asked about single tokens, by the acceptance rule
     awrs in place of coupled.
 
@@ -74,7 +74,7 @@ class Request:
         prompt_logprobs: The same of the prompt's tokens, but the first.
         salt: Texts share what was read of their prompts with those of the same salt only.
         return_draft_trees: Keep the draft of every step in the trace.
-        conversation: What the prompt was made of, for searches that ask for texts behind other prompts.
+        conversation: What the prompt was made of, for searches that ask for texts after other prompts.
         prompt_embeds: What the prompt holds beside tokens; the model reads it in place of the tokens at these places.
         memory: What drafters learn from and add to, None for the engine's own.
         settled: Called by searches that know it, with all of the text that is returned first that cannot change any

@@ -43,7 +43,7 @@ class Limits:
         cache_bytes: Of all keys and values of tasks in progress and of those that are kept for later ones, None for no
             bound. What is kept goes first; then a task that no longer fits gives its memory back and is read again
             later; while a text's memory grows, what it had is there as well.
-        seconds: That a pass is to take while somebody writes, by what earlier ones took; prompts are read in smaller
+        seconds: That a pass is to take while texts are written, by what earlier ones took; prompts are read in smaller
             chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no
             bound.
         branches: Texts that one task may have written at a time, by which methods are held that open texts of their
@@ -296,7 +296,7 @@ def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
 def share_prompt(seq: Sequence, owner: Sequence) -> None:
     """Take over the prompt that another text has read, once it has.
 
-    Not what is no plain reading of it, or read by somebody else.
+    Not what is no plain reading of it, or read by another model.
     """
     shared = seq.prompt_length - 1
     if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):

@@ -48,7 +48,7 @@ class PassBudget:
         return 1 + most_nodes(run)
 
     def share(self, run: SchedulerEntry | None, runs: list[SchedulerEntry]) -> int:
-        """Rows that a task may fill in a pass with these tasks: all of them where nobody else takes part."""
+        """Rows that a task may fill in a pass with these tasks: all of them where no other takes part."""
         if run is None or len(runs) < 2 or run not in runs:
             return self.rows
         parts = fair([each.owner for each in runs], [self.rows] * len(runs), self.rows)
@@ -57,7 +57,7 @@ class PassBudget:
     def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
         """Which of these asks share the next pass, by their tasks and numbers.
 
-        The others wait for a later one. Whoever has waited longest gets one in any case. The other rows are divided
+        The others wait for a later one. The longest waiting one gets one in any case. The other rows are divided
         fairly, and a search gets no more of them than what others can wait for.
         """
         runs = [run for run, _ in asked]
@@ -104,7 +104,7 @@ class PassBudget:
 
 
 def divided(wants: Ordered[int], rows: int) -> list[int]:
-    """Max-min fair parts: nobody gets more than wanted, and what some leave goes to the others.
+    """Max-min fair parts: no one gets more than wanted, and what some leave goes to the others.
 
     Args:
         wants: Rows that each one could use.

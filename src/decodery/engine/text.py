@@ -41,7 +41,7 @@ class StepBudget:
 
 
 def unread(seq: Sequence) -> int:
-    """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
+    """Tokens of a text that its cache does not hold; 1 where only the last token is left."""
     return len(seq.tokens) - seq.cache.next_position
 
 

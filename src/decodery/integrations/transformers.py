@@ -1,4 +1,4 @@
-"""Decoding for models of `transformers` that somebody already holds. Imports transformers where it is used.
+"""Decoding for models of `transformers` that are in memory already. Imports transformers where it is used.
 
 `decodery.integrations.transformers.generate(model, prompt, ...)` takes the arguments of `model.generate`; the engine of
 this package writes the tokens.

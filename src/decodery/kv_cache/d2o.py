@@ -29,9 +29,9 @@ from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
 class D2O(Scored):
     """Keeps heavy hitters and a window in budgets by layer, and merges evicted tokens into similar ones.
 
-    A merged entry keeps its target's position. Class D. Budgets that meet their bounds are made up for
-    in the other layers. Where a block of drafts merges, what its later rows read is worked out apart from the kernels,
-    and from the first merge on in plain decoding too.
+    A merged entry keeps its target's position. Class D. Budgets that meet their bounds are made up for in the other
+    layers. Where a block of drafts merges, what its later rows read is computed apart from the kernels, and from the
+    first merge on in plain decoding too.
 
     Attributes:
         budget: See `CachePolicy`, the mean over the layers that are compressed; layers get more where attention is paid
@@ -44,8 +44,8 @@ class D2O(Scored):
         threshold: Whether only those merge whose key is as close (by cosine) to a kept one as evicted ones are on
             average, a mean that moves by `beta` a step.
         merge: "softmax" weighs a token by the exponential of its similarity, and its target by e; "mean" takes the mean
-            of the target and the tokens times their similarity, as the published code does;
-            "none" drops evicted tokens.
+            of the target and the tokens times their similarity, as the published code does; "none" drops evicted
+            tokens.
     """
 
     budget: float = 0.2

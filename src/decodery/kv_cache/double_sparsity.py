@@ -29,7 +29,7 @@ class DoubleSparsity(Selective):
     """Reads the tokens whose keys answer a query best in the few channels that matter most.
 
     Keeps everything. A group of query heads reads what the largest product of its heads asks for, so that a key-value
-    head is read once; the published code selects for every head by itself. Class A. Labels are worked out of the keys
+    head is read once; the published code selects for every head by itself. Class A. Labels are computed of the keys
     here and take no memory of their own; kept apart they would be channels * bits / 16 of bfloat16 keys.
 
     Attributes:

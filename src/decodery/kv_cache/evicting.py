@@ -23,8 +23,8 @@ from .after_prompt import SPARE, retain
 class Scored(CachePolicy):
     """Class D: tokens have scores, which later rows change, and those with the lowest go.
 
-    What a row reads follows from the rows before it on its own path, which is worked out row by row inside of a pass.
-    So a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
+    What a row reads follows from the rows before it on its own path, which is computed row by row inside of a pass. So
+    a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
     decoding under the policy.
     """
 
@@ -112,7 +112,7 @@ class Evicting(State):
 
     @property
     def observes(self) -> bool:  # type: ignore[override]
-        """Attention's weights are wanted of prompts; those of later rows are worked out before they are read."""
+        """Attention's weights are wanted of prompts; those of later rows are computed before they are read."""
         return not self.settled
 
     def observe(self, attention: Attention) -> None:

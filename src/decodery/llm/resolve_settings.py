@@ -44,7 +44,7 @@ def resolve_kv(cache_policy: CachePolicy | str | None) -> CachePolicy | None:
 
 
 def resolve_monitors(monitor: Monitor | str | Ordered[Monitor | str] | None) -> tuple[Monitor, ...]:
-    """Monitors by name, one or several; None and "none" mean that nobody watches."""
+    """Monitors by name, one or several; None and "none" mean no monitor."""
     given = [monitor] if isinstance(monitor, str | Monitor) else monitor or ()
     return tuple(resolve("monitor", each) for each in given if each != "none")
 

@@ -50,7 +50,7 @@ class _Node:
 def draft(tree: RecordedTree, decode: Callable[[Sequence[int]], str]) -> Picture:
     """The draft tree of a step, the last token on the left and the accepted path along the top.
 
-    Green tokens were drafted and accepted, the orange one is the model's own after them, those in outline were in vain.
+    Green tokens were drafted and accepted, the orange one is the model's own after them, those in outline failed.
 
     Args:
         tree: Of a step of a trace, where the request kept them (`trees=True`).

@@ -24,7 +24,7 @@ Confidence = Literal["softmax", "state", "classifier"]
 
 
 def softmax_gap(logits: torch.Tensor) -> torch.Tensor:
-    """[n] how much likelier the first token is than the second, of logits [n, vocab]."""
+    """[n] how much more likely the first token is than the second, of logits [n, vocab]."""
     best = logits.double().softmax(dim=-1).topk(2).values
     return best[:, 0] - best[:, 1]
 
@@ -58,9 +58,9 @@ class CALM(LogitsSource):
     Attributes:
         threshold: A token leaves where the confidence is at least this, at the first output position, and 0.9 times
             this at the end of a text of `tokens` tokens, in between as `tau` says.
-        confidence: "softmax", how much likelier the first token is than the second, which takes the head once more per
-            check; "state", how little the last layer turned the hidden state (cosine); or "classifier", how likely a
-            trained one finds it that the last layer will agree.
+        confidence: "softmax", how much more likely the first token is than the second, which takes the head once more
+            per check; "state", how little the last layer turned the hidden state (cosine); or "classifier", how likely
+            a trained one finds it that the last layer will agree.
         every: Confidence is looked at after so many layers, again and again; 1 in the paper.
         tokens: Length of a text at which the threshold has fallen to 0.9 times its first value.
         tau: How fast the threshold falls; larger is faster.

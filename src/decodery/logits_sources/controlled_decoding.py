@@ -1,4 +1,4 @@
-"""Controlled decoding: each token by the model's law and the value of the prefix it makes."""
+"""Controlled decoding: each token by the model's distribution and the value of the prefix it makes."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def contrast(last: torch.Tensor, early: torch.Tensor, plausible: float, *, from_
 
 
 def _divergence(p: torch.Tensor, q: torch.Tensor, from_mean: bool) -> torch.Tensor:
-    """Twice the Jensen-Shannon divergence [n] in nats of two log-laws [n, vocab], or its reverse."""
+    """Twice the Jensen-Shannon divergence [n] in nats of two log-distributions [n, vocab], or its reverse."""
     mean = torch.logaddexp(p, q) - math.log(2)
     if from_mean:
         return row_sums(mean.exp() * (2 * mean - p - q))

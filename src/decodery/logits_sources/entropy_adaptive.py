@@ -92,7 +92,7 @@ class _Switching(Blend):
         return ForwardResult(walk.finish())
 
     def after(self, state: _State, bits: float) -> _State:
-        """The state after a token whose law had this entropy."""
+        """The state after a token whose distribution had this entropy."""
         entropies = (*state.entropies, bits)[-self.window :]
         since = state.since + 1
         if since >= self.stay:
@@ -126,7 +126,7 @@ class _Walk:
         )
 
     def rest(self) -> tuple[int, Rows | None]:
-        """The other member, and the rows that could not be worked out without it."""
+        """The other member, and the rows that could not be computed without it."""
         left = np.array([row for row in self.scored if self.states[row] is None], dtype=np.int64)
         if not len(left):
             return _SMALL, None

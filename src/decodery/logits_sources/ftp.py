@@ -186,7 +186,7 @@ class Pruned(OfOneModel):
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`.
 
-        Rows of a prompt before its last one are scored only where somebody wants their logits.
+        Rows of a prompt before its last one are scored only if their logits are wanted.
         """
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:

@@ -52,7 +52,7 @@ class Hamburger(LogitsSource):
             writes the tokens of a group after the first one, the model's own; what says where a group ends; and what
             makes one row of a group's embeddings.
         confidence: A group goes on where that finds it at least so likely; above 1 every token is a group of its own,
-            which is the model's plain law.
+            which is the model's plain distribution.
     """
 
     micro: MicroSteps | str | None = None

@@ -44,7 +44,7 @@ class SEC(LogitsSource):
             classes (stop, exit, continue), shared by all checks, and a low-rank correction of the model's head for each
             check.
         t_exit, t_stop: A row leaves, or ends the text with the model's end token, where that class is the most likely
-            and its probability above this; from 1 on nobody does.
+            and its probability above this; from 1 on no row does.
     """
 
     heads: ExitHeads | str | None = None

@@ -1,4 +1,4 @@
-"""Transfer Q*: each token by the model's law and the reward of what an aligned model would make of it."""
+"""Transfer Q*: each token by the model's distribution and the reward of what an aligned model would make of it."""
 
 from __future__ import annotations
 

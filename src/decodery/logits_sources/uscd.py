@@ -38,11 +38,11 @@ class USCD(LogitsSource):
     Attributes:
         lame: The prompt without its input-output examples (`without_examples` takes them out of Python docstrings), a
             text or token ids.
-        confident: With a collision mass sum p^2 above this the model's law stands. The published bound is one on the
-            standard deviation of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 = theta^2 (V - 1) + 1 / V says
-            the same for any size.
+        confident: With a collision mass sum p^2 above this the model's distribution stands. The published bound is one
+            on the standard deviation of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 = theta^2 (V - 1) + 1 /
+            V says the same for any size.
         plausible: Tokens of at least this many times the mean probability 1 / V take part; their score is log(p -
-            weight q), none where that is not positive, and the model's law where no score is left.
+            weight q), none where that is not positive, and the model's distribution where no score is left.
         weight: How much of the weakened prompt's probability is subtracted.
         deferred: Read the weakened prompt only when a step needs it, which feeds fewer rows in more passes; the text is
             the same.

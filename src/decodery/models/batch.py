@@ -34,7 +34,7 @@ class Segment:
             tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
         logit_rows: Rows whose logits are wanted, None for all.
         stays: How many tentative rows of earlier passes remain, from the first on; the new ones are written after them.
-        interventions: What changes these rows on their way, in this order where several meet at one site.
+        interventions: What changes these rows on their way, in this order where several meet at one hook point.
     """
 
     positions: np.ndarray

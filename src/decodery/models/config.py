@@ -150,8 +150,8 @@ class ModelConfig:
             them.
         shortcuts: Whether layers turn the residual stream before they add to it, as sliced models do.
         vocabulary: Fingerprint of the tokenizer, "" where it is not known.
-        exits: Numbers of layers after which norm and head were trained to make sense, all layers included; () where
-            nobody trained that.
+        exits: Numbers of layers after which norm and head were trained to make sense, all layers included; () if
+            untrained.
         experts: How many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each
             has `intermediate_size` inner units.
         normed_experts: Whether the weights of those taken sum to 1.

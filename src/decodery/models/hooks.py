@@ -51,8 +51,8 @@ def hook_point(tap: Tap, layers: int) -> HookPoint:
     "head_out.L": [n, heads * head_dim], what the heads read, before the output projection; "attn_out.L" and
     "mlp_out.L": [n, hidden], what a sublayer adds to the stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what
     the vocabulary projection is given and what it gives, for the rows whose logits are wanted. Layers count from either
-    end. "given." before a site within a layer: its rows before any change there. "attn_scores.L" [n, slots] is only
-    written: what is added to the scores of all heads before the softmax, see `Intervention`.
+    end. "given." before a hook point within a layer: its rows before any change there. "attn_scores.L" [n, slots] is
+    only written: what is added to the scores of all heads before the softmax, see `Intervention`.
 
     Args:
         tap: A number or a name.
@@ -113,14 +113,14 @@ class Intervention:
 
 
 class Hooks:
-    """What one pass has to do at its sites.
+    """What one pass has to do at its hook points.
 
-    A site that is read shows the rows after all changes there.
+    A hook point that is read shows the rows after all changes there.
 
     Args:
-        where: The site of every tap.
+        where: The hook point of every tap.
         shared: Which ones the rows of a segment may take together, None for each row's own choice.
-        states: What was read, by site.
+        states: What was read, by hook point.
         chosen: [N, k] the experts that rows took, by layers that have some.
     """
 
@@ -149,7 +149,7 @@ class Hooks:
             steers: Whether what attends adds to attention's scores.
 
         Raises:
-            SettingsError: For a site that the pass does not come by.
+            SettingsError: For a hook point that the pass does not come by.
             UnsupportedModel: If scores cannot be changed.
         """
         where = {tap: hook_point(tap, layers) for tap in taps}

@@ -34,11 +34,11 @@ Edit = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Codebooks:
-    """Codes of some sites.
+    """Codes of some hook points.
 
     Attributes:
-        tensors: "codes.i" [groups, codes, dim] of the i-th site, whose rows are groups * dim wide: one group per head
-            at a head output, one elsewhere.
+        tensors: "codes.i" [groups, codes, dim] of the i-th hook point, whose rows are groups * dim wide: one group per
+            head at a head output, one elsewhere.
         sites: Their taps.
         k: Codes that a row has in each group.
         model: `fingerprint` of the model they were trained in.
@@ -132,16 +132,16 @@ class Codebook(Monitor):
     """Scores tokens by the codes of their rows; can also replace states by codes, or force codes.
 
     The code is the paper's, which takes the mean of codes where its text has their sum. Cost: a product with the
-    codebook per site.
+    codebook per hook point.
 
     Attributes:
         codebooks: A file or folder made by `decodery train codebook`, or a `Codebooks`.
         watch: Codes that stand for a concept, each site:group:code by number; the score is the share of them that the
             newest row has, without any there is none.
-        force: With "switch", the code that a site's group has in every row, site:group:code, where -1 takes a group's
-            codes out, which still count in the mean.
-        action: "switch" replaces the states at every site by the mean of their codes, in prompt and answer, which is
-            what they were trained for; without it they are only read.
+        force: With "switch", the code that a hook point's group has in every row, site:group:code, where -1 takes a
+            group's codes out, which still count in the mean.
+        action: "switch" replaces the states at every hook point by the mean of their codes, in prompt and answer, which
+            is what they were trained for; without it they are only read.
     """
 
     codebooks: Codebooks | str | None = None

@@ -51,7 +51,7 @@ class ContextAwareness(Monitor):
     Of every token of the answer the attention to the user's words, in all turns and without the template's tokens, is
     summed; the head with most of it counts, and the mean over tokens is taken. Known from the second token on: the
     newest token's own row does not exist yet. The paper calls answers with a share above 0.6 dependent on their
-    context, a score below 0.4. Needs no training. Cost: that layer's queries and keys are worked out once more from its
+    context, a score below 0.4. Needs no training. Cost: that layer's queries and keys are computed once more from its
     input, and a row of attention per token; the prompt is read whole. What is generated keeps its own. With several
     turns of the user's the published code scales each down for the others; here they are one.
 

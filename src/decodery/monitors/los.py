@@ -156,8 +156,8 @@ class LOS(Monitor):
     """Scores an answer by a small transformer over the log-probabilities of its tokens and their rivals.
 
     Up to 100 tokens are read. Unlike the published code it reads raw logits, masks the padding, ranks by the number of
-    likelier tokens, and knows each row's mean and deviation. Cost: a sweep over the logits per token; O(tokens k) per
-    evaluation.
+    more likely tokens, and knows each row's mean and deviation. Cost: a sweep over the logits per token; O(tokens k)
+    per evaluation.
 
     Attributes:
         head: A file or folder made by `decodery train los`, or a `LOSHead`.

@@ -64,7 +64,7 @@ class Probe:
         """[n] probabilities, float64.
 
         Args:
-            rows: [n, width] as the site gives them, pooled as `pool` says.
+            rows: [n, width] as the hook point gives them, pooled as `pool` says.
         """
         return self.logits(rows)[:, 0].sigmoid()
 

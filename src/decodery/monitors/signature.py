@@ -1,4 +1,4 @@
-"""What a row of logits says of the token that was taken: worked out once per token, from the model's own logits."""
+"""What a row of logits says of the token that was taken: computed once per token, from the model's own logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Signature:
     Attributes:
         top: [k] the largest log-probabilities of the row, in descending order, 0 after the end of a smaller vocabulary.
         logprob: The taken token's.
-        rank: How many tokens are likelier, as a share of the vocabulary.
+        rank: How many tokens are more likely, as a share of the vocabulary.
         mean, deviation: Of all log-probabilities of the row.
         entropy: Of the distribution.
     """

@@ -41,8 +41,8 @@ class Threshold:
         Args:
             scores: Of each text the one that decides, which is the highest where any token may be flagged.
             chat, tokens: Of the texts. That is their ceil((n + 1) * (1 - rate))-th least score: a further text of the
-                same kind then exceeds it with probability `rate` at most, whatever their law and however few they are
-                (split conformal prediction).
+                same kind then exceeds it with probability `rate` at most, whatever their distribution and however few
+                they are (split conformal prediction).
 
         Raises:
             SettingsError: If n is too small for any threshold to promise that.

@@ -32,7 +32,7 @@ class Turns:
 
     Attributes:
         ends: Positions after the turns.
-        pools: By site.
+        pools: By hook point.
         at: How many tokens were read.
         found: {site: [2 * width]} of every turn that has ended, the mean of all rows up to there beside the last of
             them.
@@ -63,7 +63,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class TurnRecorder(Monitor):
-    """Keeps what `Turns` finds at these sites, for others to learn from."""
+    """Keeps what `Turns` finds at these hook points, for others to learn from."""
 
     sites: tuple[str, ...] = ()
 

@@ -50,7 +50,7 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
     """The tokens of a distribution drawn without replacement by the noise of `seed`.
 
     The distribution is [vocab], unnormalised logits. The first accepted one is then what the same noise draws from the
-    law cut to accepted tokens. Tokens at -inf never come; the order is worked out as far as it is asked for.
+    distribution cut to accepted tokens. Tokens at -inf never come; the order is computed as far as it is asked for.
 
     Args:
         law: [vocab] unnormalised logits.
@@ -73,7 +73,7 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
 
 
 def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> Trial:
-    """The first accepted token of the order: an exact draw from the law given acceptance, of weight 1.
+    """The first accepted token: an exact draw from the distribution given acceptance, of weight 1.
 
     Args:
         order: Tokens in the order of `in_order`.
@@ -203,7 +203,7 @@ def weighted(
 
 
 class Checks:
-    """A sampler whose constraint is asked about single tokens, in place of masking its law.
+    """A sampler whose constraint is asked about single tokens, in place of masking its distribution.
 
     Args:
         constraint: None where the sampler has none.

@@ -68,7 +68,7 @@ class Constraint(Contract):
         """[vocab] bool: which tokens may come next; not to be written to.
 
         Raises:
-            ConstraintError: If this cannot be worked out within the limits.
+            ConstraintError: If this cannot be computed within the limits.
         """
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Constraint(Contract):
         return self.bonus is not None or self.accepts(state, token)
 
     def accepts(self, state: Any, token: int) -> bool:
-        """Whether `token` may come next, exactly as `allowed` says it; for whoever asks about few tokens."""
+        """Whether `token` may come next, exactly as `allowed` says it; for code that checks few tokens."""
         return bool(self.allowed(state)[token])
 
     def forced(self, state: Any, most: int) -> list[int]:

@@ -309,7 +309,7 @@ class Sampler:
 
     @one_thread()
     def probabilities(self, law: torch.Tensor) -> torch.Tensor:
-        """[n, V] float64 of a law, every row summing to 1; one-hot when greedy."""
+        """[n, V] float64 of a distribution, every row summing to 1; one-hot when greedy."""
         if not self.greedy:
             return law.double().softmax(dim=-1)
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
@@ -317,14 +317,14 @@ class Sampler:
     def preferences(self, law: torch.Tensor) -> torch.Tensor:
         """[n, V] float64 of a drafter's distribution, rows summing to 1, for greedy requests too.
 
-        It tells what the drafter thought of every token. A greedy drafter draws nothing, and rules that compare laws
-        still want to know how sure it was.
+        It tells what the drafter thought of every token. A greedy drafter draws nothing, and rules that compare
+        distributions still want to know how sure it was.
         """
         return law.double().softmax(dim=-1)
 
     @one_thread()
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
-        """The token ids [n] that the noise of `seed` at the n output positions draws from a law.
+        """The token ids [n] that the noise of `seed` at the n output positions draws from a distribution.
 
         Args:
             law: [n, V] unnormalised logits, as `law` gives them.

@@ -36,8 +36,8 @@ Transform = Literal["identity", "exp", "best-of", "worst-of"]
 class InfAlign(Wrapper):
     """Scores a text by the share of the model's own answers that another scorer finds worse, transformed.
 
-    The score is the logarithm of a weight: a vote or a resampling by it follows the tilted law of the model. Best-of-n
-    does not change under it, for the order of texts stays.
+    The score is the logarithm of a weight: a vote or a resampling by it follows the tilted distribution of the model.
+    Best-of-n does not change under it, for the order of texts stays.
 
     Attributes:
         scorer: Of answers.
@@ -172,7 +172,7 @@ def _below(density: np.ndarray) -> np.ndarray:
 def _power(least: np.ndarray, density: np.ndarray, n: int) -> np.ndarray:
     """Means over the places of the grid of F^(n - 1), where F rises by `density` from `least`.
 
-    A sharp law lies in so few places that F in their middles would not do.
+    A sharp distribution lies in so few places that F in their middles would not do.
     """
     rise = density / len(density)
     whole = ((least + rise).clip(0, 1) ** n - least.clip(0, 1) ** n) / (n * np.maximum(rise, 1e-9))

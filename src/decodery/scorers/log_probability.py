@@ -22,8 +22,8 @@ from .reading import read, reader
 class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
 
-    The law is the model's own, without temperature and masks; the end token does not count. Cost: a row per token of
-    the output, in passes that all candidates share.
+    The distribution is the model's own, without temperature and masks; the end token does not count. Cost: a row per
+    token of the output, in passes that all candidates share.
 
     Attributes:
         of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token; 0 for an

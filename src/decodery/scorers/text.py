@@ -57,7 +57,7 @@ def texts(candidates: Candidates, decode: Callable[[Sequence[int]], str] | None,
     """The outputs as text.
 
     Raises:
-        SettingsError: If nobody can tell.
+        SettingsError: If there is no decoder.
     """
     decode = decode or candidates.decode
     if candidates.texts is not None:

@@ -67,7 +67,7 @@ class Coupling(Search):
             distribution of the next token so that their joint entropy is small; both sides keep the same posterior over
             every block.
         key: A shared secret from which a pad is made that makes any message look uniform, to be used for one message
-            only; a message that is not uniform shifts the law of the text.
+            only; a message that is not uniform shifts the distribution of the text.
         temperature, top_k: Shape the distribution.
         bits: Size of a block.
         merge: Let tokens that would tell the same carry a second block.

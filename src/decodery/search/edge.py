@@ -59,7 +59,7 @@ class Edge(Judged):
             less than nothing counts as nothing; "best" is best-of-n.
         answer, pattern: As for self-consistency.
         adapter: What texts are written with, a file of `decodery train lora --masked` or an `Adapter`. The prompt is
-            read by the model as it is, but for its last token, and all texts share that, whoever writes them.
+            read by the model as it is, but for its last token, and all texts share that.
         switch: A head on the model's states of the prompt, made by `decodery train value --switch`; where their mean
             says less than `threshold`, the text is one that the model writes by itself, without adapter, budget and
             vote.

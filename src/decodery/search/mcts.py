@@ -30,9 +30,9 @@ class MCTS(StepSearch):
     """Selects a leaf of the tree of steps, draws n steps after it, and backs its value up.
 
     Returned are all texts that ended anywhere in the tree, by worth, so that walks that came to a better end than the
-    moves are not in vain. The other settings are those of all searches over steps, see step-beam. The trace's `visits`
-    tell where each walk came to: with the tree's scores it gives every count and every mean again. Cost: n steps a
-    walk; memory: the tree's texts.
+    moves count. The other settings are those of all searches over steps, see step-beam. The trace's `visits` tell where
+    each walk came to: with the tree's scores it gives every count and every mean again. Cost: n steps a walk; memory:
+    the tree's texts.
 
     Attributes:
         rounds: The depth of the tree, whose last step goes on to the text's end.

@@ -37,10 +37,10 @@ class ParallelTempering(ParticleSearch):
 
     Attributes:
         particles: Texts of each chain.
-        temperatures: Of the rewards, one per chain and rising; chain k aims at the request's law times the potentials
-            to the power 1 / temperatures[k]. After each sweep but the last, neighbours exchange their references with a
-            probability that leaves both laws as they are: a text that only a warm chain dares to write can so come to
-            the coldest, whose texts of the last sweep are the results.
+        temperatures: Of the rewards, one per chain and rising; chain k aims at the request's distribution times the
+            potentials to the power 1 / temperatures[k]. After each sweep but the last, neighbours exchange their
+            references with a probability that leaves both distributions as they are: a text that only a warm chain
+            dares to write can so come to the coldest, whose texts of the last sweep are the results.
         sweeps: Sweeps of every chain.
     """
 
@@ -90,7 +90,7 @@ class ParallelTempering(ParticleSearch):
 
 
 def swap_log_ratio(cold: float, warm: float, cold_temperature: float, warm_temperature: float) -> float:
-    """Log of the Metropolis ratio of exchanging the texts of two chains, in which the model's law cancels.
+    """Log of the Metropolis ratio of exchanging two chains' texts; the model's distribution cancels.
 
     Args:
         cold, warm: Log of all that the chains' texts were found worth, at temperature 1.

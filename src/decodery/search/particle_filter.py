@@ -42,8 +42,8 @@ class ParticleFilter(ParticleSearch):
         accumulation: "product", as published, has the potentials of all steps count in a text's weight, "telescoping"
             that of its last step alone.
         ended: What has ended is drawn among the others by its last potential, once more in every round ("compete", as
-            published), or weighs no more ("freeze", which alone keeps the law where texts end after different numbers
-            of steps).
+            published), or weighs no more ("freeze", which alone keeps the distribution where texts end after different
+            numbers of steps).
         choose: Best returns the texts by worth, vote one for each of their answers by the summed weights of texts.
     """
 

@@ -28,9 +28,9 @@ class ParticleGibbs(ParticleSearch):
 
     That reference is weighed after every step of the sweep by its own step of the same number, is never lost, and lends
     its beginning to texts that are drawn from it. Texts are drawn each by itself (multinomial resampling), for which
-    the law is known. The settings of weights are those of particle-filter, the others those of all searches over steps,
-    see step-beam. particles=16 and sweeps=4 are no published numbers: they write the 64 texts of the published filter.
-    Cost: that of particle-filter in the first sweep, a step and a score a round less in the others.
+    the distribution is known. The settings of weights are those of particle-filter, the others those of all searches
+    over steps, see step-beam. particles=16 and sweeps=4 are no published numbers: they write the 64 texts of the
+    published filter. Cost: that of particle-filter in the first sweep, a step and a score a round less in the others.
 
     Attributes:
         reward_temperature: Potentials are taken to the power 1 / this.

@@ -33,8 +33,8 @@ class Block:
 
     Attributes:
         mass: The unbiased weights of what a constraint accepts, -inf for a dead end.
-        request, model, drawn: Their probability under the law the request asks for, under the model's own, and under
-            what they were drawn from.
+        request, model, drawn: Their probability under the distribution the request asks for, under the model's own, and
+            under what they were drawn from.
     """
 
     mass: float = 0.0
@@ -81,7 +81,7 @@ class World(Protocol[P]):
     def extend(
         self, particles: Sequence[P], length: int | None, temperature: float = 1.0
     ) -> ForwardCoroutine[None] | None:
-        """Continue until texts end or hold `length` tokens, by the law raised to 1 / temperature.
+        """Continue until texts end or hold `length` tokens, by the distribution raised to 1 / temperature.
 
         None as length: until they end. Blocks are appended; a block begins at every multiple of the block's length.
         """
@@ -105,7 +105,7 @@ class Target:
     """Which distribution over texts is aimed at, besides its potential.
 
     Attributes:
-        power: None for the request's law, else the model's own to this power.
+        power: None for the request's distribution, else the model's own to this power.
         rollouts: How many continuations estimate what a beginning is worth, 0 to take its potential for that.
         temperature: Of the rollouts.
     """
@@ -127,8 +127,8 @@ class Population(Generic[P]):
     """N particles on their way to a target.
 
     After `run`, counts tells what was done, and exp(log_normaliser) estimates the target's mass: consistently as N
-    grows. With moves it is not: whether they are made hangs on the particles, by their weights and by whether any text
-    is still open, and a step that is taken in response to what was drawn favours some draws over others.
+    grows. With moves it is not: whether they are made depends on the particles, by their weights and by whether any
+    text is still open, and a step that is taken in response to what was drawn favours some draws over others.
 
     Args:
         block: Tokens drawn between two looks at the weights.

@@ -47,13 +47,13 @@ class PhaseHandoff(Stepped):
 
     Attributes:
         step_tokens: How many tokens a phase has, fewer where a `delimiter` ends it before.
-        rounds: Phases, which the models write in turn, the last one to the text's end; with 1 whoever begins writes
-            all.
+        rounds: Phases, which the models write in turn, the last one to the text's end; with 1 the model that begins
+            writes all.
         begins: Who that is, the "model", as published for images by their scales, or the "second" one.
-        below: The model's phase also ends where the entropy of what it draws from, meaned over the last `window` tokens
-            of the phase, has fallen below so many nats.
-        above: The second model's where its own has risen above. That is of the model's own law, whatever the sampler
-            makes of it, of its 20 most likely tokens and the others as one. rounds counts these phases, too.
+        below: The model's phase also ends where the entropy of what it draws from, averaged over the last `window`
+            tokens of the phase, has fallen below so many nats.
+        above: The second model's where its own has risen above. That is of the model's own distribution, whatever the
+            sampler makes of it, of its 20 most likely tokens and the others as one. rounds counts these phases, too.
         window: Tokens that entropies are averaged over.
         model, dtype: The second model, as for the drafter draft-model; it needs the same tokens. 64 tokens are no
             published number: in the original 8 of 10 scales of an image are the large model's.
@@ -122,7 +122,7 @@ class PhaseHandoff(Stepped):
 
 
 def entropy(token: TokenLogprob) -> float:
-    """Nats of the law that a token was drawn from, of the most likely ones as told and all others as one."""
+    """Entropy in nats of the distribution that a token was drawn from, rare tokens taken as one."""
     told = [how for _, how in token.top]
     rest = max(1.0 - math.fsum(map(math.exp, told)), 0.0)
     return -math.fsum(math.exp(how) * how for how in told) - (rest * math.log(rest) if rest > 0 else 0.0)

@@ -38,7 +38,7 @@ class Pool:
 
     Args:
         vary: The request of a text by its number, where they are not all alike.
-        complete: Whether none was cut because whoever wrote it went away.
+        complete: Whether none was cut because its writer went away.
         trace: Of all of them together.
     """
 
@@ -91,7 +91,7 @@ class Pool:
         yield from write_on(self.engine, self.texts, self.trace, goes_on, note)
 
     def leave_out_cut(self) -> None:
-        """Go on without texts that were cut because whoever wrote them went away, where there are others.
+        """Go on without texts that were cut because their writer went away, where there are others.
 
         Without any that is whole, those go on that have begun. Raises the error where none has.
         """
@@ -107,7 +107,7 @@ class Pool:
         warnings.warn(f"{len(cut)} texts were cut, because whoever wrote them went away", stacklevel=2)
 
     def unjudged(self, error: DecoderyError) -> list[Sequence]:
-        """The texts in the order they were drawn, because whoever was to judge them could not, or went away."""
+        """The texts in the order they were drawn, because the judge failed or went away."""
         warnings.warn(f"these texts were not judged: {error}", stacklevel=2)
         self.complete = False
         return self.texts

@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo: texts drawn from the model's law over whole texts given a constraint and a potential."""
+"""Sequential Monte Carlo: texts from the model's distribution given a constraint and a potential."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class SMC(Search):
     Attributes:
         particles: Texts in progress, one cache each.
         block: Tokens between two looks at the weights.
-        target: "tempered" is the law of the request, "powered" the model's own probability of a text to the `power`.
+        target: "tempered" is the distribution of the request, "powered" the model's own probability of a text to the
+            `power`.
         power: Exponent of the model's probability for the target "powered".
         potential: A scorer of whole texts, whose logarithms are multiplied by `strength`; what it says of beginnings
             only guides.

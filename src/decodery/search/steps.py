@@ -182,7 +182,7 @@ def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
 class Growth:
     """The tree of texts that a search over steps writes after one prompt.
 
-    Texts that nobody holds any more give their memory back.
+    Texts that are not held any more give their memory back.
 
     Args:
         root: The prompt.

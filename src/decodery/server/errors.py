@@ -62,7 +62,7 @@ def stopping() -> ApiError:
 
 
 def log_failure(error: BaseException, whose: str | None) -> None:
-    """Write a line about an error that nobody foresaw to the server's log, where it came from included.
+    """Write a line about an unexpected error to the server's log, where it came from included.
 
     Clients are told its kind alone, see `as_api_error`. Errors that are answers to what a client asked leave no line.
 

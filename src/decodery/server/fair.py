@@ -11,7 +11,8 @@ class FairQueue:
     """Jobs that wait, by owner.
 
     Args:
-        running: How many texts each owner has in progress, all of a search counted; whoever pops keeps it up to date.
+        running: How many texts each owner has in progress, all of a search counted; the caller of `pop` keeps it up to
+            date.
     """
 
     def __init__(self) -> None:

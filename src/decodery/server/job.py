@@ -106,7 +106,7 @@ class Update:
 
 
 class Mailbox:
-    """Where the engine's thread leaves news for one coroutine. Whoever reads slowly finds more at a time."""
+    """Where the engine's thread leaves news for one coroutine. A slow reader finds more at a time."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The engine's thread: it takes jobs, runs passes over those in progress, and tells whoever waits for them."""
+"""The engine's thread: it takes jobs, runs passes over those in progress, and notifies all that wait for them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Service:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; whoever still waits is told that the server stops."""
+        """End the thread; all that still wait get an error."""
         self.draining = True
         if self._thread.is_alive():
             self._inbox.put(None)

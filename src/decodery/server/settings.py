@@ -21,7 +21,7 @@ class ServerSettings:
         max_running: Texts in progress.
         rows: Of one pass.
         chunk: Of a prompt in one pass.
-        pass_seconds: That a pass is to take while somebody writes; longer prompts are read in smaller chunks for it.
+        pass_seconds: That a pass is to take while texts are written; longer prompts are read in smaller chunks for it.
         kv_bytes: Of keys and values, of texts in progress and of those kept for later ones.
         body_bytes: Of a request.
         description_bytes: Of a schema, grammar or list of tools in it.

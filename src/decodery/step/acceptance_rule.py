@@ -48,7 +48,8 @@ class Accepted:
 class NodeDistributions:
     """The target's distributions at the nodes of one tree, computed for the nodes a rule visits.
 
-    A node's law depends on its own path: penalties count the path's tokens, stateful processors own a state per node.
+    A node's distribution depends on its own path: penalties count the path's tokens, stateful processors own a state
+    per node.
 
     Args:
         tree: The draft, whose nodes were scored.
@@ -88,7 +89,7 @@ class NodeDistributions:
         return self._parts[part][node - self._starts[part]]
 
     def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
-        """Score continuations of the pending token as well, as paths below the root.
+        """Score continuations of the last token as well, as paths below the root.
 
         Nodes that are there stay so. Their rows stand after the tree's in the cache, so that nothing is read twice. The
         ledger counts the pass.

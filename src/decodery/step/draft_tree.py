@@ -1,4 +1,4 @@
-"""A draft: a tree of tokens that may follow the pending token, which is its root."""
+"""A draft: a tree of tokens that may follow the last token, which is its root."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Tokens in topological order: node 0 is the pending token, every parent stands before its children.
+    """Tokens in topological order: node 0 is the last token, every parent stands before its children.
 
     Attributes:
         tokens, parents: [n] int64, parents[0] == -1.
@@ -49,7 +49,8 @@ class DraftTree:
         inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where
             every token is known. Such nodes ask what comes after a token not known yet. They are nobody's children:
             rules never see them, and what they are scored with is for the drafter.
-        changes: What changes the states of such nodes on their way through the model, by site, see `models.hooks`.
+        changes: What changes the states of such nodes on their way through the model, by hook point, see
+            `models.hooks`.
         entered: Where scoring may go on, of exactly these nodes; a tree made of this one has none.
     """
 
@@ -65,7 +66,7 @@ class DraftTree:
 
     @classmethod
     def root(cls, pending: int) -> DraftTree:
-        """No draft: the pending token alone."""
+        """No draft: the last token alone."""
         return cls(np.array([pending], dtype=np.int64), np.array([-1], dtype=np.int64))
 
     @classmethod
@@ -78,7 +79,7 @@ class DraftTree:
         logq: np.ndarray | None = None,
         distributions: dict[int, torch.Tensor] | None = None,
     ) -> DraftTree:
-        """One token after another after the pending one.
+        """One token after another after the last token.
 
         Args:
             pending: The last token, which becomes the root.
@@ -91,7 +92,7 @@ class DraftTree:
 
     @classmethod
     def from_paths(cls, pending: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> DraftTree:
-        """The trie of several continuations of the pending token.
+        """The trie of several continuations of the last token.
 
         Args:
             pending: The last token, which becomes the root.
@@ -105,7 +106,7 @@ class DraftTree:
         return cls(tree.tokens[: nodes + 1], tree.parents[: nodes + 1])
 
     def extended(self, paths: Iterable[Sequence[int]]) -> DraftTree:
-        """This tree and further continuations of the pending token; the nodes there are keep their numbers.
+        """This tree and further continuations of the last token; the nodes there are keep their numbers.
 
         How the new ones arose is not told apart from the others.
         """
@@ -221,7 +222,7 @@ class DraftTree:
 
     @cached_property
     def chains(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All mask nodes, the known node that each one's chain hangs on, and their positions in it.
+        """All mask nodes, the known node that each one's chain follows, and their positions in it.
 
         Each is [k]; the first node of a chain has place 0.
         """

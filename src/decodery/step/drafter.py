@@ -45,8 +45,7 @@ class VerificationFeedback:
 
     Attributes:
         tree: The rows that were scored: the step's draft, or a chunk of the prompt as a chain.
-        logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt those that somebody needed, who may
-            be nobody.
+        logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt only those that were needed.
         hidden: {tap: [n, width]}, as tapped.
         path: Accepted nodes below the root.
         emitted: Tokens the text grew by, the bonus token included.
@@ -130,7 +129,7 @@ class Drafter(Contract):
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:
-        """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed.
+        """A tree rooted at the last token, within the budget; the root alone where nothing can be guessed.
 
         Args:
             seq: The sequence; its memory for this drafter is `seq.draft_state`.
@@ -242,7 +241,7 @@ class TreeDrafter(Drafter):
 
         Args:
             seq: The sequence.
-            tree: Rooted at the pending token; one that was asked about before may only have grown.
+            tree: Rooted at the last token; one that was asked about before may only have grown.
             nodes: Nodes of the tree whose children are expected.
         """
 
@@ -256,7 +255,7 @@ class TreeDrafter(Drafter):
         return ()
 
     def reach(self, seq: Sequence) -> int:
-        """How deep a tree below the pending token this drafter can grow."""
+        """How deep a tree below the last token this drafter can grow."""
         return seq.remaining
 
     def writable(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:

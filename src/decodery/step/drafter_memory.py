@@ -36,9 +36,9 @@ class Guarded:
 class Memory:
     """Stores that outlive a sequence, by scope.
 
-    Whoever makes engines owns one and hands it to them.
+    The owner of several engines hands one to them.
 
-    Texts of different salts share none, so that nobody's drafts tell what another has written. Stores bound themselves;
+    Texts of different salts share none, so that drafts tell nothing about other users' texts. Stores bound themselves;
     of the process-wide ones those of the `salts` used last are kept, of the problem-wide ones those of the `problems`
     prompts. What is learned from one text shapes the drafts of later ones, never their tokens. Safe to share between
     threads.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Embeddings:
     """What stands at some places of a prompt in the place of a token's embedding.
 
-    The prompt has some token at these places, which nobody reads: it stands for them wherever a text is a list of
+    The prompt has some token at these places, which is not read: it stands for them wherever a text is a list of
     tokens, as in penalties.
 
     Attributes:

@@ -1,7 +1,7 @@
-"""Asking: whoever needs rows scored says so and is sent the scores; who runs the passes is somebody else's business.
+"""Asking: a coroutine yields the rows to be scored and receives the scores; the driver runs the passes.
 
 A method that needs no pass is a plain function. One that does is a generator: it yields a list of asks and is sent as
-many answers, as often as it needs to. Whoever drives several of them runs one pass per model over the asks of all.
+many answers, as often as it needs to. A driver of several of them runs one pass per model over the asks of all.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def score_all(
 
 
 def off_loop(function: Callable[[], T], shared: object = None) -> ForwardCoroutine[T]:
-    """What a function returns that may block: whoever else waits for passes goes on meanwhile.
+    """What a function returns that may block: other texts go on meanwhile.
 
     Args:
         function: Called once, on another thread where an engine drives this. It must not touch the engine.

@@ -24,7 +24,7 @@ def cores() -> int:
 def side_by_side(main: Callable[[], T], beside: Callable[[], U], *, waits: bool = False) -> tuple[T, U]:
     """Results of `main`, on all threads but one, and `beside`, on one, run at the same time.
 
-    Where there is one thread alone and nobody waits they run one after the other. An error of either is raised when
+    Where there is one thread alone and `waits` is false they run one after the other. An error of either is raised when
     both are done.
 
     Args:

@@ -38,7 +38,7 @@ class Candidates:
         outputs: m lists of the ids that were written after it, end tokens left out.
         finished: Of each, whether it is an answer or a beginning.
         hidden: {tap: [m, hidden]} states of the last tokens, where the scorer needs them.
-        texts: The outputs as text where somebody has it already.
+        texts: The outputs as text if known already.
         decode: Ids to text, None without a tokenizer.
         model: What reads for scorers that ask.
         states: What it has read of each output's text at least up to the prompt's end, to be forked and never changed;
@@ -128,7 +128,7 @@ class Scorer(Contract):
         return
 
     def remark(self, prompt: str, text: str) -> str:
-        """What is wrong with a finished text, for whoever writes the next one.
+        """What is wrong with a finished text, for the writer of the next one.
 
         The text is "" if nothing is known.
 
@@ -191,7 +191,7 @@ def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
 
 
 def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
-    """What a scorer says; a plain function runs beside the loop of whoever drives this.
+    """What a scorer says; a plain function runs beside the driver's loop.
 
     Args:
         scorer: Used on one thread at a time.
@@ -207,7 +207,7 @@ def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.
 
 
 def remark_of(scorer: Scorer, prompt: str, text: str) -> ForwardCoroutine[str]:
-    """What a scorer remarks on a text, see `Scorer.remark`, beside the loop of whoever drives this.
+    """What a scorer remarks on a text, see `Scorer.remark`, beside the driver's loop.
 
     Args:
         scorer: Used on one thread at a time.

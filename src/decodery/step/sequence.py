@@ -103,8 +103,8 @@ class KeptText:
 class Sequence:
     """A request in progress.
 
-    The cache holds all tokens but the last, the pending one. draft_state, draft_length_state and sampler_state belong
-    to the drafter, the draft length policy and the sampler; the engine only hands them back.
+    The cache holds all tokens but the last one. draft_state, draft_length_state and sampler_state belong to the
+    drafter, the draft length policy and the sampler; the engine only hands them back.
 
     Attributes:
         model: The target, what `logits_source` made of the engine's model where there is one.
@@ -130,9 +130,9 @@ class Sequence:
             committed, and what was accepted after it is left.
         role: What `model` goes by in the ledger where it is not the engine's own.
         conversation: What its prompt was made of.
-        calls: Opens texts behind other prompts, for whoever judges this one, None where nobody can.
+        calls: Opens texts after other prompts, for scorers that judge this one, None if there can be none.
         written_by: What a model that writes texts by itself keeps of this one.
-        complete: False where it is not all that it would have been, because whoever wrote it went away.
+        complete: False where it is not all that it would have been, because its writer went away.
         watch: Its monitors, None for none.
         prompt_embeds: What its prompt holds beside tokens, None for nothing.
         user_spans: See `PromptTokens`.
@@ -202,7 +202,7 @@ class Sequence:
         return logits if self.padding is None else self.padding.exclude(logits)
 
     def is_padding(self, token: int) -> bool:
-        """Whether an id is no token of its model's: a rule that looks at no law must not accept it."""
+        """Whether an id is no token of its model's: a rule that looks at no distribution must not accept it."""
         return self.padding is not None and self.padding.holds(int(token))
 
     @property

@@ -51,7 +51,7 @@ class TreePolicy(Contract):
 
     @abstractmethod
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1).
+        """A tree rooted at the last token, within the budget (`nodes` and `depth` at least 1).
 
         Args:
             expander: A drafter that gives distributions after any node.

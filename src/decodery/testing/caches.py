@@ -1,4 +1,4 @@
-"""The law of a cache: whatever it went through, it is what a fresh one would be that read the same tokens."""
+"""The invariant of a cache: whatever it went through, it is what a fresh one would be that read the same tokens."""
 
 from __future__ import annotations
 

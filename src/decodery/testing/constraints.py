@@ -1,4 +1,4 @@
-"""The laws of constraints: what every one of them must keep, whatever it allows."""
+"""The invariants of constraints: what every one of them must keep, whatever it allows."""
 
 from __future__ import annotations
 

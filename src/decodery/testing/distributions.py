@@ -1,4 +1,4 @@
-"""The law of distributions: what is drawn over many seeds is what can be worked out."""
+"""The invariant of distributions: what is drawn over many seeds is what can be computed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_distribution(
     first_seed: int = 0,
     least: float = 1e-4,
 ) -> float:
-    """Distribution-identical: the joint law of the first tokens over many seeds is the enumerated one.
+    """Distribution-identical: the first tokens over many seeds follow the enumerated distribution.
 
     Args:
         model: A model of few tokens.

@@ -1,4 +1,4 @@
-"""Models whose searches have closed forms: one that works out chains with a known rate of errors, and random tables."""
+"""Models whose searches have closed forms: one that computes chains with a known rate of errors, and random tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of texts: no draft and no company changes what is decoded; each raises LawBroken with what was seen.
+"""The invariants of texts: no draft and no company changes what is decoded; each raises LawBroken with what was seen.
 
 They hold for any model after `LanguageModel`. A method of your own is checked by passing it in:
 
@@ -63,8 +63,8 @@ def check_identical(
     """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
-    preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too, and where a processor changes the logits that it is given.
+    preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the
+    invariant is broken too, and where a processor changes the logits that it is given.
 
     Args:
         model: The target.
@@ -224,7 +224,7 @@ def check_batch(
 ) -> None:
     """A sequence in a ragged batch equals the sequence alone, with or without chunked prefill.
 
-    Where less than `tested` happened the law is broken too.
+    Where less than `tested` happened the invariant is broken too.
 
     Args:
         model: The target.

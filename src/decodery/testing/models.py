@@ -42,10 +42,10 @@ class Counted:
 class TableModel:
     """A language model whose logits are a seeded function of the last `order` tokens.
 
-    Every law can be enumerated. Logits are float64 in [-spread, spread]; a row's hidden state is its token. The cache
-    stores token ids where a transformer stores keys, so that `keep`, `truncate` and `fork` are put to the test as well.
-    It counts as one layer; a row that does not go through all of it, and its hidden state put to the head, knows the
-    newest token alone.
+    Every distribution can be enumerated. Logits are float64 in [-spread, spread]; a row's hidden state is its token.
+    The cache stores token ids where a transformer stores keys, so that `keep`, `truncate` and `fork` are put to the
+    test as well. It counts as one layer; a row that does not go through all of it, and its hidden state put to the
+    head, knows the newest token alone.
 
     Args:
         vocab_size: Tokens.

@@ -1,4 +1,4 @@
-"""The law of cache policies: what a text remembers under one does not depend on drafts, company or chunks."""
+"""The invariant of cache policies: what a text remembers under one does not depend on drafts, company or chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What right and wrong predictions cost: the laws of algorithms that act on predictions, for drafts.
+"""What right and wrong predictions cost: the invariants of algorithms that act on predictions, for drafts.
 
 Perfect ones make decoding as cheap as it can be, arbitrary ones no dearer than it was without them, and between the two
 the cost grows by no more than what was wrong. The Predicted-Updates Dynamic Model (2023) states the same of graphs.

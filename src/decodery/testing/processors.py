@@ -1,4 +1,4 @@
-"""The laws of processors: what each must keep so that any rule, on any device, finds the same law at the same place."""
+"""The invariants of processors: any rule, on any device, finds the same distribution at the same position."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def check_logits_processor(
         seed: Decides logits and texts.
 
     Raises:
-        LawBroken: If a law does not hold, and where no row was changed by a processor that says it is not neutral.
+        LawBroken: If an invariant does not hold, and where no row was changed by a processor that says it is not
+            neutral.
     """
     backwards, together, shuffled = (copy.deepcopy(processor) for _ in range(3))
     random = np.random.default_rng(seed)

@@ -28,7 +28,7 @@ from decodery.step.sequence import Sequence
 
 
 class LawBroken(AssertionError):
-    """A law of exact decoding does not hold, or nothing was put to the test."""
+    """An invariant of exact decoding does not hold, or nothing was put to the test."""
 
 
 @dataclass(frozen=True)

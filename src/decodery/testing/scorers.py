@@ -1,4 +1,4 @@
-"""The laws of scorers: what each must keep so that a search may ask when and in whatever company it likes."""
+"""The invariants of scorers: what each must keep so that a search may ask when and in whatever company it likes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_scorer(
     *,
     tolerance: float = 1e-9,
 ) -> None:
-    """A score hangs on prompt and candidate alone.
+    """A score depends on prompt and candidate alone.
 
     Scorers keep within their bounds, and spend what the ledger says. Candidates are scored together, again, alone, in
     another order, begun and finished, and by what a model has read of them as well as by nothing: the scores are the

@@ -1,4 +1,4 @@
-"""The law of searches: branches never touch each other, and what is returned is in order."""
+"""The invariant of searches: branches never touch each other, and what is returned is in order."""
 
 from __future__ import annotations
 

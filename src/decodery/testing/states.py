@@ -1,4 +1,4 @@
-"""The law of states: what a text's caches hold is what a fresh reading of its tokens would."""
+"""The invariant of states: what a text's caches hold is what a fresh reading of its tokens would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one statistic the laws need."""
+"""The one statistic that the invariants need."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How well a rule could do at all: the laws of what node rules emit, and the optimal-transport bound on acceptance.
+"""How well a rule can do: the distributions that node rules emit, and the optimal-transport bound on acceptance.
 
-Siblings drawn from q are a coupling's one marginal, the target's law p is the other. No rule that keeps p can emit one
-of the drawn tokens more often than the coupling that maximises this (SpecTr: Fast Speculative Decoding via Optimal
-Transport, 2023).
+Siblings drawn from q are a coupling's one marginal, the target's distribution p is the other. No rule that keeps p can
+emit one of the drawn tokens more often than the coupling that maximises this (SpecTr: Fast Speculative Decoding via
+Optimal Transport, 2023).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def train_acceptance(
 
     Returns:
         "loss" and "constant": the weighted cross-entropy above that of a perfect judge (nats per judged token), on
-        texts held out, of the head and of the best judge that always says the same; "acceptance": the mean chance of
+        held-out texts, of the head and of the best judge that always says the same; "acceptance": the mean chance of
         acceptance there; "tokens": how many tokens were judged in all.
     """
     recipe = recipe or AcceptanceRecipe()
@@ -241,7 +241,7 @@ def _examples(
     made: str,
     progress: Progress,
 ) -> Iterator[Examples]:
-    """Every text's examples, in order; what has been worked out before, `made` of the same, is read from `folder`."""
+    """Every text's examples, in order; what has been computed before, `made` of the same, is read from `folder`."""
     temperatures = corpus.facts.get("temperatures", [1.0])
     for begin in range(0, len(corpus), _SHARD):
         path, numbers = folder / f"{begin // _SHARD:05d}.safetensors", range(begin, min(begin + _SHARD, len(corpus)))

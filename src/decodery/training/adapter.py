@@ -151,7 +151,7 @@ def train_adapter(
 ) -> Adapter:
     """Train an adapter for `target` on texts and leave it in the folder `out`, for the source `adapter`.
 
-    What is returned says in its facts what `judged` says of texts held out, without it and with it, in the precision of
+    What is returned says in its facts what `judged` says of held-out texts, without it and with it, in the precision of
     `target`. Interrupted, it goes on where it was when called again.
 
     Args:

@@ -281,7 +281,7 @@ def teach(
 ) -> History:
     """Let what learns in `school` learn; it goes on from the checkpoint that is in `out`.
 
-    Kept is what has the least cross-entropy on texts held out: how often guesses are right needs many more places.
+    Kept is what has the least cross-entropy on held-out texts: how often guesses are right needs many more places.
     """
     others = [corpus[number] for number in held[:_HELD]]
     batch = batches(len(learned), recipe.batch, recipe.seed)

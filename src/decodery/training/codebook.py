@@ -33,7 +33,7 @@ class Coding(Hooks):
     Args:
         normed: Codes come near the normed rows, as in the paper, where the model learns to live with their length; else
             near the rows as they are, which a model that stays as it is needs.
-        lost: The squared distances that this came to, by site.
+        lost: The squared distances that this came to, by hook point.
     """
 
     def __init__(self, codes: Mapping[HookPoint, torch.Tensor], k: int, normed: bool) -> None:
@@ -60,7 +60,7 @@ def in_groups(rows: torch.Tensor, groups: int, normed: bool) -> torch.Tensor:
 
 
 def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
-    """Groups and width of each at a site.
+    """Groups and width of each at a hook point.
 
     Raises:
         SettingsError: For one that has no codes.
@@ -86,7 +86,7 @@ def train_codebook(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Codebooks:
-    """Codebooks of these sites, begun at rows of the first texts.
+    """Codebooks of these hook points, begun at rows of the first texts.
 
     Args:
         draw: Tokens [texts, length] of the next step. The loss is the cross-entropy of what the model predicts through
@@ -138,7 +138,7 @@ def compared(
     Args:
         model: the model.
         held: [texts, length] tokens.
-        books: the codes of each site.
+        books: the codes of each hook point.
         begun: the same before training.
         k: codes that a row has.
 

@@ -33,7 +33,7 @@ class CoprocessorRecipe:
 
     Attributes:
         latents: How many it makes.
-        ahead: Tokens after a prompt that it is to make likelier.
+        ahead: Tokens after a prompt that it is to make more likely.
         rank: Width of its adapters.
         static: To learn latents that are the same for all prompts, with no coprocessor: what the same number of entries
             is worth without looking at the prompt.

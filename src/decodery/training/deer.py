@@ -217,7 +217,7 @@ class _Course:
         )
 
     def figures(self) -> dict[str, float]:
-        """What validation looks at: blocks of which nothing is known, at places evenly spread along texts held out.
+        """What validation looks at: blocks of which nothing is known, at places evenly spread along held-out texts.
 
         cross_entropy: of all that is taught there, in nats a token. right_n: how often the most likely token at place n
         of a block is the text's; accepted: how many in a row are, from the first on, on average.

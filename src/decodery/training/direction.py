@@ -169,8 +169,8 @@ def best_axis(
 ) -> Probe:
     """The axis of the hook point that separates the validation labels best, in either sign.
 
-    It is learned from the part "train" of `ranking.parts`. `facts` hold all sites as "selection", and as "way" -1 where
-    the label stands at the low end.
+    It is learned from the part "train" of `ranking.parts`. `facts` hold all hook points as "selection", and as "way" -1
+    where the label stands at the low end.
 
     Args:
         chat: Whether the statements were read after the chat template.

@@ -1,7 +1,7 @@
 """Train a small draft model for a target: FastDraft's recipe, scaled to minutes on a CPU.
 
 FastDraft: How to Train Your Draft (2024) shrinks the target's own kind of block, pre-trains it on plain text and aligns
-it with text that the target has written. Here tokens that the target seldom writes lose their row in embedding and
+it with text that the target has written. Here tokens that the target rarely writes lose their row in embedding and
 head, and every matrix begins as a part of the target's, because minutes are too short to learn words from nothing.
 """
 
@@ -72,7 +72,7 @@ def train_draft(
 ) -> dict[str, float]:
     """Train a draft model for `target` on text it wrote and write it to `out`, ready to be loaded.
 
-    Returns what `judged` says of the finished, quantized draft on the texts held out. Interrupted, it goes on from its
+    Returns what `judged` says of the finished, quantized draft on the held-out texts. Interrupted, it goes on from its
     last checkpoint in `out` when called again.
 
     Args:

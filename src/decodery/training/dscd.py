@@ -27,10 +27,10 @@ class Distillation:
 
     Attributes:
         tasks, letters: Of the examples, as the teacher knows them.
-        temperature: Of both laws.
+        temperature: Of both distributions.
         first, last: The share of the consistency loss, which stays at the first for a tenth of the steps.
-        everywhere: Compare the laws wherever the student has a mask, as published; else only where the teacher has one
-            too, since a small teacher was never trained to say anything of tokens that it sees.
+        everywhere: Compare the distributions wherever the student has a mask, as published; else only where the teacher
+            has one too, since a small teacher was never trained to say anything of tokens that it sees.
         control: Train as long on the examples alone, masked as they were for the teacher, to tell what the distillation
             brings from what more training does.
     """

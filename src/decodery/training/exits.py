@@ -124,7 +124,7 @@ def fit_agreement(reading: Reading, out: Path, *, progress: Progress) -> tuple[t
     """A classifier, on states at the checks, of whether the head agrees with the last layer.
 
     A logistic regression [hidden + 1] float32 (`models.trained.exits.agreeing`), both answers counting the same; and of
-    texts held out: how often the head agrees, and how often the regression is right about that, as the mean over both
+    held-out texts: how often the head agrees, and how often the regression is right about that, as the mean over both
     answers. Interrupted, it goes on from its checkpoint in `out`.
     """
     said = reading.said([*reading.learned, *reading.held], None, progress)

@@ -1,4 +1,4 @@
-"""What a target shows of texts while it reads them: hidden states and most likely tokens, worked out once and kept."""
+"""What a target shows of texts while it reads them: hidden states and most likely tokens, computed once and kept."""
 
 from __future__ import annotations
 

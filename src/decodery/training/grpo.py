@@ -76,7 +76,7 @@ def surrogate(logs: torch.Tensor, base: torch.Tensor, worth: torch.Tensor, beta:
 
     Their gradient is on average that of beta * KL(policy || base) - E worth. What the others of its group came to is
     taken off each text's worth. GRPO divides by their spread, too, which would have another optimum than the tilt of
-    the law by worth / beta that InfAlign speaks of.
+    the distribution by worth / beta that InfAlign speaks of.
 
     Args:
         logs, base: [b, g] log-probabilities of whole texts under the policy that drew them and the untrained model.

@@ -272,7 +272,7 @@ class Course:
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """Of texts held out, cut into groups by the model's own entropies: loss.
+        """Of held-out texts, cut into groups by the model's own entropies: loss.
 
         Nats of what is to be said of a group's first token and of those after it, and how often the most likely token
         is the text's; how often the stop head is right; tokens of a group.

@@ -113,7 +113,7 @@ def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 @torch.no_grad()
 def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
-    """What a head is worth on texts held out, unrolled over their own tokens.
+    """What a head is worth on held-out texts, unrolled over their own tokens.
 
     agreement.D: how often its most likely token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
     accepted per greedy chain of as many drafts, were the depths independent.

@@ -1,4 +1,4 @@
-"""What attention heads write in whole texts, and how well codes of heads tell a behaviour on texts held out."""
+"""What attention heads write in whole texts, and how well codes of heads tell a behaviour on held-out texts."""
 
 from __future__ import annotations
 

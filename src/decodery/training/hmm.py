@@ -78,7 +78,7 @@ class Counts:
 
         Args:
             prior: See `HMMRecipe`.
-            common: [K + 1] law of all texts.
+            common: [K + 1] distribution of all texts.
         """
         even = torch.full_like(self.start, 1 / len(self.start))
         start, transition, emission = (
@@ -93,7 +93,7 @@ class Counts:
 
 
 def _laws(counts: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Rows of counts as laws; what was never met stays as it was."""
+    """Rows of counts as distributions; what was never met stays as it was."""
     sums = counts.sum(dim=-1, keepdim=True)
     return torch.where(sums > 0, counts / sums.clamp(min=torch.finfo(counts.dtype).tiny), before)
 
@@ -145,10 +145,10 @@ def _side_by_side(texts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, t
 def begun(
     texts: Sequence[np.ndarray], vocab_size: int, recipe: HMMRecipe, vocabulary: str = ""
 ) -> tuple[HMM, torch.Tensor]:
-    """Where learning begins, in float64, and the law [K + 1] of all texts.
+    """Where learning begins, in float64, and the distribution [K + 1] of all texts.
 
     A state says one of the commonest tokens half of the time, each state another one, and otherwise what chance made of
-    the law of all texts: so states differ from the first, and what follows a token is seen at once.
+    the distribution of all texts: so states differ from the first, and what follows a token is seen at once.
 
     Args:
         texts: [n] token ids each.
@@ -185,7 +185,7 @@ def train_hmm(
 ) -> HMM:
     """Learn a hidden Markov model of texts that `target` wrote, and write it to the folder `out`.
 
-    Kept is the iteration that gives the texts held out, every twentieth, most; the facts tell bits per token by
+    Kept is the iteration that gives the held-out texts, every twentieth, most; the facts tell bits per token by
     iteration. Interrupted, it goes on after its last iteration when called again, and ends the same.
 
     Args:
@@ -257,7 +257,7 @@ class _Run:
             self._restore()
 
     def judge(self, nats: float) -> None:
-        """Note what texts held out say of the model as it is."""
+        """Note what held-out texts say of the model as it is."""
         if nats > max(self.held, default=-float("inf")):
             self.best = {name: getattr(self.hmm, name) for name in _TABLES}
         self.held.append(nats)

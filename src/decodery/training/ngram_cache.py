@@ -29,7 +29,7 @@ def learn_contexts(
 
     Args:
         corpus: See `data.write_texts`.
-        width: Tokens kept per context. The rates are counted on the texts held out, every twentieth.
+        width: Tokens kept per context. The rates are counted on the held-out texts, every twentieth.
         most: Contexts kept per length.
 
     Raises:
@@ -101,7 +101,7 @@ def _ranked(
 def _tried(
     corpus: Corpus, held: list[int], contexts: dict[int, np.ndarray], rows: dict[int, np.ndarray], width: int
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """How often each place of a ranking was right on the texts held out, and how often its first and any of them."""
+    """How often each place of a ranking was right on the held-out texts, and how often its first and any of them."""
     store = Contexts(CONTEXTS, width)
     for order in CONTEXTS:
         store.fill(order, contexts[order], rows[order])

@@ -168,7 +168,7 @@ def train_orpo(
     """One round: search puzzles, learn from the trees, and leave the model in the folder `out`, in int8.
 
     Returns what held-out pairs say of the model that is kept: their `loss`, and the share of them whose better step it
-    finds likelier (`preferred`), and the same before. Interrupted, it goes on when called again.
+    finds more likely (`preferred`), and the same before. Interrupted, it goes on when called again.
 
     Args:
         search: Over steps, of this model.

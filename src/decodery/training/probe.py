@@ -136,7 +136,7 @@ def _fit(
     lr: float,
     seed: int,
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """Tensors of the best probe at a site, and how well it ranks the answers of the validation part."""
+    """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
     held = [each for each, name in zip(answers, part, strict=True) if name == "validation"]
     states = [rows_of(each, site, rows) for each in learned]

@@ -132,9 +132,10 @@ def train_program_probe(
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """The probe of the site at which the states of validation programs are read best.
+    """The probe of the hook point at which the states of validation programs are read best.
 
-    All sites in `facts`. Programs are split by prompt; the threshold is set on right programs of the calibration part.
+    All hook points in `facts`. Programs are split by prompt; the threshold is set on right programs of the calibration
+    part.
 
     Args:
         meaning: What the actions do to the states that are learned: another semantics has to be learned by a probe of

@@ -47,7 +47,7 @@ class Course:
     Attributes:
         done: Share of its steps, 1 when it is over and when what it came to is judged.
         written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
-            where nobody said.
+            if not given.
     """
 
     done: float = 1.0
@@ -273,7 +273,7 @@ def train_copy(
 ) -> dict[str, dict[str, float]]:
     """Train a copy of `target` in another form on texts it has written, and leave it in the folder `out`.
 
-    Returns what `judged` says of the copy on texts held out, "untrained" and "trained", in the form in which it is
+    Returns what `judged` says of the copy on held-out texts, "untrained" and "trained", in the form in which it is
     kept. Interrupted, it goes on where it was when called again.
 
     Args:

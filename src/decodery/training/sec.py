@@ -245,7 +245,7 @@ def _figures(
     taught: Mapping[int, torch.Tensor],
     classifier: torch.Tensor,
 ) -> dict[str, Any]:
-    """Of held-out texts, by check: how often head and corrected head are right, and likeliest classes, and of what."""
+    """Of held-out texts, by check: how often head, corrected head and most likely classes are right."""
     following = torch.cat([reading[number].following for number in reading.held])[:, None]
     plain, heads, wanted = (torch.cat([each[n] for n in reading.held]) for each in (before, after, taught))
     whole = torch.cat([reading[number].last for number in reading.held])[:, None] == following

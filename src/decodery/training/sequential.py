@@ -85,7 +85,7 @@ def built_in_talks(count: int, seed: int = 0, *, injected: int = 0) -> list[Talk
     """Shopping lists of 4 to 8 things, half of which hold a secret triple.
 
     They come in fours: two that hold a triple, and the same two with one member of each exchanged for the other's. So
-    what a single turn holds has the same law in both kinds, and no judge of single turns can tell them.
+    what a single turn holds has the same distribution in both kinds, and no judge of single turns can tell them.
 
     Args:
         injected: Turns about something else, between the others.

@@ -50,7 +50,7 @@ def train_shift(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Shift:
-    """The MLP, of three layers, that makes right answers likelier where the model was wrong.
+    """The MLP, of three layers, that makes right answers more likely where the model was wrong.
 
     The model itself is frozen, and only its final norm and head are differentiated.
 

@@ -43,8 +43,8 @@ class Transduction(ABC):
 class Reorder(Transduction):
     """Letters are written thirteen places on in the alphabet.
 
-    A digit k turns the k letters right before it around. What the last letters become hangs on what comes after them,
-    three tokens at most: whoever writes while the source arrives has to wait, or to take back.
+    A digit k turns the k letters right before it around. What the last letters become depends on what comes after them,
+    three tokens at most: a writer while the source arrives has to wait, or to take back.
 
     Attributes:
         turns: The share of places that hold a digit.

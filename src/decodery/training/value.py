@@ -164,7 +164,7 @@ def read_judged(path: Path) -> list[tuple[str, str, float]]:
 def _sample(
     model: LanguageModel, prompt: Ordered[int], samples: int, length: int, eos_ids: Ordered[int], seed: int
 ) -> list[Sequence]:
-    """Texts drawn from the model's own law; seeds count up from `seed`."""
+    """Texts drawn from the model's own distribution; seeds count up from `seed`."""
     engine, sampler = Engine(model), Sampler.from_settings(temperature=1.0)
     texts: list[Sequence] = []
     for first in range(0, samples, _TOGETHER):

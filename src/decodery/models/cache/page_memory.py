@@ -17,9 +17,9 @@ class PageMemory:
     """The memory of some blocks, and how many `bytes` of it are there.
 
     Args:
-        data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; whoever replaces it copies all slots. The last
-            block is shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many
-            texts hold it.
+        data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; a replacement copies all slots. The last block is
+            shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many texts hold
+            it.
         writer: The name of the one that may fill it up.
         frozen: How many of its first slots others may have been given.
         needed: How many texts may still read it in the layers `windowed`.
@@ -48,7 +48,7 @@ class PageMemory:
             self.gone[first:last] = False
 
     def pass_by(self, first: int, last: int) -> None:
-        """One text less may read these; what nobody may, and somebody holds, is given back."""
+        """One text less may read these; what no text may read but one holds is given back."""
         if not self.windowed or first >= last:
             return
         self.needed[first:last] -= 1

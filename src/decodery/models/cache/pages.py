@@ -46,7 +46,7 @@ class Stretch:
 class Blocks:
     """The slots of one text, logically one after another.
 
-    Memory comes when slots are to be written for the first time. A text whose blocks nobody shares stays in one piece,
+    Memory comes when slots are to be written for the first time. A text whose blocks are not shared stays in one piece,
     which grows by `_LEAST_SPARE` slots, or by a `_SPARE`th where that is more. One that shares its beginning has the
     rest in one piece of its own, which grows by a block, or by a `_SPARE`th: many forks hold little more than they have
     written, and growing copies less than a `_SPARE`th of what attention reads meanwhile. `room` tells before what it
@@ -216,7 +216,7 @@ class Blocks:
         self.passed = 0
 
     def _extend(self, stop: int) -> None:
-        """Take blocks after the last one that nobody holds any more, as far as slot `stop`."""
+        """Take blocks after the last one that are not held any more, as far as slot `stop`."""
         wanted = -(-(stop - self.capacity) // SLOTS)
         if wanted <= 0 or not self.runs or self.runs[-1].slots % SLOTS:
             return

@@ -158,7 +158,7 @@ class _Arena:
                 self._guests[place] = None
 
     def _admit(self, caches: list[KVCache]) -> list[int]:
-        """Where each cache stands once all of them, and no others, are here in memory they share with nobody."""
+        """Where each cache stands once all of them, and no others, are here in memory of its own."""
         here = [None if guest is None else guest() for guest in self._guests]
         homes = [cache.blocks.home for cache in caches]
         found = [here.index(home) if home is not None and home in here else None for home in homes]

@@ -29,7 +29,7 @@ class Kept:
         path: The file or folder.
         size: In bytes; that of the last copy used counts what all copies of a model share.
         used: When it was last used, in seconds since 1970.
-        source: What it was made from, None where nobody noted it.
+        source: What it was made from, None if unknown.
         there: Whether the source still exists, None where that is not known.
         lock: Held by whoever makes it, where it has one.
     """
@@ -127,7 +127,7 @@ def remove(kept: Kept) -> bool:
 
 
 def remove_empty() -> None:
-    """Remove the folders of sources of which nothing is left but locks that nobody holds."""
+    """Remove the folders of sources of which only unused locks are left."""
     from filelock import FileLock, Timeout
 
     for folder in _folders(converted()):
@@ -202,7 +202,7 @@ def _exists(source: str) -> bool:
 
 
 def _outdated() -> Iterator[Kept]:
-    """What other versions of this package converted; what earlier ones did, nobody reads any more."""
+    """What other versions of this package converted; what earlier ones did, is not read any more."""
     for folder in _folders(home() / "converted"):
         if folder != converted() and folder.name[1:].isdecimal():
             there = False if int(folder.name[1:]) < FORMAT else None

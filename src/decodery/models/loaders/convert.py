@@ -71,8 +71,8 @@ def write(
     """Write the weights to `path`.
 
     A checkpoint's own blocks stay as they are: in int8 those of more than four bits, in int4 all of them where some
-    have four, as whoever gave a layer more had a reason. What is fused of parts in different blocks is int8 there, and
-    so is a head that has eight bits.
+    have four, as a layer has more bits for a reason. What is fused of parts in different blocks is int8 there, and so
+    is a head that has eight bits.
 
     Args:
         precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding,

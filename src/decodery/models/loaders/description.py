@@ -129,7 +129,7 @@ class Description:
 
     Attributes:
         tokenizer_of: The model whose tokenizer it uses, None where it has its own.
-        source: What it was converted from, a file, a folder or what can be fetched again; None where nobody noted it.
+        source: What it was converted from, a file, a folder or what can be fetched again; None if unknown.
     """
 
     config: ModelConfig

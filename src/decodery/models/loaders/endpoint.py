@@ -58,7 +58,7 @@ class Settings:
 
 
 class Endpoint:
-    """One server. Safe to share between threads; whoever iterates a stream closes it to leave."""
+    """One server. Safe to share between threads; close a stream to leave it early."""
 
     def __init__(self, settings: Settings) -> None:
         try:

@@ -206,7 +206,7 @@ class Rows:
 
 
 class InPlace:
-    """A linear layer over rows in the file; its tensors are made anew for whoever asks."""
+    """A linear layer over rows in the file; its tensors are made anew on request."""
 
     rows: Rows
     bias: torch.Tensor | None
@@ -286,7 +286,7 @@ def in_place(rows: Rows, bias: torch.Tensor | None = None) -> Int4InPlace | Bloc
 
 
 class WeightsInPlace(Weights):
-    """Weights whose embeddings are looked up in the file; the whole table is made for whoever asks for it."""
+    """Weights whose embeddings are looked up in the file; the whole table is made on request."""
 
     def __init__(self, *args: Any, table: Rows | None = None, **others: Any) -> None:
         self._table, self._whole = table, cast("torch.Tensor | None", None)

@@ -328,7 +328,7 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
 
 
 def _model(source: _Source, config: ModelConfig, dtype: str, device: torch.device) -> Transformer:
-    """The model over its converted weights, made where they are missing; while it lives nobody removes them."""
+    """The model over its converted weights, made where they are missing; while it lives they are not removed."""
     weights = source.entry / f"{dtype}.safetensors"
     if source.file is not None and _in_place(config, dtype, device):
         weights = weights.with_suffix(_BESIDE)

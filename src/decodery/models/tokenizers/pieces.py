@@ -1,4 +1,4 @@
-"""Tokens of models whose vocabulary nobody knows: every piece of text gets a number when it is first heard."""
+"""Tokens of models whose vocabulary is unknown: every piece of text gets a number when it is first heard."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def unseen(family: str, positions: int = 1 << 30) -> ModelConfig:
 
 
 def nothing_read() -> KVCache:
-    """The cache of a text that somebody else reads: it is never written to."""
+    """The cache of a text that another object reads: it is never written to."""
     return KVCache(1, 1, 1, capacity=1)

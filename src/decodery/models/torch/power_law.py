@@ -5,7 +5,7 @@ head's rotated queries Q [n, d], all rows of a text: A = norm(Q^T Q); A goes thr
 gated layers, with a norm after; P = iSwiGLU(W A + b) + 1e-9 with iSwiGLU(x) = x silu(x); G = a P^p + c, where products
 of W and a are those of matrices and powers elementwise. Scores are Q G K^T / sqrt(d).
 
-Since A sums over all rows, what a row sees hangs on later ones: such a model is no causal one, and nothing can be
+Since A sums over all rows, what a row sees depends on later ones: such a model is no causal one, and nothing can be
 verified against it. With G kept, its G-cache, it is, and an ordinary `Transformer` with `Layer.operator`: caches,
 trees, drafters and rules work as with any other.
 """

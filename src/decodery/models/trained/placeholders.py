@@ -28,7 +28,7 @@ class Placeholders:
         data: [n, hidden] float32, row j for the (j + 1)-th token that is not known.
         facts: How they were made, as plain JSON; "vocabulary" names the tokenizer of the model they belong to, as in
             `ModelConfig`, and is empty where that does not matter.
-        rates: [n, ranks] float32, how often each of the most likely tokens there was right in texts held out; None
+        rates: [n, ranks] float32, how often each of the most likely tokens there was right in held-out texts; None
             where that was not counted.
     """
 

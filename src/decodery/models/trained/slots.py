@@ -75,7 +75,7 @@ class Slots:
 
         Args:
             missing: [b, 1, 1, n] -inf where a source has ended.
-            symbols: [c, hidden], what is counted while it learns: it looks at the source and is looked at by nobody.
+            symbols: [c, hidden], what is counted while it learns: it looks at the source, and nothing looks at it.
         """
         given, parts = len(states), self.tensors
         # A source longer than those that were learned from goes on in the last place.

@@ -28,7 +28,7 @@ class Transfer:
     Attributes:
         maps: [n, hidden, hidden] float32, to be multiplied from the left.
         layers: Ascending.
-        rates: [n, ranks] float32, how often each of the most likely tokens there was right in texts held out.
+        rates: [n, ranks] float32, how often each of the most likely tokens there was right in held-out texts.
         facts: How they were made, as plain JSON.
         model: `fingerprint` of the model they belong to, "" where that does not matter.
     """

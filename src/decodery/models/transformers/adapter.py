@@ -41,7 +41,7 @@ class TransformersModel:
     Whether it does as it is told is tried out at once, see `adapter_trial`: trees may then be refused, or all of it.
 
     Args:
-        keeps_rows: Whether it can leave out logits that nobody wants.
+        keeps_rows: Whether it can leave out logits that are not wanted.
     """
 
     def __init__(self, hf_model: PreTrainedModel) -> None:

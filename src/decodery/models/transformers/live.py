@@ -1,4 +1,4 @@
-"""Models of `transformers` that somebody already holds, as language models. Imports transformers where it is used."""
+"""Models of `transformers` that are in memory already, as language models. Imports transformers where it is used."""
 
 from __future__ import annotations
 

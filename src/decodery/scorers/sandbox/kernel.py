@@ -147,7 +147,7 @@ def _restrict_files(libc: Any, folder: str) -> None:
 
 
 def _restrict_rights(libc: Any) -> None:
-    """Drop all capabilities, and let nobody look into this process, itself included."""
+    """Drop all capabilities, and let no process look into this one, itself included."""
     libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
     libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
 

@@ -19,8 +19,8 @@ def refused(
     """What is attempted, and whether it failed as it should.
 
     Args:
-        outside: A file that everybody may change, not in the folder.
-        port, service: A port of this machine and a local socket at which somebody listens.
+        outside: A file that everyone may change, not in the folder.
+        port, service: A port of this machine and a local socket at which a server listens.
         others: A process that is not this one.
     """
 

@@ -28,7 +28,7 @@ def acceptance(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """norm(max(p - q, 0)), the law of what is emitted after a rejection.
+    """norm(max(p - q, 0)), the distribution of what is emitted after a rejection.
 
     p where both are equal up to rounding.
     """
@@ -53,14 +53,14 @@ def without(law: torch.Tensor, token: int) -> torch.Tensor:
 
 
 def sampled_law(p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
-    """Acceptance probability of one child drawn from q, and the law of the token emitted instead."""
+    """Acceptance probability of one child drawn from q, and the distribution of the token emitted instead."""
     return acceptance(p, q, token), residual(p, q)
 
 
 def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], torch.Tensor]:
     """The same for deterministic children in order: conditional acceptance of each, then the rest.
 
-    Each child is accepted with what the remaining law gives it and taken out when it is not.
+    Each child is accepted with what the remaining distribution gives it and taken out when it is not.
     """
     rest, accepts = p.clone(), []
     for token in tokens:
@@ -76,7 +76,7 @@ def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], 
 def recursive_law(p: torch.Tensor, draws: Iterable[tuple[int, torch.Tensor | None]]) -> Tests:
     """The tests of draws one after another, each against what the ones before it left of p.
 
-    Every law is worked out when it is asked for: a walk that accepts the first draw pays for nothing else.
+    Every distribution is computed when it is asked for: a walk that accepts the first draw pays for nothing else.
 
     Args:
         draws: Tokens in draw order, each with the probabilities it was drawn from, or None for a token that was not
@@ -105,7 +105,7 @@ def walk(
     Children that were not drawn by chance count as point masses.
 
     Args:
-        tests: Of the target's law there, the tokens in draw order and the law they were drawn from.
+        tests: Of the target's distribution there, the tokens in draw order and the distribution they were drawn from.
     """
     path: list[int] = []
     node = 0

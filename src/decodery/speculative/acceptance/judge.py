@@ -81,8 +81,8 @@ class Judge(AcceptanceRule):
     """Accepts what the coupled rule accepts, or what a trained head scores above `threshold`.
 
     Where the target's own choice is among the children the walk follows it, else the child the head likes best; where
-    that is not enough the target's own choice is emitted. Nothing is promised of the law of the text, nor that what the
-    target would never say stays out of it.
+    that is not enough the target's own choice is emitted. Nothing is promised of the distribution of the text, nor that
+    what the target would never say stays out of it.
 
     Attributes:
         head: A file made by `decodery train judge`, or a `Head`. It reads the target's state at the drafted token

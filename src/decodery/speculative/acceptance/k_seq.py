@@ -52,7 +52,7 @@ def discount(p: torch.Tensor, q: torch.Tensor, k: int) -> tuple[float, float]:
 def k_seq_law(p: torch.Tensor, tokens: Sequence[int], q: torch.Tensor) -> Tests:
     """For each of `tokens`, drawn from q: its acceptance probability if none before it was accepted.
 
-    Beside it stands p; the last pair is (0, the law of what is emitted where none was accepted).
+    Beside it stands p; the last pair is (0, the distribution of what is emitted where none was accepted).
 
     Args:
         p, q: [vocab] float64.

@@ -32,7 +32,7 @@ def augmented(law: torch.Tensor, q: torch.Tensor, eta: float, alpha: float) -> t
 
 
 def acceptance(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
-    """Acceptance probability of a token drawn from q, and the law [vocab] of what is emitted in its place.
+    """Acceptance probability of a token drawn from q, and the distribution [vocab] emitted otherwise.
 
     The residual is norm(p - min(q, moved), 0 where negative).
 
@@ -46,7 +46,7 @@ def acceptance(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int
 
 
 def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """[vocab] law of the token emitted where one drawn from q was drafted; p itself where moved is p."""
+    """[vocab] distribution of the token emitted after a draft from q; p itself where moved is p."""
     kept = torch.minimum(q, moved)
     _, rest = acceptance(p, moved, q, 0)
     return kept + (1.0 - kept.sum()) * rest
@@ -61,8 +61,8 @@ def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.
 class Rapid(AcceptanceRule):
     """Accepts a token with probability min(1, p^/q), p^ being the target moved by `eta` to the drafter.
 
-    A rejected token gives way to a draw from norm((p - min(q, p^))+); after an accepted draft the target's own law is
-    drawn from. Source: John-AI-Lab/RAPID (2025), whose tasks have eta 5 to 50.
+    A rejected token gives way to a draw from norm((p - min(q, p^))+); after an accepted draft the target's own
+    distribution is drawn from. Source: John-AI-Lab/RAPID (2025), whose tasks have eta 5 to 50.
 
     Attributes:
         eta: Size of the step; 0 is the lossless rejection rule.

@@ -34,11 +34,11 @@ class RecursiveRejection(AcceptanceRule):
     """Tests siblings in draw order, updating the target to the residual after each rejection.
 
     Child c passes with probability min(1, r(c) / q(c)), else r becomes norm(max(r - q, 0)). r starts as the target's
-    law p. Independent siblings (SpecInfer's multi-step speculative sampling) share one q, and a token drawn twice is
-    tested twice; without replacement (RSD, Sequoia, DySpec) the q of a sibling is the node's without the siblings
-    before it, normalised. Children that were not drawn by chance count as point masses. Where none passes, the token
-    comes from the last r. Which nodes get children may depend on anything drawn before, never on the token about to be
-    drawn or on noise it shares; no drawn sibling may be left out.
+    distribution p. Independent siblings (SpecInfer's multi-step speculative sampling) share one q, and a token drawn
+    twice is tested twice; without replacement (RSD, Sequoia, DySpec) the q of a sibling is the node's without the
+    siblings before it, normalised. Children that were not drawn by chance count as point masses. Where none passes, the
+    token comes from the last r. Which nodes get children may depend on anything drawn before, never on the token about
+    to be drawn or on noise it shares; no drawn sibling may be left out.
     """
 
     requirements = Requirements(drafts=("deterministic", "sampled", "without-replacement"), laws=True)

@@ -18,7 +18,7 @@ from decodery.step.sequence import Sequence
 def tolerated(law: torch.Tensor, tokens: Ordered[int], top: int, margin: float) -> list[bool]:
     """Which of `tokens` are in the `top` most likely logits and at most `margin` below the best.
 
-    Of tokens with equal logits the lowest ids count as the likelier ones.
+    Of tokens with equal logits the lowest ids count as the more likely ones.
     """
     ids = torch.arange(len(law), device=law.device)
     result = []

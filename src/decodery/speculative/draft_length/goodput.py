@@ -88,7 +88,7 @@ class _Shared:
 class _State:
     """What one request has seen, and what it shares with the others.
 
-    begun: whether it has drafted before. planned: its length in the step that is being put together, if worked out.
+    begun: whether it has drafted before. planned: its length in the step that is being put together, if computed.
     """
 
     shared: _Shared
@@ -120,7 +120,7 @@ class Goodput(DraftLengthPolicy):
         each: "request" gives every request of a batch a length of its own, "batch" all the same one.
         longest: Drafted tokens per request at most.
         forget: What one step leaves of the weight of earlier tests.
-        probe: After so many steps in which nobody drafted, one token is, to see whether that is still right.
+        probe: After so many steps without drafts, one token is, to see whether that is still right.
     """
 
     each: Literal["request", "batch"] = "request"

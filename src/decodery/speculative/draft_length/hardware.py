@@ -110,7 +110,7 @@ def best_size(
 
 @dataclass(slots=True)
 class _Shared:
-    """What all requests have seen, and the tree worked out from it last."""
+    """What all requests have seen, and the tree computed from it last."""
 
     rates: ChildRates
     seconds: float | None = None

@@ -243,8 +243,8 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
 class _State:
     """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure.
 
-    resting: steps it lets pass without reckoning, as long as no fewer texts than `texts` take part. fruitless: steps
-    since its last draft. drafted: whether texts drafted in the last step, None where nobody counts that. rests, rested:
+    resting: steps it lets pass without an estimate, as long as no fewer texts than `texts` take part. fruitless: steps
+    since its last draft. drafted: whether texts drafted in the last step, None if that is not counted. rests, rested:
     whether it lets this step pass, and the one before.
     """
 

@@ -55,7 +55,7 @@ class _Combined(Composite):
 class Union(_Combined):
     """Drafts what all of several drafters draft, as one tree; what the budget cuts is the later drafters'.
 
-    Each learns from every pass, whoever's drafts it scored. Siblings of the fused tree count as deterministic, which
+    Each learns from every pass, whichever drafts it scored. Siblings of the fused tree count as deterministic, which
     every rule verifies without bias: what a part draws at random is independent of what rules draw. Scope and memory:
     those of the parts.
 

@@ -101,7 +101,7 @@ class CPPD(TreeDrafter):
 
 
 def _place(seq: Sequence) -> int:
-    """The slot of the token after the pending one: the text begins after the model's start token."""
+    """The slot of the token after the last token: the text begins after the model's start token."""
     return len(seq.tokens) - 1
 
 

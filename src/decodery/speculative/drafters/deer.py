@@ -30,7 +30,7 @@ _MADE = "train one with `decodery train deer -m MODEL --out DIR`, and name it, a
 
 @dataclass(slots=True)
 class BlockReading:
-    """What a block drafter has read of a text, and what of its last draft nobody has looked at.
+    """What a block drafter has read of a text, and what of its last draft was not verified.
 
     Attributes:
         mask: The token that stands for one not written yet; the one after it ends a block.
@@ -111,13 +111,13 @@ class Deer(Drafter):
     A token's guess does not suffer from wrong ones before it, and cannot go by them either: where the text could go on
     in several ways, later tokens belong to all of these at once. One denoising step, as published. The published model
     reads the whole text both ways in every pass; here rows of the text see what is before them, and rows of the block
-    see everything, so that what was read of the text stays. Scope: the request; memory: one more cache, and a law per
-    token nobody looked at. Source: the paper; its code could not be had.
+    see everything, so that what was read of the text stays. Scope: the request; memory: one more cache, and a
+    distribution per token that was not verified. Source: the paper; its code could not be had.
 
     Attributes:
         model: A block drafter made by `decodery train deer`, for any target with its vocabulary.
         length: Tokens of a draft; None: as many as it was trained for (published: 32).
-        reuse: What of a draft nobody looked at, because a token before it was wrong, is the next draft, without a pass;
+        reuse: What of a draft was not verified, because a token before it was wrong, is the next draft, without a pass;
             what it was drawn from goes along, so that it is tested as it was drawn.
         dtype: As in `draft-model`.
     """

@@ -49,9 +49,9 @@ def tokens_per_layer(
 class _State:
     """What the exits have been worth, all sums decayed by the step.
 
-    right, asked: [n] how often each exit's token was the target's, of how often. sure, told: [2, n] what probability
-    it gave its token where that was right and where it was wrong, of how often. exit: which of the layers drafts now.
-    last: the probability that the newest token's law gave its most likely token.
+    right, asked: [n] how often each exit's token was the target's, of how often. sure, told: [2, n] what probability it
+    gave its token where that was right and where it was wrong, of how often. exit: which of the layers drafts now.
+    last: the probability that the newest token's distribution gave its most likely token.
     """
 
     right: np.ndarray

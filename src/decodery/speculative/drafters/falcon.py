@@ -65,7 +65,7 @@ class FalconHead(DraftHead):
 
     After the last `block` items stand guesses of as many states. Items of a block see each other, whichever comes
     first, and blocks end where the text ends. As the layer's keys and values hang on nothing but the recurrent layers,
-    which read in order, what is kept of a text hangs on no block.
+    which read in order, what is kept of a text depends on no block.
     """
 
     kind = "falcon"

@@ -30,15 +30,15 @@ class HiddenTransfer(InPass):
 
     The rest of the layers sees the states made as tokens at the places they stand for. Those after the last token
     accepted make the next draft, of which the nodes are the most likely places by how often guesses of each rank and
-    depth were right. Published are states after all nodes; here nodes that are seldom the last one accepted have fewer,
+    depth were right. Published are states after all nodes; here nodes that are rarely the last one accepted have fewer,
     as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where nobody sees
     what they are: they cost as much as others. Scope: the request; memory: the guesses.
 
     Attributes:
         transfer: A `Transfer`, or the file or folder of the one that `decodery train hidden-transfer` made; None: the
             one that comes with this package for the embedded model.
-        length: Rows of a pass at most, of which the pending token and the states after it are some; None: as many as
-            make this machine fastest by what passes of the model take on it, which may be one.
+        length: Rows of a pass at most, of which the last token and the states after it are some; None: as many as make
+            this machine fastest by what passes of the model take on it, which may be one.
     """
 
     transfer: Transfer | str | None = None

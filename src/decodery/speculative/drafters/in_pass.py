@@ -28,7 +28,7 @@ class Asked:
 
     Attributes:
         inputs: [ahead, hidden].
-        rates: [ahead, ranks] float64, how often each of the most likely tokens was right in texts held out, falling
+        rates: [ahead, ranks] float64, how often each of the most likely tokens was right in held-out texts, falling
             along the ranks.
         changes: See `DraftTree.changes`.
     """
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _State:
-    """guesses: [m, ranks] tokens guessed after the pending one. sequences: what the trees `stages` were chosen for."""
+    """guesses: [m, ranks] tokens guessed after the last token. sequences: what the trees `stages` were chosen for."""
 
     asked: Asked
     guesses: np.ndarray
@@ -53,13 +53,13 @@ class InPass(Drafter):
     """Puts rows without a token after those of a draft, whose answers are the next draft.
 
     The guesses after the last token accepted make the next tree, of which the nodes are the most likely places by the
-    rates of rank and depth; where rows are short, nodes that are seldom the last one accepted have fewer guesses after
+    rates of rank and depth; where rows are short, nodes that are rarely the last one accepted have fewer guesses after
     them, and a pass that ends there is followed by a smaller tree (`shapes.stages`). Rows without a token are seen by
     none that has one, never verified, and forgotten after the pass. Scope: the request; memory: the guesses.
 
     Attributes:
-        length: Rows of a pass at most, the pending token's included; None: as many as make this machine fastest, by
-            what passes of the model take on it, which may be one.
+        length: Rows of a pass at most, the last token's included; None: as many as make this machine fastest, by what
+            passes of the model take on it, which may be one.
     """
 
     length: int | None = None

@@ -25,7 +25,7 @@ _NEAR = 12.0
 
 @dataclass(slots=True)
 class _State:
-    """guesses: tokens after the pending one, refined by the last pass; laws: what each was drawn from, if wanted.
+    """guesses: tokens after the last token, refined by the last pass; laws: what each was drawn from, if wanted.
 
     followers: for every pair of tokens in the text, the token that followed it last; size: tokens read for it.
     """
@@ -55,7 +55,7 @@ class Jacobi(Drafter):
     one dictionary entry per token. Source: tyshiwo1/Accelerating-T2I-AR-with-SJD (2024), whose windows have 16 rows.
 
     Attributes:
-        window: Rows of a pass, the pending token included.
+        window: Rows of a pass, the last token included.
         fill: How a new guess at the end is made: "random" from the vocabulary (published), "last" token again, or
             "lookup": what followed the last two tokens before.
     """
@@ -109,7 +109,7 @@ class Jacobi(Drafter):
             state.laws = list(seq.sampler.preferences(law))
 
     def _fill(self, state: _State, seq: Sequence) -> None:
-        """New guesses up to the window; they are a function of what stands before them, so their law is a point."""
+        """New guesses up to the window, a function of what stands before them: point distributions."""
         if self.fill == "lookup":
             for at in range(state.size, len(seq.tokens)):
                 state.followers[seq.tokens[at - 2], seq.tokens[at - 1]] = seq.tokens[at]

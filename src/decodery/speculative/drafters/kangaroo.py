@@ -106,7 +106,7 @@ class KangarooHead(BoundHead):
 class _Reading:
     """What the adapter remembers of one text. fresh: states of the text it has not read yet, and where they stand.
 
-    rows: of the pending token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
+    rows: of the last token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
     likely it found the newest token's most likely successor.
     """
 
@@ -156,9 +156,9 @@ class Kangaroo(TrainedDrafter):
 
     The other layers verify. What the first layers made of the drafted tokens is where verification goes on, so that no
     layer reads a token twice. A draft ends at `length` tokens, or after the first whose probability is below `eta`: it
-    is verified, and nothing is drafted after it. Where a tree is grown in place of a chain, or somebody watches states
-    of the first layers, verification begins anew. Scope: the request; memory: keys and values of one layer. Cost: a
-    pass of the first layers and of the vocabulary projection for each token.
+    is verified, and nothing is drafted after it. Where a tree is grown in place of a chain, or states of the first
+    layers are tapped, verification begins anew. Scope: the request; memory: keys and values of one layer. Cost: a pass
+    of the first layers and of the vocabulary projection for each token.
 
     Attributes:
         eta: A draft ends after the first token whose probability is below this.

@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 class _State:
     """placeholders: [span - 1, hidden], on the model's device.
 
-    unit: tokens expected after the pending one; logs: the log-probability each was expected with.
+    unit: tokens expected after the last token; logs: the log-probability each was expected with.
     """
 
     placeholders: torch.Tensor

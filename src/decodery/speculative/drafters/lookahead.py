@@ -19,7 +19,7 @@ Gram = tuple[int, ...]
 
 @dataclass(slots=True)
 class _State:
-    """levels[0]: guesses after the pending token, which is column 0; levels[l][i]: column i, l steps further.
+    """levels[0]: guesses after the last token, which is column 0; levels[l][i]: column i, l steps further.
 
     made_up: level and column of tokens that no pass predicted, below level 0. pool: by first token, the rest of the
     n-grams that began with it, newest last.
@@ -57,8 +57,8 @@ class _State:
 class Lookahead(Drafter):
     """Runs a window of guesses ahead of the text and drafts the n-grams it has seen them turn into.
 
-    The window is a tree: level 0 is a chain below the pending token, level l of column i hangs below level l - 1 of
-    that column. So every row sees and stands where the published mask puts it, verification n-grams share rows with the
+    The window is a tree: level 0 is a chain below the last token, level l of column i hangs below level l - 1 of that
+    column. So every row sees and stands where the published mask puts it, verification n-grams share rows with the
     window and with each other, and a window row that guessed right is accepted like any other. After a pass the most
     likely tokens after the last level become the new last level and the others move down one. As published, the first
     levels fill during the first N - 2 passes, and an end of text among the guesses gives way to a prompt token. So does

@@ -98,8 +98,8 @@ class Medusa(HeadDrafter):
     Scope: the request; memory: the heads' logits.
 
     Attributes:
-        tree_policy: How the tree is grown, by default the places that were right most often on texts held out from
-            training, a chain of `length` where it is None.
+        tree_policy: How the tree is grown, by default the places that were right most often on held-out texts, a
+            chain of `length` where it is None.
         head: A file or folder made by `decodery train head`, a folder or Hub id as its authors or vLLM publish them or
             a `TrainedHead`.
     """

@@ -14,7 +14,7 @@ from decodery.step.sequence import Sequence
 class Writing:
     """What a drafter writes after a text in one step.
 
-    Every token is the one that the request's own noise draws where the drafter's expectations are the law.
+    Every token is the one that the request's own noise draws where the drafter's expectations are the distribution.
 
     Args:
         seq: A view of the text with it.

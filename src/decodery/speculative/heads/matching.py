@@ -24,7 +24,8 @@ def disturbed(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Features [b, n, hidden] with uniform noise, as a head's own inputs are never exact.
 
     Args:
-        tokens: Any, of the same texts; what was drawn hangs on them alone, so that a training goes on as it would have.
+        tokens: Any, of the same texts; what was drawn depends on them alone, so that a training goes on as it would
+            have.
     """
     source = torch.Generator().manual_seed(int(tokens.sum()))
     noise = torch.rand(features.shape, generator=source, dtype=features.dtype, device="cpu") - 0.5

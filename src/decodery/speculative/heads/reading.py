@@ -29,7 +29,7 @@ class HeadReading:
 
     Attributes:
         memory: The head's own.
-        fresh: What was seen and not read yet, which waits until somebody asks.
+        fresh: What was seen and not read yet, until it is needed.
         root: What is expected to follow the text, None where nothing of it was read.
         rows: Nodes of the tree.
     """

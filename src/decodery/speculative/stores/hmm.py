@@ -1,4 +1,4 @@
-"""A hidden Markov model of a model's texts: exact laws of what comes next, and of what stands further ahead."""
+"""A hidden Markov model of a model's texts: exact distributions of the next tokens and later ones."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _load(path: Path) -> HMM:
 
 
 def _sound(hmm: HMM) -> bool:
-    """Whether shapes fit, rows are laws, every state may say every token, and no token stands twice."""
+    """Whether shapes fit, rows are distributions, every state may say every token, and no token stands twice."""
     states, count, chances = len(hmm.start), len(hmm.tokens), (hmm.start, hmm.transition, hmm.emission, hmm.rest)
     shapes = [tuple(each.shape) for each in (*chances, hmm.tokens)]
     wanted = [(states,), (states, states), (states, count + 1), (len(hmm.rest),), (count,)]

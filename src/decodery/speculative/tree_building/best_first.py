@@ -41,7 +41,7 @@ def grow(
     least: float,
     branch: bool,
 ) -> Grown:
-    """Up to `nodes` nodes below a place, best first: likelier ones, of path probability `least` or more.
+    """Up to `nodes` nodes below a place, most likely first, of path probability `least` or more.
 
     A step's probability is the count after it by the count before it. Equally likely nodes come in the order they were
     found in.

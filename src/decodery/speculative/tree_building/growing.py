@@ -17,7 +17,7 @@ from .template import Template
 
 
 class Growing:
-    """A tree of `expander`'s guesses below the pending token.
+    """A tree of `expander`'s guesses below the last token.
 
     Greedy requests draw nothing: the most likely tokens come first, whatever the origin. Where the rule compares with
     the draft's distributions, every node draws with noise of its own, hashed from its path: were it shared, as the

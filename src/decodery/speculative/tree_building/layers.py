@@ -27,7 +27,7 @@ class Layers:
     scores: np.ndarray
 
     def kept(self, nodes: int) -> DraftTree:
-        """The `nodes` most likely nodes; a path is never likelier than its beginning, so they are a tree."""
+        """The `nodes` most likely nodes; a path is never more likely than its beginning, so they are a tree."""
         keep = np.zeros(len(self.tree), dtype=bool)
         keep[best(self.scores, nodes + 1)] = True
         return self.tree.prune(keep)

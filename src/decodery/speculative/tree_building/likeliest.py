@@ -1,4 +1,4 @@
-"""A tree of the most likely tokens, whoever expects them: as many as pay for themselves."""
+"""A tree of the most likely tokens by any source: as many as pay for themselves."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ExpectedSpeedup:
 
 
 def heeds(seq: Sequence) -> bool:
-    """Whether the noise of a text's next tokens is informative; rules that compare laws do not use it."""
+    """Whether the noise of a text's next tokens is informative, as under the coupled rule."""
     return not (seq.sampler.greedy or seq.acceptance_rule.requirements.laws)
 
 

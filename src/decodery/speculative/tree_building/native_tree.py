@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 class NativeTree:
     """What `LikeliestTree` without an adviser and `Expectations.learn` do for one text, number for number.
 
-    A copy of it, as of a forked text's state, is None: whoever has one makes another.
+    A copy of it, as of a forked text's state, is None: its owner makes another.
 
     Args:
         limit: Nodes of a tree at most.

@@ -83,7 +83,7 @@ def uniforms(seed: int, position: int, first: int, rows: int, numbers: int, stre
 
 
 def draw_residual(p: Density, q: Density, seed: int, position: int, tries: int) -> tuple[np.ndarray, bool]:
-    """A draw [d] from norm((p - q)+) by thinning draws from p, and whether all tries were in vain.
+    """A draw [d] from norm((p - q)+) by thinning draws from p, and whether all tries failed.
 
     1 / TV(p, q) draws are expected. Where none of `tries` is kept the last one is returned.
     """
@@ -118,7 +118,7 @@ class DensityRatio:
         tries: How many draws from p may be thinned for one draw of that; the published code has 100.
         surrogate: Also takes models without an exact density, such as diffusion heads. Their ratio is that of the last
             steps' Gaussians along two trajectories with the same noise, times the earlier steps' ratio of widths; what
-            is emitted is then close to the target's law and not equal to it.
+            is emitted is then close to the target's distribution and not equal to it.
     """
 
     tries: int = 10_000
