@@ -46,7 +46,7 @@ def load(name: str = "smollm2", **options: Any) -> LLM:
     """Load a model: an embedded name, a folder, a `.gguf` file, a Hub id or a server's URL.
 
     Args:
-        name: An embedded name, a path, a Hub id or a URL; a path is tried first.
+        name: An embedded name, a path, a Hub id or a URL.
         options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
             `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
     """
