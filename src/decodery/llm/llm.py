@@ -132,7 +132,11 @@ class LLM(PromptRequests):
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Iterator[Piece]:
-        """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`."""
+        """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`.
+
+        Args:
+            prompt: As for `generate`, one of them.
+        """
         engine = self.engine()
         (text,) = self._submit(engine, prompt, 1, raw, merged(sampling_params, settings))
         seq = text.seq
@@ -161,8 +165,10 @@ class LLM(PromptRequests):
         """The texts that a search finds, best first, with their `score`; their trace counts the whole search.
 
         Args:
+            prompt: As for `generate`, one of them.
             search: An instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them.
             scorer: Of a search that is named, where no text could say which, as in dc.scorers.TextScore(function).
+            progress: Called with what is done, step by step.
             settings: See `request`; no drafter unless one is given, which searches that score their branches by
                 themselves refuse.
         """
@@ -192,11 +198,18 @@ class LLM(PromptRequests):
         `Output.trace` counts passes, rows and tokens.
 
         Args:
+            prompt: As for `generate`.
             method: An instance or a name, as in "threshold:tau=0.9,block=32,cache=dual";
-                `decodery.methods("diffusion")` lists them. A list of outputs for several prompts (as in `generate`) or
-                for n > 1; all of them share passes, and each is what it would be alone; sample i of n has seed `seed +
-                i`.
+                `decodery.methods("diffusion")` lists them.
+            n: Samples for each prompt.
+            max_new_tokens: Length of the canvas.
+            temperature: 0 takes the most likely tokens.
+            seed: Decides what is drawn; sample i of n has seed `seed + i`.
             constraint: What may be written, as `request` takes it; the method `lave` sees to it, around the one given.
+
+        Returns:
+            The output; a list of outputs for several prompts or for n > 1. All of them share passes, and each is what
+            it would be alone.
         """
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
@@ -273,6 +286,8 @@ class LLM(PromptRequests):
         """A text that carries `message`, which `stego_decode` reads from it; see `decodery.search.Coupling`.
 
         Args:
+            prompt: As for `generate`, one of them.
+            message: Bytes, or a text (UTF-8).
             search: Its settings, as in "coupling:key=secret,top_k=50".
 
         Raises:
@@ -298,10 +313,11 @@ class LLM(PromptRequests):
     ) -> Any:
         """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.Reading`.
 
-        Prompt, search and settings: as they were given to `stego_encode`.
-
         Args:
+            prompt: As given to `stego_encode`.
             text: The text, or its token ids.
+            length: Bytes of the message.
+            search, settings: As given to `stego_encode`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
         prompt_tokens = self.encode(prompt, raw=raw, allow_special=allow_special)
@@ -318,11 +334,14 @@ class LLM(PromptRequests):
         settings: Superposition | None = None,
         raw: bool = True,
     ) -> list[Draft]:
-        """k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
+        """Short continuations for the passes of one, best first, as an editor's suggestions: lossy.
 
         Source: Superposed Decoding (2024).
 
         Args:
+            prompt: As for `generate`, one of them.
+            k: How many continuations.
+            max_new_tokens: Tokens of each.
             ngrams: Counts over texts like those to be completed, see `ngrams`; None: those that come with this package
                 for the embedded model, none for others. The prompt's own are counted beside them.
             settings: None for the published ones.

@@ -73,6 +73,7 @@ def remote(
     What the server can do is found out now, by asking for one token by each route.
 
     Args:
+        url: Of the server, with or without /v1.
         model: As the server names it; it may be left out where there is one.
         key: Sent as a bearer token.
         timeout: Seconds without any sign of life of a text, after which it is broken off.
