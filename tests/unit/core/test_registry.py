@@ -287,7 +287,7 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (Drafter, r'define propose\(seq, budget\), "A tree rooted at the pending token'),
+        (Drafter, r'define propose\(seq, budget\), "A tree rooted at the last token'),
         (TreeDrafter, r'define logits\(seq, tree, nodes\), "The drafter\'s own logits'),
         (Composite, r'define parts \(a property\), "The drafters it is made of."'),
         (TreePolicy, r"define grow\(expander, seq, budget\), "),
