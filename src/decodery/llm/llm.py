@@ -132,7 +132,9 @@ class LLM(PromptRequests):
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Iterator[Piece]:
-        """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`.
+        """Decode a prompt piece by piece.
+
+        Closing the iterator cancels; for the arguments see `generate`.
 
         Args:
             prompt: As for `generate`, one of them.

@@ -73,7 +73,9 @@ class Constraint(Contract):
 
     @abstractmethod
     def advance(self, state: Any, token: int) -> Any:
-        """The state one token on; `state` stays as it is. Never raises: what is wrong shows in `allowed`.
+        """The state one token on; `state` stays as it is.
+
+        Never raises: what is wrong shows in `allowed`.
 
         Args:
             state: The state before the token; it is not changed.

@@ -27,7 +27,8 @@ _WINDOWS = ("window", "local", "chunk")
 def read_shapes(hf_model: PreTrainedModel) -> ModelConfig:
     """The shapes of a model's cache, layer by layer.
 
-    Raises UnsupportedModel if a layer keeps anything but a key and a value per token, or reads them in an unknown way.
+    Raises:
+        UnsupportedModel: If a layer keeps anything but a key and a value per token, or reads them in an unknown way.
     """
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
     output = hf_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=hf_model.device), use_cache=True)
